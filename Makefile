@@ -1,0 +1,60 @@
+# Every target makes the environment it needs in .venv first: only python3 and make have to be there.
+# ARGS reaches the command: `make test ARGS="-k schedules"`, `make bench ARGS=--quick`.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python -m
+ARGS   ?=
+
+.PHONY: help demo test slow lint format bench clean
+.NOTPARALLEL:
+# A stamp whose install failed must not stand.
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train a digit classifier on two virtual devices"
+	@echo "make test    the test suite, in parallel"
+	@echo "make slow    the tests marked slow"
+	@echo "make lint    ruff and pyright"
+	@echo "make format  let ruff rewrite the code"
+	@echo "make bench   pipepart against its peers on the CPU"
+	@echo "make clean   remove the environment and the caches"
+
+demo: $(VENV)/.installed-demo
+	@$(RUN) examples.digits $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+
+# Slow tests measure, so they run one at a time. Exit status 5 is pytest's "no test selected".
+slow: $(VENV)/.installed-test
+	$(RUN) pytest -m slow $(ARGS) || [ $$? -eq 5 ]
+
+lint: $(VENV)/.installed-dev
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+format: $(VENV)/.installed-dev
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+bench: $(VENV)/.installed-bench
+	$(RUN) benchmarks.cpu $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras in pyproject.toml, so that the demo does not wait for the type checker.
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing pipepart[$*] into $(VENV) ..."
+	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "pipepart needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Creating the environment in $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
