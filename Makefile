@@ -10,6 +10,8 @@ ARGS   ?=
 .NOTPARALLEL:
 # A stamp whose install failed must not stand.
 .DELETE_ON_ERROR:
+# Compiling all of torch at install would double its time; what is imported is compiled then, and kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    train a digit classifier on two virtual devices"
@@ -49,7 +51,7 @@ clean:
 # One stamp for each set of extras in pyproject.toml, so that the demo does not wait for the type checker.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing pipepart[$*] into $(VENV) ..."
-	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@$(RUN) pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	@touch $@
 
 $(VENV)/bin/python:
