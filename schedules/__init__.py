@@ -1,0 +1,26 @@
+"""Pipeline schedules: what order, how long, how much memory, and what is the best there can be."""
+
+from .action import Action, Kind, ScheduleError
+from .build import build, names
+from .check import check
+from .costs import StageCosts
+from .idle import Idle
+from .memory import in_flight
+from .schedule import Schedule
+from .simulate import simulate
+from .timeline import Timeline
+
+__all__ = [
+    "Action",
+    "Idle",
+    "Kind",
+    "Schedule",
+    "ScheduleError",
+    "StageCosts",
+    "Timeline",
+    "build",
+    "check",
+    "in_flight",
+    "names",
+    "simulate",
+]

@@ -1,0 +1,69 @@
+"""Schedules by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .action import ScheduleError
+from .gpipe import gpipe
+from .one_f_one_b import one_f_one_b
+from .schedule import Schedule
+from .sequential import sequential
+
+
+def _eager(devices: int, micro_batches: int) -> Schedule:
+    return one_f_one_b(devices, micro_batches, eager=True)
+
+
+_GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {
+        "sequential": sequential,
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "eager-1f1b": _eager,
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that `build` knows."""
+    return tuple(_GENERATORS)
+
+
+def build(name: str, devices: int, micro_batches: int, chunks: int | None = None, **options: Any) -> Schedule:
+    """Return the named schedule for so many devices and micro-batches.
+
+    chunks: stages per device; None takes what the schedule uses by itself.
+    options: what else the generator of that name takes.
+
+    Raises ScheduleError when there is no such name or option, or the schedule does not exist for these
+    numbers.
+
+    >>> print(build("1f1b", devices=2, micro_batches=2).to_csv(), end="")
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+    """
+    if name not in _GENERATORS:
+        raise ScheduleError(f"no schedule is called {name!r}; there are {', '.join(names())}")
+    if devices < 1 or micro_batches < 1:
+        raise ScheduleError(
+            f"{name} needs at least 1 device and 1 micro-batch, got {devices} and {micro_batches}"
+        )
+    generator = _GENERATORS[name]
+    known = inspect.signature(generator).parameters.keys() - {"devices", "micro_batches"}
+    if chunks is not None and "chunks" in known:
+        options["chunks"] = chunks
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise ScheduleError(
+            f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    schedule = generator(devices, micro_batches, **options)
+    if chunks not in (None, schedule.model_stages // devices):
+        raise ScheduleError(
+            f"{name} has {schedule.model_stages // devices} chunks per device, got chunks={chunks}"
+        )
+    return schedule

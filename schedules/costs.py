@@ -1,0 +1,103 @@
+"""What each stage and each link costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from .action import ScheduleError
+
+Link = float | Sequence[Sequence[float]]
+_SHARED = ("latency", "bandwidth", "overlap")  # not one number a stage
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Seconds and bytes of every stage, and of the links between the devices.
+
+    One number a stage, unless said otherwise; an empty sequence means none (zeros). A full backward costs
+    backward_input + backward_weight and passes its gradient on when it ends.
+
+    forward, backward_input, backward_weight: seconds on the device where the stage lives.
+    latency: seconds from device to device, one number or a matrix [from][to].
+    bandwidth: bytes per second from device to device, one number or a matrix [from][to].
+    message_bytes: the output of a stage, as sent to the next; its gradient on the way back is as large.
+    stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
+    weight_stash_bytes: the part of it that the backward for the inputs leaves to the one for the weights;
+        left out, all of it: then only W, or a full backward, releases memory.
+    boundary_bytes: what a micro-batch keeps instead until its RECOMPUTE.
+    recompute: seconds of a RECOMPUTE; left out, those of the forward.
+    reduce_grad, optimizer_step: seconds of these actions.
+    overlap: of an overlapped forward and backward, the part of the shorter one that is hidden, 0 to 1.
+
+    Raises ScheduleError when two sequences differ in length, or a number is negative.
+    """
+
+    forward: Sequence[float]
+    backward_input: Sequence[float]
+    backward_weight: Sequence[float]
+    latency: Link = 0.0
+    bandwidth: Link = float("inf")
+    message_bytes: Sequence[float] = ()
+    stash_bytes: Sequence[float] = ()
+    weight_stash_bytes: Sequence[float] = ()
+    boundary_bytes: Sequence[float] = ()
+    recompute: Sequence[float] = ()
+    reduce_grad: Sequence[float] = ()
+    optimizer_step: Sequence[float] = ()
+    overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Fill in what was left out, and hold every sequence as a tuple of floats."""
+        stages = len(self.forward)
+        zeros = (0.0,) * stages
+        left_out = {"weight_stash_bytes": self.stash_bytes, "recompute": self.forward}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _SHARED:
+                continue
+            given = value if len(value) else left_out.get(field.name, ())
+            numbers = tuple(map(float, given)) or zeros
+            _check_numbers(field.name, numbers, stages)
+            object.__setattr__(self, field.name, numbers)
+        if not 0 <= self.overlap <= 1:
+            raise ScheduleError(f"overlap is a part between 0 and 1, got {self.overlap}")
+
+    @property
+    def stages(self) -> int:
+        """How many stages."""
+        return len(self.forward)
+
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """Forward and backward of one micro-batch on each stage."""
+        return tuple(map(sum, zip(self.forward, self.backward_input, self.backward_weight, strict=True)))
+
+    def replicated(self, copies: int) -> StageCosts:
+        """Return the costs of so many copies of these stages, one after the other."""
+        per_stage = {
+            field.name: getattr(self, field.name) * copies
+            for field in fields(self)
+            if field.name not in _SHARED
+        }
+        return replace(self, **per_stage)
+
+    def latency_between(self, source: int, target: int) -> float:
+        """Return the seconds a message takes however small; zero within a device."""
+        return 0.0 if source == target else _link(self.latency, source, target)
+
+    def occupancy_between(self, source: int, target: int, message_bytes: float) -> float:
+        """Return the seconds for which a message occupies the link; zero within a device."""
+        return 0.0 if source == target else message_bytes / _link(self.bandwidth, source, target)
+
+
+def _check_numbers(name: str, numbers: tuple[float, ...], stages: int) -> None:
+    if len(numbers) != stages:
+        raise ScheduleError(f"{name} has {len(numbers)} numbers for {stages} stages; give one a stage")
+    for stage, number in enumerate(numbers):
+        if not 0 <= number < float("inf"):
+            raise ScheduleError(f"{name} of stage {stage} is {number}; costs are finite and not negative")
+
+
+def _link(link: Link, source: int, target: int) -> float:
+    return float(link) if isinstance(link, int | float) else float(link[source][target])

@@ -1,0 +1,189 @@
+"""What each action of a schedule waits for on others, beside its turn on its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from .action import Action, Kind, ScheduleError
+from .schedule import Schedule
+
+_KINDS = tuple(Kind)
+CODE = {kind: code for code, kind in enumerate(_KINDS)}
+_MESSAGE = {  # a receive waits for a send so many stages further
+    Kind.RECV_F: ((Kind.SEND_F, -1),),
+    Kind.RECV_B: ((Kind.SEND_B, +1),),
+}
+_INPUT = {  # where a schedule has no receive, the maker itself is waited for
+    Kind.F: ((Kind.RECV_F, 0), (Kind.F, -1)),
+    Kind.I: ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)),
+    Kind.B: ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)),
+}
+_BEFORE = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}
+
+
+@dataclass(frozen=True, eq=False)
+class Dependencies:
+    """The actions of a schedule numbered device after device, and the edges between them.
+
+    offsets: device d has the actions numbered offsets[d] to offsets[d + 1] - 1.
+    code, stage, micro_batch, owner: of each leaf its kind (see CODE), stage and micro-batch (-1 for none),
+        and the number of the action it belongs to; an overlapped action has two leaves, any other one.
+    source, target: the edges: action `target` starts when what action `source` made has arrived.
+    source_stage, target_stage: the stages at both ends of an edge; the message passes between their devices.
+    """
+
+    offsets: tuple[int, ...]
+    code: np.ndarray
+    stage: np.ndarray
+    micro_batch: np.ndarray
+    owner: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    source_stage: np.ndarray
+    target_stage: np.ndarray
+
+    @property
+    def actions(self) -> int:
+        """How many actions."""
+        return self.offsets[-1]
+
+    def is_kind(self, *kinds: Kind) -> np.ndarray:
+        """Return for each leaf whether it is of one of these kinds."""
+        return np.isin(self.code, [CODE[kind] for kind in kinds])
+
+
+def dependencies(schedule: Schedule) -> Dependencies:
+    """Return the actions and edges of a schedule as arrays; linear in the number of actions.
+
+    F waits for F of the previous stage, I and B for I or B of the next; where the schedule has sends and
+    receives, the message stands between. REDUCE_GRAD waits for the last backward of every copy of its stage.
+
+    Raises ScheduleError when what an action waits for is missing, or comes after it on its device, or when
+    an action stands on a device where its stage is not. `check` finds the rest of what can be wrong.
+    """
+    leaves = _Leaves(schedule)
+    edges = _Edges()
+    for kind, makers in (_INPUT | _MESSAGE).items():
+        leaves.add_edges(kind, makers, edges)
+    leaves.refuse_wrong_order()
+    if schedule.replicas > 1:
+        leaves.add_reductions(edges)
+    return Dependencies(
+        leaves.offsets, leaves.code, leaves.stage, leaves.micro_batch, leaves.owner, *edges.columns()
+    )
+
+
+class _Edges:
+    """Edges in the making, as four columns."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, dtype=np.int64),) * 4]
+
+    def add(self, *columns: np.ndarray) -> None:
+        self._parts.append(columns)
+
+    def columns(self) -> list[np.ndarray]:
+        return [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+
+
+class _Leaves:
+    """The leaves of a schedule as columns, and where to find each of them."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.offsets = (0, *accumulate(map(len, schedule.actions)))
+        self.code, self.stage, self.micro_batch, self.owner = _columns(schedule)
+        inside = (
+            (self.stage >= 0) & (self.stage < schedule.stages) & (self.micro_batch < schedule.micro_batches)
+        )
+        self._refuse(
+            ~inside, f"lies outside {schedule.stages} stages and {schedule.micro_batches} micro-batches"
+        )
+        device = np.repeat(np.arange(schedule.devices), np.diff(self.offsets))[self.owner]
+        at_home = np.asarray(schedule.device_of, dtype=np.int64)[self.stage] == device
+        self._refuse(~at_home, "stands on another device than its stage")
+        self._place = {
+            kind: self._places(kind) for kind in {*_INPUT, *_MESSAGE, Kind.SEND_F, Kind.SEND_B, Kind.W}
+        }
+
+    def add_edges(self, kind: Kind, makers: tuple[tuple[Kind, int], ...], edges: _Edges) -> None:
+        """Add the edges into all leaves of a kind, each from the first of its makers that exists."""
+        model_stage = self.stage % self.schedule.model_stages
+        last = 0 if makers[-1][1] < 0 else self.schedule.model_stages - 1
+        rows = np.flatnonzero((self.code == CODE[kind]) & (model_stage != last))
+        source = np.full(rows.size, -1)
+        source_stage = self.stage[rows].copy()
+        for maker, step in makers:
+            stage = self.stage[rows] + step
+            found = self._place[maker][stage, self.micro_batch[rows]]
+            new = (source < 0) & (found >= 0)
+            source[new], source_stage[new] = found[new], stage[new]
+        maker, step = makers[-1]
+        self._refuse(rows[source < 0], f"waits for {maker} of stage {step:+d}, which is nowhere")
+        edges.add(source, self.owner[rows], source_stage, self.stage[rows])
+
+    def refuse_wrong_order(self) -> None:
+        """Raise where a backward stands before the forward of its stage, or W before I."""
+        for later, earlier in _BEFORE.items():
+            rows = np.flatnonzero(self.code == CODE[later])
+            before = self._place[earlier][self.stage[rows], self.micro_batch[rows]]
+            self._refuse(rows[before < 0], f"needs {earlier} of its stage, which is nowhere")
+            self._refuse(rows[before > self.owner[rows]], f"stands before {earlier} of its stage")
+
+    def add_reductions(self, edges: _Edges) -> None:
+        """Add the edges into each REDUCE_GRAD from the last backward of every copy of its stage."""
+        last = np.full(self.schedule.stages, -1)
+        for kind in (Kind.B, Kind.I, Kind.W):
+            rows = self.code == CODE[kind]
+            np.maximum.at(last, self.stage[rows], self.owner[rows])
+        apart = self.schedule.model_stages
+        for row in np.flatnonzero(self.code == CODE[Kind.REDUCE_GRAD]):
+            stage = self.stage[row]
+            copies = np.arange(stage % apart, self.schedule.stages, apart)
+            copies = copies[last[copies] >= 0]
+            edges.add(
+                last[copies], np.full(copies.size, self.owner[row]), copies, np.full(copies.size, stage)
+            )
+
+    def _places(self, kind: Kind) -> np.ndarray:
+        rows = np.flatnonzero(self.code == CODE[kind])
+        place = np.full((self.schedule.stages, self.schedule.micro_batches), -1)
+        place[self.stage[rows], self.micro_batch[rows]] = self.owner[rows]
+        return place
+
+    def _refuse(self, rows: np.ndarray, reason: str) -> None:
+        """Raise about the first of the rows, given as a mask or as numbers."""
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        if not rows.size:
+            return
+        row = rows[0]
+        device = int(np.searchsorted(self.offsets, self.owner[row], side="right")) - 1
+        micro_batch = int(self.micro_batch[row])
+        action = Action(
+            _KINDS[self.code[row]], int(self.stage[row]), None if micro_batch < 0 else micro_batch
+        )
+        raise ScheduleError(f"{action} on device {device} {reason}; `schedules.check` tells more")
+
+
+def _columns(schedule: Schedule) -> tuple[np.ndarray, ...]:
+    """Kind, stage, micro-batch and owner of each leaf, device after device."""
+    actions = [action for row in schedule.actions for action in row]
+    kinds = [action.kind for action in actions]
+    stages = [action.stage for action in actions]
+    micro_batches = [action.micro_batch for action in actions]
+    owner = np.arange(len(kinds))
+    if Kind.OVERLAP_F_B in kinds:
+        leaves = [leaf for action in actions for leaf in action.leaves]
+        owner = np.repeat(owner, [len(action.leaves) for action in actions])
+        kinds = [leaf.kind for leaf in leaves]
+        stages = [leaf.stage for leaf in leaves]
+        micro_batches = [leaf.micro_batch for leaf in leaves]
+    return (
+        np.array(list(map(CODE.__getitem__, kinds)), dtype=np.int64),
+        np.array(stages, dtype=np.int64),
+        np.array([-1 if k is None else k for k in micro_batches], dtype=np.int64),
+        owner,
+    )

@@ -1,0 +1,27 @@
+"""Which stage lives on which device: each function returns the device of every stage, in stage order."""
+
+
+def linear(devices: int) -> tuple[int, ...]:
+    """One stage per device: 0, 1, 2, 3."""
+    return tuple(range(devices))
+
+
+def looped(devices: int, chunks: int) -> tuple[int, ...]:
+    """Round after round in the same direction: 0, 1, 2, 3, 0, 1, 2, 3 (Narayanan et al. 2021, §2.2)."""
+    return tuple(range(devices)) * chunks
+
+
+def wave(devices: int, chunks: int) -> tuple[int, ...]:
+    """Round after round, turning at each end: 0, 1, 2, 3, 3, 2, 1, 0, 0, ... (Liu et al. 2023, Hanayo)."""
+    there = tuple(range(devices))
+    return tuple(device for chunk in range(chunks) for device in (there, there[::-1])[chunk % 2])
+
+
+def vee(devices: int) -> tuple[int, ...]:
+    """There and back once: 0, 1, 2, 3, 3, 2, 1, 0 (Qi et al. 2024, §6)."""
+    return wave(devices, 2)
+
+
+def bidirectional(devices: int) -> tuple[int, ...]:
+    """Two copies of the model in opposite directions: 0, 1, 2, 3 and 3, 2, 1, 0 (Li & Hoefler 2021, §3.1)."""
+    return wave(devices, 2)

@@ -1,0 +1,156 @@
+"""A schedule: for each device, the ordered list of actions of one step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .action import Action, ScheduleError
+
+_JSON_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """For each device, the ordered list of actions of one step.
+
+    A schedule says only the order; time belongs to `simulate`. Stages are numbered along the model. A
+    bidirectional schedule holds `replicas` copies of the model: stage s of copy k has the number
+    k * model_stages + s, and each micro-batch runs through one copy.
+
+    name: what it was built as.
+    actions: one tuple of actions per device.
+    device_of: the device of each stage.
+    micro_batches: how many micro-batches one step has.
+    replicas: how many copies of the model it runs.
+    versions: of an asynchronous schedule, versions[stage][micro_batch] is the number of optimizer steps in
+        the weights that this micro-batch uses on that stage; empty when the schedule is synchronous.
+    meta: anything else worth keeping, JSON values only.
+    """
+
+    name: str
+    actions: tuple[tuple[Action, ...], ...]
+    device_of: tuple[int, ...]
+    micro_batches: int
+    replicas: int = 1
+    versions: tuple[tuple[int, ...], ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def devices(self) -> int:
+        """How many devices."""
+        return len(self.actions)
+
+    @property
+    def stages(self) -> int:
+        """How many stages, all copies of the model together."""
+        return len(self.device_of)
+
+    @property
+    def model_stages(self) -> int:
+        """How many stages one copy of the model has."""
+        return self.stages // self.replicas
+
+    def stages_of(self, device: int) -> tuple[int, ...]:
+        """Return the stages that live on a device, in order."""
+        return tuple(stage for stage, home in enumerate(self.device_of) if home == device)
+
+    def previous_stage(self, stage: int) -> int | None:
+        """Return the stage whose output feeds `stage`; None for the first of the model."""
+        return stage - 1 if stage % self.model_stages else None
+
+    def next_stage(self, stage: int) -> int | None:
+        """Return the stage that `stage` feeds; None for the last of the model."""
+        return stage + 1 if (stage + 1) % self.model_stages else None
+
+    def to_csv(self) -> str:
+        """Return one row of actions per device, as torch.distributed.pipelining reads them."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([map(str, row) for row in self.actions])
+        return text.getvalue()
+
+    @staticmethod
+    def from_csv(text: str, name: str = "csv", replicas: int = 1) -> Schedule:
+        """Return the schedule with the given rows of actions; empty cells are skipped.
+
+        The placement and the number of micro-batches are read off the actions; CSV keeps no name, versions
+        or meta. Raises ScheduleError on a cell that is no action, or a stage that is nowhere or twice.
+        """
+        actions = tuple(
+            _parse_row(device, filter(None, map(str.strip, row)))
+            for device, row in enumerate(csv.reader(io.StringIO(text)))
+        )
+        leaves = [leaf for row in actions for action in row for leaf in action.leaves]
+        micro_batches = 1 + max((leaf.micro_batch or 0 for leaf in leaves), default=-1)
+        return Schedule(name, actions, _placement(actions), micro_batches, replicas)
+
+    def to_json(self) -> str:
+        """Return everything that the schedule holds, as JSON."""
+        return json.dumps(
+            {
+                "version": _JSON_VERSION,
+                "name": self.name,
+                "micro_batches": self.micro_batches,
+                "device_of": self.device_of,
+                "replicas": self.replicas,
+                "versions": self.versions,
+                "meta": dict(self.meta),
+                "actions": [[str(action) for action in row] for row in self.actions],
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Schedule:
+        """Return the schedule that `to_json` wrote.
+
+        Raises ScheduleError where a field is missing or unknown, or a cell is no action.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ScheduleError(f"expected a JSON object with a schedule, got {type(fields).__name__}")
+        if fields.pop("version", None) != _JSON_VERSION:
+            raise ScheduleError(
+                f"this reads schedules of version {_JSON_VERSION}; the file says otherwise or nothing"
+            )
+        expected = {"name", "micro_batches", "device_of", "replicas", "versions", "meta", "actions"}
+        if fields.keys() != expected:
+            raise ScheduleError(
+                f"missing fields {sorted(expected - fields.keys())}, "
+                f"unknown fields {sorted(fields.keys() - expected)}"
+            )
+        return Schedule(
+            name=fields["name"],
+            actions=tuple(_parse_row(device, row) for device, row in enumerate(fields["actions"])),
+            device_of=tuple(fields["device_of"]),
+            micro_batches=fields["micro_batches"],
+            replicas=fields["replicas"],
+            versions=tuple(map(tuple, fields["versions"])),
+            meta=fields["meta"],
+        )
+
+
+def _parse_row(device: int, cells: Iterable[str]) -> tuple[Action, ...]:
+    try:
+        return tuple(map(Action.parse, cells))
+    except ScheduleError as error:
+        raise ScheduleError(f"device {device}: {error}") from None
+
+
+def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
+    """The device on which each stage's actions stand."""
+    home: dict[int, int] = {}
+    for device, row in enumerate(actions):
+        for leaf in (leaf for action in row for leaf in action.leaves):
+            if home.setdefault(leaf.stage, device) != device:
+                raise ScheduleError(
+                    f"{leaf} stands on device {device}, "
+                    f"but stage {leaf.stage} is on device {home[leaf.stage]}"
+                )
+    missing = sorted(set(range(max(home, default=-1) + 1)) - home.keys())
+    if missing:
+        raise ScheduleError(f"no device has an action of stage {missing[0]}, though stage {max(home)} exists")
+    return tuple(home[stage] for stage in range(len(home)))

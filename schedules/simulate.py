@@ -1,0 +1,236 @@
+"""A schedule and its costs, played: when each action starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from .action import COMMUNICATION, Kind, ScheduleError
+from .costs import StageCosts
+from .dependencies import Dependencies, dependencies
+from .memory import stash_peaks
+from .schedule import Schedule
+from .timeline import Timeline
+
+_NONE = -1
+_PENDING = -1.0
+
+
+def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) -> Timeline:
+    """Return when each action starts and ends, if each device runs its list in order as early as it can.
+
+    A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends) and
+    arrives after the time on the link plus its latency; it holds up neither device. With `contention`, a link
+    carries one message at a time, in the order in which they are sent; otherwise any number. The time is
+    linear in the number of actions.
+
+    Raises ScheduleError when the costs are for another number of stages, or the devices wait for each other
+    for ever. The schedule is taken to be one that passes `check`.
+
+    >>> from schedules import build
+    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
+    >>> simulate(build("1f1b", devices=2, micro_batches=4), costs).makespan
+    15.0
+    """
+    if costs.stages != schedule.model_stages:
+        raise ScheduleError(
+            f"the costs are for {costs.stages} stages, {schedule.name} has {schedule.model_stages}"
+        )
+    costs = costs.replicated(schedule.replicas)
+    found = dependencies(schedule)
+    starts, ends = _play(schedule, costs, found, contention)
+    peaks = stash_peaks(schedule, costs, found)
+    rows = _by_device(starts, found)
+    return Timeline(
+        schedule,
+        rows,
+        _by_device(ends, found),
+        tuple(float(peak) for peak, _ in peaks),
+        tuple(row[position] if row else 0.0 for row, (_, position) in zip(rows, peaks, strict=True)),
+    )
+
+
+def _by_device(numbers: list[float], found: Dependencies) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(numbers[first:last]) for first, last in pairwise(found.offsets))
+
+
+def _play(
+    schedule: Schedule, costs: StageCosts, found: Dependencies, contention: bool
+) -> tuple[list[float], list[float]]:
+    """Start and end of each action."""
+    seconds = _durations(costs, found)
+    latency, occupancy, link = _messages(schedule, costs, found)
+    plain = not found.is_kind(*COMMUNICATION).any() and np.unique(found.target).size == found.target.size
+    if plain and not contention:
+        return _play_single_inputs(schedule, found, seconds, latency + occupancy)
+    return _MessagePlay(schedule, found, seconds, latency, occupancy, link if contention else None).play()
+
+
+def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
+    """Seconds of each action."""
+    forward, inputs, weights = map(np.asarray, (costs.forward, costs.backward_input, costs.backward_weight))
+    of_kind = {
+        Kind.F: forward,
+        Kind.I: inputs,
+        Kind.W: weights,
+        Kind.B: inputs + weights,
+        Kind.RECOMPUTE: np.asarray(costs.recompute),
+        Kind.REDUCE_GRAD: np.asarray(costs.reduce_grad),
+        Kind.OPT_STEP: np.asarray(costs.optimizer_step),
+    }
+    leaf_seconds = np.zeros(found.code.size)
+    for kind, seconds in of_kind.items():
+        rows = found.is_kind(kind)
+        leaf_seconds[rows] = seconds[found.stage[rows]]
+    seconds = np.bincount(found.owner, leaf_seconds, found.actions)
+    second_leaf = np.flatnonzero(found.owner[1:] == found.owner[:-1]) + 1
+    hidden = costs.overlap * np.minimum(leaf_seconds[second_leaf], leaf_seconds[second_leaf - 1])
+    seconds[found.owner[second_leaf]] -= hidden
+    return seconds
+
+
+def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tuple[np.ndarray, ...]:
+    """Latency, occupancy of the link, and number of the link, for each edge; zero within a device."""
+    stages = schedule.stages
+    latency, occupancy, link = np.zeros((3, stages, stages))
+    for source, target in ((s, t) for s in range(stages) for t in (s - 1, s + 1) if 0 <= t < stages):
+        devices = schedule.device_of[source], schedule.device_of[target]
+        size = costs.message_bytes[min(source, target)]
+        latency[source, target] = costs.latency_between(*devices)
+        occupancy[source, target] = costs.occupancy_between(*devices, size)
+        link[source, target] = devices[0] * schedule.devices + devices[1]
+    ends = found.source_stage, found.target_stage
+    return latency[ends], occupancy[ends], link[ends].astype(np.int64)
+
+
+def _play_single_inputs(
+    schedule: Schedule, found: Dependencies, seconds: np.ndarray, delay: np.ndarray
+) -> tuple[list[float], list[float]]:
+    """Start and end of each action where each waits for one other at most: the case that has to be fast."""
+    inputs = np.full(found.actions, _NONE)
+    inputs[found.target] = found.source
+    delays = np.zeros(found.actions)
+    delays[found.target] = delay
+    input_of, delay_of, seconds_of = inputs.tolist(), delays.tolist(), seconds.tolist()
+    starts, ends = [_PENDING] * found.actions, [_PENDING] * found.actions
+    waiting = [_NONE] * found.actions  # the device that waits for this action
+    clock = [0.0] * schedule.devices
+    position = list(found.offsets[:-1])
+    able = list(range(schedule.devices))[::-1]
+    while able:
+        device = able.pop()
+        now = clock[device]
+        action = _NONE
+        for action in range(position[device], found.offsets[device + 1]):
+            needed = input_of[action]
+            if needed >= 0:
+                ready = ends[needed]
+                if ready < 0:
+                    waiting[needed] = device
+                    break
+                ready += delay_of[action]
+                if ready > now:
+                    now = ready
+            starts[action] = now
+            now += seconds_of[action]
+            ends[action] = now
+            if waiting[action] >= 0:
+                able.append(waiting[action])
+        else:
+            action = found.offsets[device + 1]
+        position[device], clock[device] = action, now
+    _refuse_deadlock(schedule, found, position)
+    return starts, ends
+
+
+class _MessagePlay:
+    """The general case: several inputs to an action, sends and receives, links that carry one at a time."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        found: Dependencies,
+        seconds: np.ndarray,
+        latency: np.ndarray,
+        occupancy: np.ndarray,
+        link: np.ndarray | None,
+    ) -> None:
+        self.schedule, self.found = schedule, found
+        self.seconds = seconds.tolist()
+        self.latency, self.occupancy = latency.tolist(), occupancy.tolist()
+        self.link = None if link is None else link.tolist()
+        self.link_free = [0.0] * schedule.devices**2
+        self.is_message = np.zeros(found.actions, dtype=bool)
+        self.is_message[found.owner[found.is_kind(*COMMUNICATION)]] = True
+        self.edges_in: list[list[int]] = [[] for _ in range(found.actions)]
+        self.edges_out: list[list[int]] = [[] for _ in range(found.actions)]
+        for edge, (source, target) in enumerate(zip(found.source.tolist(), self._readers(), strict=True)):
+            self.edges_out[source].append(edge)
+            self.edges_in[target].append(edge)
+        self.arrival = [_PENDING] * found.source.size
+        self.starts, self.ends = [0.0] * found.actions, [0.0] * found.actions
+
+    def play(self) -> tuple[list[float], list[float]]:
+        """Start and end of each action."""
+        clock = [0.0] * self.schedule.devices
+        position = list(self.found.offsets[:-1])
+        waiting: dict[int, int] = {}  # edge -> the device that waits for it
+        able = list(range(self.schedule.devices))[::-1]
+        while able:
+            device = able.pop()
+            while position[device] < self.found.offsets[device + 1]:
+                action = position[device]
+                edges = self.edges_in[action]
+                missing = next((edge for edge in edges if self.arrival[edge] < 0), None)
+                if missing is not None:
+                    waiting[missing] = device
+                    break
+                clock[device] = self._act(
+                    action, max([clock[device], *(self.arrival[edge] for edge in edges)])
+                )
+                able += (waiting.pop(edge) for edge in self.edges_out[action] if edge in waiting)
+                position[device] += 1
+        _refuse_deadlock(self.schedule, self.found, position)
+        self._end_receives()
+        return self.starts, self.ends
+
+    def _act(self, action: int, start: float) -> float:
+        """Play one action, send off what it makes, and return when its device is free again."""
+        self.starts[action] = start
+        end = start + self.seconds[action]
+        self.ends[action] = end
+        for edge in self.edges_out[action]:
+            departure = end
+            if self.link is not None and self.occupancy[edge]:
+                departure = max(end, self.link_free[self.link[edge]])
+                self.link_free[self.link[edge]] = departure + self.occupancy[edge]
+            self.arrival[edge] = departure + self.occupancy[edge] + self.latency[edge]
+            if self.is_message[action]:
+                self.ends[action] = self.arrival[edge]
+        return end
+
+    def _readers(self) -> list[int]:
+        """The target of each edge; the action that reads a message waits for it, not its receive."""
+        reader = np.arange(self.found.actions)
+        from_receive = self.is_message[self.found.source] & ~self.is_message[self.found.target]
+        reader[self.found.source[from_receive]] = self.found.target[from_receive]
+        return reader[self.found.target].tolist()
+
+    def _end_receives(self) -> None:
+        """A receive ends when its message is there."""
+        arrivals = zip(self.found.target.tolist(), self.arrival, strict=True)
+        for target, arrival in arrivals:
+            if self.is_message[target]:
+                self.ends[target] = max(self.starts[target], arrival)
+
+
+def _refuse_deadlock(schedule: Schedule, found: Dependencies, position: Sequence[int]) -> None:
+    stuck = [
+        f"device {device} at {schedule.actions[device][position[device] - first]}"
+        for device, (first, last) in enumerate(pairwise(found.offsets))
+        if position[device] < last
+    ]
+    if stuck:
+        raise ScheduleError(f"{schedule.name} deadlocks: {', '.join(stuck)} wait for each other")

@@ -1,0 +1,30 @@
+"""Schedules by name."""
+
+import pytest
+
+from schedules import ScheduleError, build, names
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ScheduleError, match=r"no schedule is called '2f2b'; there are .*1f1b"):
+        build("2f2b", 4, 8)
+
+
+@pytest.mark.parametrize("name", names())
+def test_nothing_runs_on_no_device_or_without_micro_batches(name):
+    for devices, micro_batches in ((0, 4), (4, 0)):
+        with pytest.raises(ScheduleError, match=f"got {devices} and {micro_batches}"):
+            build(name, devices, micro_batches)
+
+
+def test_options_that_a_schedule_does_not_have_are_refused():
+    with pytest.raises(ScheduleError, match="1f1b has no option 'waves'"):
+        build("1f1b", 4, 8, waves=2)
+    with pytest.raises(ScheduleError, match="gpipe has 1 chunks per device, got chunks=2"):
+        build("gpipe", 4, 8, chunks=2)
+
+
+def test_rows_of_small_schedules():
+    assert build("1f1b", 2, 3).to_csv() == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    assert build("gpipe", 2, 2).to_csv() == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+    assert build("sequential", 2, 2).to_csv() == "0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"

@@ -1,0 +1,99 @@
+"""Every written form of a schedule reads back as the same schedule."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from schedules import Action, Kind, Schedule, ScheduleError, StageCosts, Timeline, build, names, simulate
+
+ALL = [(name, 4, 8) for name in names()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0F0", "3F5", "12I31", "1W3", "0B1", "3SEND_F1", "2RECV_B7", "0REDUCE_GRAD", "2OPT_STEP", "2OPT_STEP5"],
+)
+def test_an_action_prints_as_it_was_parsed(text):
+    assert str(Action.parse(text)) == text
+
+
+def test_an_overlapped_action_prints_as_torch_writes_it():
+    action = Action.overlap(Action(Kind.F, 0, 1), Action(Kind.B, 3, 2))
+    assert str(action) == "(0F1;3B2)OVERLAP_F_B"
+    assert Action.parse("(0F1;3B2)OVERLAP_F_B") == action
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2F0garbage", " 2F0", "2F0 ", "2F", "F0", "2X0", "02F0", "2F00", "-1F0", "", "2f0", "٣F0"),
+        *("0REDUCE_GRAD3", "(0F1)OVERLAP_F_B", "(0F1;3B2)OVERLAP_F_B0", "(0F1;3B2;1F1)OVERLAP_F_B"),
+    ],
+)
+def test_text_that_is_not_exactly_one_action_is_refused(text):
+    with pytest.raises(ScheduleError, match=r"no action|no micro-batch|reduced once"):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
+def test_json_keeps_everything(name, devices, micro_batches):
+    schedule = build(name, devices, micro_batches)
+    assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
+def test_csv_keeps_actions_and_placement(name, devices, micro_batches):
+    schedule = build(name, devices, micro_batches)
+    read = Schedule.from_csv(schedule.to_csv(), replicas=schedule.replicas)
+    assert read.actions == schedule.actions
+    assert read.device_of == schedule.device_of
+    assert read.micro_batches == schedule.micro_batches
+
+
+def test_csv_is_one_row_of_cells_per_device():
+    rows = list(csv.reader(io.StringIO(build("gpipe", 2, 2).to_csv())))
+    assert rows == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+
+
+def test_csv_skips_empty_cells():
+    assert Schedule.from_csv("0F0,,0B0\n,1F0,1B0\n").actions == build("1f1b", 2, 1).actions
+
+
+def test_csv_refuses_a_stage_on_two_devices():
+    with pytest.raises(ScheduleError, match="0B0 stands on device 1, but stage 0 is on device 0"):
+        Schedule.from_csv("0F0\n0B0\n")
+
+
+def test_csv_names_the_device_of_a_bad_cell():
+    with pytest.raises(ScheduleError, match="device 1: '1F0x' is no action"):
+        Schedule.from_csv("0F0,0B0\n1F0x,1B0\n")
+
+
+def test_json_refuses_unknown_fields():
+    fields = json.loads(build("1f1b", 2, 2).to_json()) | {"surprise": 1}
+    with pytest.raises(ScheduleError, match="surprise"):
+        Schedule.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
+def test_a_chrome_trace_reads_back_to_the_last_bit(name, devices, micro_batches):
+    schedule = build(name, devices, micro_batches)
+    stages = schedule.model_stages
+    costs = StageCosts(
+        [0.1 + 0.01 * s for s in range(stages)], [0.13] * stages, [0.07] * stages, latency=0.003
+    )
+    timeline = simulate(schedule, costs)
+    assert Timeline.from_trace(json.loads(json.dumps(timeline.to_trace()))) == timeline
+
+
+def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
+    timeline = simulate(build("1f1b", 2, 2), StageCosts([1, 2], [1, 2], [1, 2], latency=0.5))
+    events = timeline.to_trace()["traceEvents"]
+    slices = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (1.5e6, 2e6)
+    assert slices["1F0"]["pid"] == 1
+    assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 4
+    counts = [e["args"]["micro-batches"] for e in events if e["ph"] == "C" and e["pid"] == 0]
+    assert counts == [1, 2, 1, 0]

@@ -1,0 +1,125 @@
+"""What the simulator says of schedules whose times are known."""
+
+import numpy as np
+import pytest
+
+from schedules import Action, Schedule, ScheduleError, StageCosts, build, in_flight, simulate
+
+
+def equal(stages, forward=1.0, inputs=1.0, weights=1.0, **more):
+    return StageCosts([forward] * stages, [inputs] * stages, [weights] * stages, **more)
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 4), (4, 8), (4, 2), (8, 32)])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
+def test_synchronous_pipes_fill_and_drain_once(name, p, m):
+    timeline = simulate(build(name, p, m), equal(p, 1.0, 1.3, 0.6))
+    assert timeline.makespan == pytest.approx((m + p - 1) * 2.9)
+    assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (3, 2), (4, 8)])
+def test_sequential_uses_one_device_at_a_time(p, m):
+    timeline = simulate(build("sequential", p, m), equal(p))
+    assert timeline.makespan == 3 * p * m
+    assert timeline.bubble == pytest.approx(1 - 1 / p)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16), (4, 16)])
+def test_latency_delays_gpipe_by_one_round_trip(p, m):
+    assert simulate(build("gpipe", p, m), equal(p, latency=0.1)).makespan == pytest.approx(
+        (m + p - 1) * 3 + 2 * (p - 1) * 0.1
+    )
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16), (4, 16)])
+def test_latency_delays_1f1b_with_every_round(p, m):
+    expected = (m + p - 1) * 3 + (2 * (p - 1) * m / p + 2 * (p - 2)) * 0.1
+    assert simulate(build("1f1b", p, m), equal(p, latency=0.1)).makespan == pytest.approx(expected)
+
+
+def test_starts_and_ends_of_unequal_stages():
+    timeline = simulate(build("1f1b", 2, 2), StageCosts([1, 2], [1, 2], [1, 2], latency=0.5))
+    assert timeline.span(Action.parse("1F0")) == (1.5, 3.5)
+    assert timeline.span(Action.parse("1B0")) == (3.5, 7.5)
+    assert timeline.span(Action.parse("0B0")) == (8.0, 10.0)
+    assert timeline.span(Action.parse("1F1")) == (7.5, 9.5)
+    assert timeline.makespan == 16.0
+
+
+def test_latency_is_read_from_row_to_column():
+    costs = equal(2, latency=[[0, 5], [0.25, 0]])
+    assert simulate(build("1f1b", 2, 1), costs).makespan == 1 + 5 + 3 + 0.25 + 2
+
+
+def test_a_message_takes_its_bytes_over_the_bandwidth():
+    costs = equal(2, message_bytes=[8, 0], bandwidth=4.0)
+    assert simulate(build("1f1b", 2, 1), costs).makespan == 6 + 2 * 2.0
+
+
+def test_contention_lets_a_link_carry_one_message_at_a_time():
+    costs = equal(2, 1, 1, 1, message_bytes=[30, 0], bandwidth=10.0)
+    gpipe = build("gpipe", 2, 3)
+    free, shared = (simulate(gpipe, costs, contention=contention) for contention in (False, True))
+    assert [free.span(Action.parse(f"1F{k}"))[0] for k in range(3)] == [4, 5, 6]
+    assert [shared.span(Action.parse(f"1F{k}"))[0] for k in range(3)] == [4, 7, 10]
+
+
+def test_contention_changes_nothing_on_links_that_are_never_shared():
+    costs = equal(4, message_bytes=[1] * 4, bandwidth=10.0, latency=0.05)
+    schedule = build("1f1b", 4, 8)
+    free, shared = (simulate(schedule, costs, contention=contention) for contention in (False, True))
+    assert shared.makespan == pytest.approx(free.makespan)
+
+
+def test_cost_sequences_may_be_arrays():
+    ones = np.ones(3)
+    assert simulate(build("1f1b", 3, 3), StageCosts(ones, ones, ones)).makespan == 15.0
+
+
+def test_costs_of_another_number_of_stages_are_refused():
+    with pytest.raises(ScheduleError, match="costs are for 3 stages, 1f1b has 4"):
+        simulate(build("1f1b", 4, 4), equal(3))
+
+
+def test_costs_of_different_lengths_are_refused():
+    with pytest.raises(ScheduleError, match="backward_input has 1 numbers for 2 stages"):
+        StageCosts([1, 1], [1], [1, 1])
+
+
+def test_a_deadlock_names_the_actions_that_wait():
+    crossed = Schedule.from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    with pytest.raises(
+        ScheduleError, match="deadlocks: device 0 at 0B0, device 1 at 1F1 wait for each other"
+    ):
+        simulate(crossed, equal(2))
+
+
+def test_1f1b_keeps_one_micro_batch_more_on_each_earlier_stage():
+    assert in_flight(build("1f1b", 4, 8)) == (4, 3, 2, 1)
+    assert in_flight(build("1f1b", 4, 2)) == (2, 2, 2, 1)
+    assert in_flight(build("eager-1f1b", 4, 8)) == (7, 5, 3, 1)
+    assert in_flight(build("gpipe", 4, 8)) == (8, 8, 8, 8)
+    assert in_flight(build("sequential", 4, 8)) == (1, 1, 1, 1)
+
+
+def test_peak_bytes_follow_the_micro_batches_in_flight():
+    timeline = simulate(build("1f1b", 4, 8), equal(4, stash_bytes=[10, 20, 30, 40]))
+    assert timeline.peak_bytes == (40, 60, 60, 40)
+    assert timeline.peak_at == (3.0, 3.0, 3.0, 3.0)
+
+
+def test_the_input_backward_releases_what_the_weights_do_not_need():
+    split = Schedule.from_csv("0F0,0I0,0F1,0I1,0W0,0W1\n")
+    held = [
+        simulate(split, equal(1, stash_bytes=[10], weight_stash_bytes=[weight])).peak_bytes[0]
+        for weight in (1, 4, 10)
+    ]
+    assert held == [11, 14, 20]
+
+
+def test_recompute_keeps_only_the_boundary_until_the_backward():
+    schedule = Schedule.from_csv("0F0,0F1,0F2,0RECOMPUTE0,0B0,0RECOMPUTE1,0B1,0RECOMPUTE2,0B2\n")
+    timeline = simulate(schedule, equal(1, stash_bytes=[10], boundary_bytes=[1]))
+    assert timeline.peak_bytes == (12,)
+    assert timeline.makespan == 3 * 4
