@@ -1,0 +1,24 @@
+"""pipepart: measures a PyTorch model, cuts it into stages, and trains them as a pipeline over several devices."""
+
+from . import capture, planning, profiling
+from .capture import LayerGraph
+from .cluster import Cluster, Device, Link
+from .pipeline import Pipeline
+from .planning import DoesNotFit, Plan, plan
+from .profiling import Profile, profile
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "DoesNotFit",
+    "LayerGraph",
+    "Link",
+    "Pipeline",
+    "Plan",
+    "Profile",
+    "capture",
+    "plan",
+    "planning",
+    "profile",
+    "profiling",
+]

@@ -1,0 +1,104 @@
+"""What crosses the border between two stages: tensors taken out of one autograd graph and set into the next.
+
+::
+
+    stage s                     |  stage s+1
+    layers ──▶ y ──cut──▶ message (a leaf) ──enter──▶ layers ──▶ ...
+               ▲ roots          |     ▼ .grad
+               └────────── gradients ─┘
+
+A message is whatever the layer returned (a tensor, or a nest of tuples, lists and dicts) with each tensor
+detached; those that need a gradient are leaves that ask for one. Its gradients travel back as a list, one entry
+for each such leaf in the order of the nest, None for a leaf that nothing used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+Gradients = Sequence[Tensor | None]
+
+
+def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
+    """A message that carries ``value``, and the roots where its gradients enter the graph that made it.
+
+    The roots hold the graph and not the tensors: what the next stage has taken over is not kept alive here.
+    """
+    if type(value) is Tensor:
+        message = value.detach()
+        if not value.requires_grad:
+            return message, ()
+        return message.requires_grad_(), (_root(value),)
+    nest, spec = pytree.tree_flatten(value)
+    roots = []
+    for index, item in enumerate(nest):
+        if isinstance(item, Tensor):
+            nest[index] = item.detach()
+            if item.requires_grad:
+                nest[index].requires_grad_()
+                roots.append(_root(item))
+    return pytree.tree_unflatten(nest, spec), tuple(roots)
+
+
+def _root(tensor: Tensor) -> GradientEdge:
+    node = tensor.grad_fn
+    return get_gradient_edge(tensor) if node is None else GradientEdge(node, tensor.output_nr)
+
+
+def move(message: Any, device: torch.device) -> Any:
+    """The message on ``device``; itself where it lives there."""
+    if type(message) is Tensor:
+        if message.device == device:
+            return message
+        return message.detach().to(device, non_blocking=True).requires_grad_(message.requires_grad)
+    return pytree.tree_map_only(
+        Tensor,
+        lambda t: t if t.device == device else t.detach().to(device).requires_grad_(t.requires_grad),
+        message,
+    )
+
+
+def leaves(message: Any) -> tuple[Tensor, ...]:
+    """The tensors of a message that ask for a gradient."""
+    if type(message) is Tensor:
+        return (message,) if message.requires_grad else ()
+    return tuple(t for t in pytree.tree_leaves(message) if isinstance(t, Tensor) and t.requires_grad)
+
+
+def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
+    """Runs the backward of one graph from its roots; a root without a gradient takes no part."""
+    if None in gradients:
+        pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if g is not None]
+        if not pairs:
+            return
+        roots, gradients = zip(*pairs, strict=True)
+    torch.autograd.backward(roots, gradients)
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory and version counter under a tensor that is no leaf, so that a layer may write into it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def alias(message: Any) -> Any:
+    """The message for layers that may write into their input, which autograd forbids on a leaf.
+
+    The version counter is shared, so a write that spoils what another graph has saved is found as it would be
+    without stages.
+    """
+    if type(message) is Tensor:
+        return _Alias.apply(message) if message.requires_grad else message
+    return pytree.tree_map_only(Tensor, lambda t: _Alias.apply(t) if t.requires_grad else t, message)

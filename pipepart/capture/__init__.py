@@ -1,0 +1,6 @@
+"""From a module to a graph of layers: names, shapes and bytes, with nothing run for real."""
+
+from .graph import LayerGraph, LayerInfo, TensorSpec
+from .sequential import capture, flatten
+
+__all__ = ["LayerGraph", "LayerInfo", "TensorSpec", "capture", "flatten"]

@@ -1,0 +1,154 @@
+"""Capture of an ``nn.Sequential``: its layers in order, with shapes from fake tensors."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from .graph import LayerGraph, LayerInfo, TensorSpec
+
+
+def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers of an ``nn.Sequential`` in order, nested ones opened, each with its path in ``model``.
+
+    A nested ``nn.Sequential`` with hooks or a ``forward`` of its own stays one layer.
+
+    Raises:
+        TypeError: ``model`` is no ``nn.Sequential``, or has a ``forward`` of its own.
+        ValueError: it holds no layer.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Sequential, got {type(model).__name__}: {model!r:.80}")
+    if not _runs_children_in_order(model):
+        why = "has a forward of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
+        raise TypeError(
+            f"{type(model).__name__} {why}, so its layers cannot be cut apart: "
+            "write it as nn.Sequential(layer, layer, ...)"
+        )
+    if _has_hooks(model):
+        warnings.warn(
+            f"hooks on the outermost {type(model).__name__} do not run in a pipeline: put them on its layers",
+            stacklevel=3,
+        )
+    layers = list(_layers(model, ""))
+    if not layers:
+        raise ValueError(f"the {type(model).__name__} holds no layers")
+    return layers
+
+
+def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if _runs_children_in_order(child) and not _has_hooks(child) and len(child._modules):
+            yield from _layers(child, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", child
+
+
+def _runs_children_in_order(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def capture(model: nn.Module, sample: Any) -> LayerGraph:
+    """The layer graph of an ``nn.Sequential``.
+
+    Shapes come from fake tensors: no layer computes, no BatchNorm statistic, gradient or random state changes.
+    A layer that fake tensors cannot pass (its control flow reads values) runs once, on a copy in evaluation mode.
+
+    Args:
+        model: the ``nn.Sequential``; nested ones are opened, names stay those of the model.
+        sample: its one argument, a tensor or a nest of tensors.
+
+    Raises:
+        TypeError: ``model`` is no ``nn.Sequential``.
+        Exception: whatever a layer raises on its input, with a note that names the layer.
+    """
+    layers = flatten(model)
+    owners: dict[int, str] = {}
+    infos = []
+    value = sample
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for name, layer in layers:
+            value = _fake_call(name, layer, value)
+            infos.append(_info(name, layer, value, owners))
+    return LayerGraph.chain(infos, tensor_specs(sample))
+
+
+def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
+    """The specs of all tensors in a nest."""
+    return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _info(name: str, layer: nn.Module, value: Any, owners: dict[int, str]) -> LayerInfo:
+    parameters = list(layer.parameters())
+    shared = {owners[id(p)] for p in parameters if id(p) in owners}
+    for parameter in parameters:
+        owners.setdefault(id(parameter), name)
+    return LayerInfo(
+        name=name,
+        kind=type(layer).__name__,
+        description=_describe(layer),
+        parameter_bytes=sum(p.nbytes for p in parameters),
+        gradient_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
+        shares_with=tuple(sorted(shared)),
+        outputs=tensor_specs(value),
+    )
+
+
+def _describe(layer: nn.Module) -> str:
+    text = repr(layer).split("\n", 1)[0]
+    return text if text.endswith(")") else type(layer).__name__
+
+
+def _fake_call(name: str, layer: nn.Module, value: Any) -> Any:
+    """The layer's output for ``value`` in shape and dtype only: fake tensors, of no values."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            state: dict[str, Tensor] = {
+                key: mode.from_tensor(tensor.detach())
+                for key, tensor in (*layer.named_parameters(), *layer.named_buffers())
+            }
+            return torch.func.functional_call(layer, state, (_as_fake(mode, value),))
+    except Exception:
+        pass  # fake tensors reach less far than real ones: what counts is the real layer's verdict
+    try:
+        return copy.deepcopy(layer).eval()(_as_real(value))
+    except Exception as error:
+        error.add_note(
+            f"pipepart: layer {name!r} ({type(layer).__name__}), while its output's shape was found"
+        )
+        raise
+
+
+def _as_fake(mode: FakeTensorMode, value: Any) -> Any:
+    return pytree.tree_map_only(
+        Tensor, lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device), value
+    )
+
+
+def _as_real(value: Any) -> Any:
+    """Zeros in place of fake tensors, which have no values."""
+    return pytree.tree_map_only(
+        Tensor,
+        lambda t: (
+            torch.zeros(tuple(t.shape), dtype=t.dtype, device=t.device) if isinstance(t, FakeTensor) else t
+        ),
+        value,
+    )

@@ -1,0 +1,195 @@
+"""The devices that a model is cut for, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from pydantic import Field, model_validator
+
+from .document import Document, Value
+from .units import parse_bandwidth, parse_bytes
+
+# One hand-off between two worker threads: a message through a queue and the wake-up of a sleeping thread.
+VIRTUAL_LATENCY_SECONDS = 20e-6
+
+
+class Device(Value):
+    """One device: what it is called, what it holds, how fast it is.
+
+    Attributes:
+        name: unique in its cluster, as in ``"virtual:0"`` or ``"cuda:1"``.
+        kind: devices of one kind run the same layer in the same time, up to ``speed``.
+        memory_bytes: what a stage may use; None for no limit.
+        speed: relative to the device that was profiled: 0.5 takes twice as long.
+        torch_device: where its tensors live, as in ``"cuda:0"``; None for a device that is only described.
+        threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int | None = Field(default=None, gt=0)
+    speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    torch_device: str | None = None
+    threads: int | None = Field(default=None, ge=1)
+
+
+class Link(Value):
+    """What it takes to move a tensor from one device to another: ``latency + bytes / bandwidth`` seconds."""
+
+    bandwidth: float | None = Field(default=None, gt=0)
+    latency: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    def seconds(self, size: float) -> float:
+        """Time to move ``size`` bytes once; a bandwidth of None moves any size at once."""
+        return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
+
+
+class Cluster(Document):
+    """Devices in the order in which stages are laid on them, and one link that joins each pair."""
+
+    devices: tuple[Device, ...] = Field(min_length=1)
+    link: Link = Link()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [device.name for device in self.devices]
+        if len(set(names)) < len(names):
+            raise ValueError(f"device names must differ, got {names}")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def device(self, name: str) -> Device:
+        """The device of that name.
+
+        Raises:
+            KeyError: no device has it.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise KeyError(f"no device {name!r}: the cluster has {[device.name for device in self.devices]}")
+
+    @classmethod
+    def local(cls) -> Cluster:
+        """The accelerators of this box, else its CPU as one device."""
+        if not torch.cuda.is_available():
+            return cls.of(["cpu"])
+        return cls.of([torch.device("cuda", index) for index in range(torch.cuda.device_count())])
+
+    @classmethod
+    def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
+        """The torch devices named, in that order; one named twice is shared by two stages.
+
+        Raises:
+            ValueError: no device is named.
+        """
+        if not devices:
+            raise ValueError("a cluster needs at least 1 device, got none")
+        real = [torch.device(device) for device in devices]
+        on_cpu = sum(device.type == "cpu" for device in real)
+        threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
+        return cls(
+            devices=tuple(_real_device(index, real, threads) for index in range(len(real))),
+            link=_REAL_LINK if on_cpu < len(real) else Link(latency=VIRTUAL_LATENCY_SECONDS),
+        )
+
+    @classmethod
+    def virtual(cls, count: int, *, memory: int | str | None = None, threads: int | None = None) -> Cluster:
+        """``count`` virtual devices: each a worker thread of this process, all in the CPU's memory.
+
+        Args:
+            count: number of devices.
+            memory: what the planner grants each of them, as in ``"2GiB"``; None for no limit.
+            threads: intra-operation threads of each; by default torch's number shared out evenly.
+
+        Raises:
+            ValueError: ``count`` below 1, or a memory that is no size.
+        """
+        if count < 1:
+            raise ValueError(f"a cluster needs at least 1 device, got {count}")
+        limit = None if memory is None else parse_bytes(memory)
+        share = threads or max(1, torch.get_num_threads() // count)
+        return cls(
+            devices=tuple(
+                Device(
+                    name=f"virtual:{index}", kind="cpu", memory_bytes=limit, torch_device="cpu", threads=share
+                )
+                for index in range(count)
+            ),
+            link=Link(latency=VIRTUAL_LATENCY_SECONDS),
+        )
+
+    @classmethod
+    def parse(
+        cls, devices: Sequence[str], *, link: float | str | None = None, latency: float = 0.0
+    ) -> Cluster:
+        """Devices described by hand, to plan for with none at hand.
+
+        Args:
+            devices: one text a device: its memory and, behind ``@``, its speed relative to the profiled one.
+            link: bandwidth between any two, as in ``"12GB/s"``; None for links that cost nothing.
+            latency: seconds a message.
+
+        Raises:
+            ValueError: no devices, or a text that does not parse.
+
+        >>> Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s").devices[1].speed
+        0.6
+        """
+        if not devices:
+            raise ValueError("a cluster needs at least 1 device, got none")
+        return cls(
+            devices=tuple(_described_device(index, text) for index, text in enumerate(devices)),
+            link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
+        )
+
+
+# Peer-to-peer copies over PCIe 4: an assumption until links are measured.
+_REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
+
+
+def _real_device(index: int, devices: Sequence[torch.device], threads: int | None) -> Device:
+    device = devices[index]
+    name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
+    if device.type != "cuda":
+        share = threads if device.type == "cpu" else None
+        return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
+    properties = torch.cuda.get_device_properties(device)
+    return Device(
+        name=name, kind=properties.name, memory_bytes=properties.total_memory, torch_device=str(device)
+    )
+
+
+def _described_device(index: int, text: str) -> Device:
+    memory, _, speed = text.partition("@")
+    try:
+        factor = float(speed) if speed else 1.0
+    except ValueError:
+        raise ValueError(
+            f"device {index}, {text!r}: {speed!r} is not a speed, write for example '16GiB@0.6'"
+        ) from None
+    if not 0 < factor < float("inf"):
+        raise ValueError(f"device {index}, {text!r}: the speed must be positive, got {factor}")
+    return Device(name=f"device:{index}", kind="described", memory_bytes=parse_bytes(memory), speed=factor)
+
+
+def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster:
+    """The cluster that ``devices`` means: a number (accelerators, else virtual ones), torch devices, or one itself.
+
+    Raises:
+        TypeError: something else.
+        ValueError: a number below 1.
+    """
+    if isinstance(devices, Cluster):
+        return devices
+    if isinstance(devices, bool) or not isinstance(devices, int | Sequence) or isinstance(devices, str):
+        raise TypeError(f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}")
+    if not isinstance(devices, int):
+        return Cluster.of(devices)
+    if 1 <= devices <= torch.cuda.device_count():
+        return Cluster.of([torch.device("cuda", index) for index in range(devices)])
+    return Cluster.virtual(devices)

@@ -1,0 +1,309 @@
+"""Pipeline: a model cut along a plan, ready to train."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+import schedules
+from schedules import Kind
+
+from . import boundary
+from .capture import flatten
+from .cluster import Cluster, as_cluster
+from .microbatch import batch_size, gather, sizes, split
+from .planning import Plan, plan
+from .profiling import profile, single_argument
+from .runtime import (
+    Engine,
+    LossEnd,
+    LossWeights,
+    OutputEnd,
+    Reduction,
+    Run,
+    build_stages,
+    check_loss_is_scalar,
+    declared_reduction,
+    differentiable,
+)
+
+LossFunction = Callable[..., Tensor]
+
+
+class Pipeline:
+    """A model whose stages train on devices of their own, one worker thread a device.
+
+    The layers stay those of the user's model, so that an optimizer over ``parameters()``, a checkpoint and the names in
+    it know nothing of stages. One thread at a time may call ``step`` or the pipeline itself.
+
+    Args:
+        model: the ``nn.Sequential`` that the plan was made for; its layers are moved to their devices.
+        plan: the cut and the schedule.
+        loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or ``loss_fn(output)`` without a target;
+            None for a model whose output is the loss. It must be a mean or a sum over samples.
+        trace: whether to keep the start and end of every action of a step in ``last_trace``.
+
+    Raises:
+        TypeError: ``model`` is no ``nn.Sequential``.
+        ValueError: the plan's layers are not the model's, layers that share parameters are in different stages, or
+            the loss reduces nothing.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, loss_fn: LossFunction | None = None, *, trace: bool = False
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._loss_fn = loss_fn
+        self._reduction: Reduction | None = declared_reduction(loss_fn)
+        self._loss_checked = loss_fn is None
+        self._trace = trace
+        self._last_trace: schedules.Timeline | None = None
+        self._schedules: dict[tuple[int, Kind | None], schedules.Schedule] = {}
+        self._stages = build_stages(model, plan)
+        self._engine = Engine(
+            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.devices]
+        )
+        self._busy = threading.Lock()
+        self._close = weakref.finalize(self, self._engine.close, "the pipeline is closed")
+
+    @classmethod
+    def auto(
+        cls,
+        model: nn.Module,
+        sample: Any,
+        *,
+        target: Any = None,
+        loss_fn: LossFunction | None = None,
+        devices: int | Sequence[torch.device | str] | Cluster = 2,
+        schedule: str = "auto",
+        micro_batches: int | Literal["auto"] = "auto",
+        optimizer: str = "adam",
+        trace: bool = False,
+    ) -> Pipeline:
+        """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
+
+        Args:
+            model: an ``nn.Sequential``.
+            sample: a mini-batch, its tensors ``[samples, ...]``.
+            target: what the loss compares with.
+            loss_fn: as for :class:`Pipeline`.
+            devices: a number (accelerators where there are as many, else virtual devices on the CPU), a list of
+                torch devices, or a Cluster.
+            schedule: a name, or ``"auto"`` for the best.
+            micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
+            optimizer: whose state the memory of a stage counts.
+            trace: as for :class:`Pipeline`.
+
+        Raises:
+            TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
+        """
+        cluster = as_cluster(devices)
+        declared_reduction(loss_fn)
+        layers = flatten(model)
+        if len(cluster) > len(layers):
+            raise ValueError(
+                f"{len(cluster)} devices need as many stages, the model has {len(layers)} layers: "
+                f"use at most {len(layers)} devices"
+            )
+        batch = batch_size(single_argument(sample), target)
+        counts: int | Sequence[int] = (
+            micro_batches if micro_batches != "auto" else _worth_trying(batch, len(cluster))
+        )
+        measured = profile(
+            model,
+            sample,
+            loss_fn=loss_fn,
+            target=target,
+            micro_batches=counts,
+            optimizer=optimizer,
+            threads=cluster.devices[0].threads,
+        )
+        return cls(model, plan(measured, cluster, schedule=schedule), loss_fn, trace=trace)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the model is cut along."""
+        return self._plan
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model."""
+        return self._model
+
+    @property
+    def last_trace(self) -> schedules.Timeline | None:
+        """Start and end of each action of the last step, in seconds; None before the first, or without ``trace``."""
+        return self._last_trace
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
+        """Forward and backward of a mini-batch; gradients are added to each parameter's ``grad``.
+
+        They are those of the loss of the whole mini-batch. It is split into the plan's micro-batches, or into as
+        many as it has samples if these are fewer.
+
+        Args:
+            args: the model's argument, its tensors ``[samples, ...]``.
+            target: what the loss compares with, its tensors ``[samples, ...]``; never cut off from its samples.
+
+        Returns:
+            The loss of the mini-batch, a scalar without gradient.
+
+        Raises:
+            TypeError, ValueError: bad arguments, before anything has run.
+            RuntimeError: the pipeline is closed or busy.
+            BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch; the
+                gradients are incomplete then, and the next step works.
+        """
+        value = single_argument(kwargs or args)
+        batch = batch_size(value, target)
+        parts = min(self._plan.micro_batches, batch)
+        targets = split(target, parts)
+        if not self._loss_checked and self._loss_fn is not None:
+            check_loss_is_scalar(self._loss_fn, self._plan.outputs, targets[0], sizes(batch, parts)[0])
+            self._loss_checked = True
+        weights = LossWeights(self._loss_fn, sizes(batch, parts), targets, self._reduction)
+        end = LossEnd(self._loss_fn, targets, weights)
+        with self._claimed(), torch.inference_mode(False), torch.enable_grad():
+            inputs = [boundary.cut(part) for part in split(value, parts)]
+            run = Run(
+                self._schedule(parts),
+                self._stages,
+                [message for message, _ in inputs],
+                end,
+                traced=self._trace,
+            )
+            self._engine.execute(run)
+            for (_, roots), gradients in zip(inputs, run.input_gradients, strict=True):
+                boundary.backward(roots, gradients)
+        self._reduction = weights.reduction
+        self._last_trace = run.timeline()
+        return end.total
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for a mini-batch, computed micro-batch by micro-batch.
+
+        With gradients enabled it can be differentiated: its backward runs all stages' backwards, after all forwards.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`step`.
+        """
+        value = single_argument(kwargs or args)
+        parts = min(self._plan.micro_batches, batch_size(value))
+        if torch.is_grad_enabled():
+            return differentiable(value, parts, self._forward, self._backward)
+        end = OutputEnd(parts)
+        self._forward(split(value, parts), end)
+        return gather(end.outputs)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The model's parameters."""
+        return self._model.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters with their names in the model."""
+        return self._model.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state under its own names."""
+        return self._model.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+        """Loads a state dict of the model, as ``nn.Module.load_state_dict`` does."""
+        return self._model.load_state_dict(state, strict=strict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears all gradients."""
+        self._model.zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before."""
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
+
+    def train(self, mode: bool = True) -> Self:
+        """Puts the model in training mode."""
+        self._model.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Puts the model in evaluation mode."""
+        return self.train(False)
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self._model.training
+
+    def close(self) -> None:
+        """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing."""
+        self._close()
+        for worker in self._engine.workers:
+            worker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine.closed else f"{len(self._stages)} stages"
+        return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}>"
+
+    def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
+        with self._claimed():
+            run = Run(self._schedule(len(inputs), Kind.F), self._stages, inputs, end)
+            self._engine.execute(run)
+        return run
+
+    def _backward(self, forward: Run, end: OutputEnd) -> Sequence[boundary.Gradients]:
+        with self._claimed():
+            parts = len(forward.input_gradients)
+            run = Run(
+                self._schedule(parts, Kind.B), self._stages, [None] * parts, end, stashes=forward.stashes
+            )
+            self._engine.execute(run)
+        return run.input_gradients
+
+    def _schedule(self, micro_batches: int, only: Kind | None = None) -> schedules.Schedule:
+        """The schedule of a step, or all forwards or all backwards of one."""
+        key = (micro_batches, only)
+        if key not in self._schedules:
+            if only is None:
+                made = self._plan.build_schedule(micro_batches)
+                schedules.check(made)
+            else:
+                whole = schedules.build("gpipe", devices=len(self._stages), micro_batches=micro_batches)
+                rows = tuple(tuple(a for a in row if a.kind == only) for row in whole.actions)
+                made = dataclasses.replace(whole, actions=rows)
+            self._schedules[key] = made
+        return self._schedules[key]
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """The pipeline for this thread alone.
+
+        Raises:
+            RuntimeError: another thread has it.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+def _worth_trying(batch: int, stages: int) -> list[int]:
+    """Numbers of micro-batches to measure: more of them idle less, but each costs more for its size."""
+    return sorted({min(batch, stages * factor) for factor in (1, 2, 4)})

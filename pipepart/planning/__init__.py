@@ -1,0 +1,6 @@
+"""From a profile and a cluster to a plan: the cut, the schedule, and what they are predicted to cost."""
+
+from .plan import Plan, Prediction, StagePlan
+from .planner import DoesNotFit, plan
+
+__all__ = ["DoesNotFit", "Plan", "Prediction", "StagePlan", "plan"]

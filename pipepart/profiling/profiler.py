@@ -1,0 +1,200 @@
+"""Profiles a model: measures what each of its layers costs in time and memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import capture, flatten
+from ..microbatch import batch_size, split
+from .measure import ChainTimer, Layers, Loss
+from .memory import Memory, count_memory
+from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
+from .progress import watch
+from .standin import stand_ins
+
+LossFunction = Callable[..., Tensor]
+
+
+def profile(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss_fn: LossFunction | None = None,
+    target: Any = None,
+    micro_batches: int | Sequence[int] = 1,
+    optimizer: str = "adam",
+    threads: int | None = None,
+    seconds: float = 1.0,
+    progress: bool | None = None,
+) -> Profile:
+    """Measures each layer of ``model`` on micro-batches of ``sample``.
+
+    The model is measured in the mode it is in and comes back as it went in: parameters, gradients, buffers, random
+    states, flags and hooks.
+
+    Args:
+        model: an ``nn.Sequential``; nested ones are opened.
+        sample: a mini-batch, its tensors ``[samples, ...]``; a tuple holds positional arguments.
+        loss_fn: called as ``loss_fn(output, target)``; without it the output's own gradient is taken as ones.
+        target: what the loss compares with, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
+        micro_batches: how many parts the mini-batch will be split into; several numbers measure several sizes.
+        optimizer: whose state to count: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
+        threads: intra-operation threads to measure with on CPU; by default half of torch's, which is what each of
+            two virtual devices gets.
+        seconds: time to spend on each size once each layer has been timed five times.
+        progress: show a progress bar on standard error; by default when a terminal watches.
+
+    Raises:
+        TypeError: ``model`` is no ``nn.Sequential``, or ``sample`` not its one argument.
+        ValueError: a number of micro-batches below 1, batches that differ, or a loss that is no scalar.
+        Exception: whatever a layer raises, with a note that names it.
+    """
+    counts = _counts(micro_batches)
+    state = check_optimizer(optimizer)
+    value = single_argument(sample)
+    batch = batch_size(value, target)
+    layers = flatten(model)
+    graph = capture(model, split(value, min(min(counts), batch))[0])
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    threads = (threads or max(1, torch.get_num_threads() // 2)) if device.type == "cpu" else None
+
+    def work() -> list[Costs]:
+        found = []
+        with stand_ins(model), watch(progress, f"profiling {len(layers)} layers") as tick:
+            for index, count in enumerate(counts):
+                part = _First(value, target, loss_fn, min(count, batch))
+                share = index / len(counts)
+                found.append(
+                    _measure(
+                        model, layers, part, count, device, seconds,
+                        lambda done, share=share: tick(share + done / len(counts)),
+                    )
+                )  # fmt: skip
+        return found
+
+    costs = _on_own_thread(work, threads)
+    return Profile(
+        model=type(model).__name__,
+        batch=batch,
+        inputs=graph.inputs,
+        outputs=graph.layers[-1].outputs,
+        layers=tuple(graph.layers),
+        costs=tuple(costs),
+        optimizer=state,
+        device=str(device),
+        threads=threads,
+        torch_version=torch.__version__,
+    )
+
+
+def single_argument(sample: Any) -> Any:
+    """The one argument that an ``nn.Sequential`` is called with.
+
+    Raises:
+        TypeError: several positional arguments, or keyword arguments.
+    """
+    if isinstance(sample, dict):
+        raise TypeError(
+            f"an nn.Sequential takes one positional argument, got keyword arguments {sorted(sample)}"
+        )
+    if isinstance(sample, tuple):
+        if len(sample) != 1:
+            raise TypeError(f"an nn.Sequential takes one positional argument, got {len(sample)}")
+        return sample[0]
+    return sample
+
+
+class _First:
+    """The first, that is the largest, micro-batch, with the loss of its output."""
+
+    def __init__(self, value: Any, target: Any, loss_fn: LossFunction | None, parts: int) -> None:
+        self.sample = split(value, parts)[0]
+        self.samples = batch_size(self.sample)
+        self.loss: Loss = None
+        if loss_fn is not None:
+            arguments = () if target is None else (split(target, parts)[0],)
+            self.loss = lambda output: _scalar(loss_fn(output, *arguments))
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"the loss must be a scalar tensor, got {what}: use reduction='mean' or 'sum'")
+    return loss
+
+
+def _measure(
+    model: nn.Module,
+    layers: Layers,
+    part: _First,
+    count: int,
+    device: torch.device,
+    seconds: float,
+    tick: Callable[[float], None],
+) -> Costs:
+    memory = count_memory(model, layers, part.loss, part.sample)
+    timer = ChainTimer(layers, part.loss, device)
+    timer.measure(part.sample, budget=seconds, passes=(5, 50), tick=tick)
+    costs = [
+        _cost(index, timing, memory) if index < len(layers) else LayerCost(**_named(timing))
+        for index, timing in enumerate(timer.timings())
+    ]
+    return Costs(
+        micro_batches=count,
+        samples=part.samples,
+        layers=tuple(costs[: len(layers)]),
+        loss=costs[-1] if part.loss else LayerCost(),
+        saved=memory.saved,
+        repeats=len(timer.times.forward),
+    )
+
+
+def _cost(index: int, timing: tuple[Timing, Timing, Timing], memory: Memory) -> LayerCost:
+    return LayerCost(
+        **_named(timing),
+        saved_bytes=memory.saved_bytes[index],
+        input_bytes=memory.input_bytes[index],
+        output_bytes=memory.output_bytes[index],
+        peak_bytes=memory.peak_bytes[index],
+    )
+
+
+def _named(timing: tuple[Timing, Timing, Timing]) -> dict[str, Any]:
+    return dict(zip(("forward", "backward_input", "backward_weight"), timing, strict=True))
+
+
+def _counts(micro_batches: int | Sequence[int]) -> list[int]:
+    counts = [micro_batches] if isinstance(micro_batches, int) else list(micro_batches)
+    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
+        raise ValueError(f"micro_batches must be at least 1, got {micro_batches!r}")
+    return sorted(set(counts))
+
+
+def _on_own_thread(work: Callable[[], list[Costs]], threads: int | None) -> list[Costs]:
+    """Runs ``work`` as a pipeline's worker would: on a thread of its own, with so many intra-operation threads."""
+    outcome: list[list[Costs]] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            outcome.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=run, name="pipepart-profile", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+    if failure:
+        raise failure[0]
+    return outcome[0]

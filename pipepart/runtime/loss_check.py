@@ -1,0 +1,38 @@
+"""Tries a loss on tensors without values, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ..capture import TensorSpec
+from .loss import check_scalar
+
+
+def check_loss_is_scalar(
+    loss_fn: Callable[..., Tensor], outputs: Sequence[TensorSpec], target: Any, samples: int
+) -> None:
+    """Calls the loss on fake tensors shaped like the planned output of one micro-batch.
+
+    Where it cannot be tried so (an unknown or nested output, a loss that reads values) nothing is said: the first
+    micro-batch will tell.
+
+    Raises:
+        ValueError: it gives no scalar.
+    """
+    if len(outputs) != 1 or not outputs[0].shape:
+        return
+    shape = (samples, *outputs[0].shape[1:])
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            output = torch.empty(shape, dtype=getattr(torch, outputs[0].dtype))
+            arguments = () if target is None else (pytree.tree_map_only(Tensor, mode.from_tensor, target),)
+            loss = loss_fn(output, *arguments)
+    except Exception:
+        return
+    check_scalar(loss)

@@ -1,0 +1,44 @@
+"""The modes of torch that belong to a thread, carried from the caller's to a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Gradients on or off, inference mode, and autocast by device type with its dtype."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @classmethod
+    def current(cls) -> Modes:
+        """Those of the calling thread."""
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast=tuple(
+                (kind, torch.get_autocast_dtype(kind))
+                for kind in _AUTOCAST_DEVICES
+                if torch.is_autocast_enabled(kind)
+            ),
+        )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The same modes on another thread, within the block."""
+        with ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype))
+            yield

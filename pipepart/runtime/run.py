@@ -1,0 +1,176 @@
+"""One run of a schedule: each device's worker goes through its actions and passes on what they make.
+
+::
+
+    worker of device 0                   worker of device 1
+    F(0, 3) ── message under (F, 1, 3) ──▶ take, F(1, 3), loss
+    take, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
+
+A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker. Nothing else is
+shared between workers but the first failure, which empties every wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from schedules import Action, Kind, Schedule, Timeline
+
+from .. import boundary
+from .ends import End
+from .mailbox import Mailbox, Stopped
+from .modes import Modes
+from .stage import Stage, Stash
+
+Stashes = list[dict[int, Stash]]
+
+
+class Run:
+    """One pass over a schedule's actions, on one mini-batch.
+
+    Args:
+        schedule: what each device does, in order.
+        stages: all stages.
+        inputs: the first stage's input for each micro-batch.
+        end: what the last stage's outputs go to.
+        stashes: of each stage by micro-batch; those of an earlier run, for one that only goes backward.
+        traced: whether to keep the start and end of each action.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Sequence[Stage],
+        inputs: Sequence[Any],
+        end: End,
+        stashes: Stashes | None = None,
+        traced: bool = False,
+    ) -> None:
+        self.schedule = schedule
+        self.stashes: Stashes = [{} for _ in stages] if stashes is None else stashes
+        self.failure: BaseException | None = None
+        self.spans: list[list[tuple[float, float]]] | None = (
+            [[] for _ in schedule.actions] if traced else None
+        )
+        self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
+        self._stages = stages
+        self._inputs = inputs
+        self._end = end
+        self._modes = Modes.current()
+        self._mailboxes = [Mailbox() for _ in schedule.actions]
+        self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
+        self._lock = threading.Lock()
+        self._do: dict[str, Callable[[int, int], float]] = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.I: self._backward,  # the gradients of the weights come with it: W finds its work done
+            Kind.W: lambda stage, micro_batch: time.perf_counter(),
+        }
+
+    def work(self, device: int, done: SimpleQueue[None]) -> None:
+        """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
+        try:
+            with self._modes.entered():
+                self._work(device)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            done.put(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+        for mailbox in self._mailboxes:
+            mailbox.stop()
+
+    def timeline(self) -> Timeline | None:
+        """The measured start and end of each action, from 0 on; None for a run that is not traced."""
+        if self.spans is None:
+            return None
+        origin = min(start for row in self.spans for start, _ in row)
+        return Timeline(
+            self.schedule,
+            starts=[[start - origin for start, _ in row] for row in self.spans],
+            ends=[[end - origin for _, end in row] for row in self.spans],
+        )
+
+    def forget(self) -> None:
+        """Lets go of all tensors, which the traceback of a failure would keep alive."""
+        for stash in self.stashes:
+            stash.clear()
+        self._inputs = ()
+        self._mailboxes.clear()
+        self._mailbox_of.clear()
+
+    def _work(self, device: int) -> None:
+        spans = None if self.spans is None else self.spans[device]
+        for action in self.schedule.actions[device]:
+            if self.failure is not None:
+                return
+            kind, stage, micro_batch, _ = action
+            assert micro_batch is not None
+            try:
+                start = self._do[kind](stage, micro_batch)
+            except Stopped:
+                raise
+            except BaseException as error:
+                error.add_note(self._place(action))
+                raise
+            if spans is not None:
+                spans.append((start, time.perf_counter()))
+
+    def _forward(self, stage: int, micro_batch: int) -> float:
+        """F: takes the input, runs the layers, passes the output on; returns when it had its input."""
+        message = (
+            self._inputs[micro_batch]
+            if stage == 0
+            else self._mailbox_of[stage].take((Kind.F, stage, micro_batch))
+        )
+        start = time.perf_counter()
+        value, inputs, nodes = self._stages[stage].forward(message)
+        del message
+        if stage + 1 < len(self._stages):
+            message, roots = boundary.cut(value)
+            self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
+        else:
+            roots = self._end.receive(micro_batch, value)
+            nodes.extend(root.node for root in roots)
+        if torch.is_grad_enabled():
+            self.stashes[stage][micro_batch] = Stash(inputs, roots, tuple(nodes))
+        return start
+
+    def _backward(self, stage: int, micro_batch: int) -> float:
+        """B: takes the gradients of the output, runs the graph, passes the input's on; returns when it had them."""
+        stash = self.stashes[stage].pop(micro_batch)
+        if not stash.roots:
+            start, found = time.perf_counter(), [None] * len(stash.inputs)
+        else:
+            if stage + 1 < len(self._stages):
+                gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
+            else:
+                gradients = self._end.gradients(micro_batch)
+            start = time.perf_counter()
+            found = self._stages[stage].backward(stash, gradients)
+        if not stage:
+            self.input_gradients[micro_batch] = found
+        elif stash.inputs:
+            self._mailbox_of[stage - 1].put((Kind.B, stage - 1, micro_batch), found)
+        return start
+
+    def _place(self, action: Action) -> str:
+        stage = self._stages[action.stage]
+        return (
+            f"pipepart: stage {action.stage} of {len(self._stages)} on {stage.where}, "
+            f"micro-batch {action.micro_batch} of {self.schedule.micro_batches} (action {action})"
+        )

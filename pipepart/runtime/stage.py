@@ -1,0 +1,80 @@
+"""A stage: its layers on its device, and one autograd graph for each micro-batch in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+
+from .. import boundary
+from .blame import failed_layers
+
+
+class Stash(NamedTuple):
+    """What a stage keeps of one micro-batch from its forward to its backward.
+
+    Attributes:
+        inputs: the leaves of its input whose gradients the stage before waits for.
+        roots: where gradients of its output enter its graph.
+        nodes: the autograd node of each layer's output, to name the layer whose backward fails.
+    """
+
+    inputs: tuple[Tensor, ...]
+    roots: tuple[GradientEdge, ...]
+    nodes: tuple[Node | None, ...]
+
+
+class Stage:
+    """The layers of one stage. Only the worker of its device calls it."""
+
+    def __init__(
+        self, index: int, layers: Sequence[tuple[str, nn.Module]], device: torch.device, where: str
+    ) -> None:
+        self.index = index
+        self.layers = tuple(layers)
+        self.device = device
+        self.where = where
+        self._modules = [module for _, module in layers]
+        # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. A flag named
+        # `inplace` is believed; else it is seen at the first micro-batch (None until then).
+        flags = (getattr(part, "inplace", False) for module in self._modules for part in module.modules())
+        self._writes_input: bool | None = True if any(flags) else None
+
+    def forward(self, message: Any) -> tuple[Any, tuple[Tensor, ...], list[Node | None]]:
+        """Runs the layers; returns their output, the leaves of the input, and a node for each layer's output."""
+        message = boundary.move(message, self.device)
+        nodes: list[Node | None] = []
+        inputs = boundary.leaves(message) if torch.is_grad_enabled() else ()
+        if not inputs or self._writes_input is False:
+            return self._run(message, nodes), inputs, nodes
+        versions = [leaf._version for leaf in inputs]
+        value = self._run(boundary.alias(message), nodes)
+        if self._writes_input is None:
+            self._writes_input = versions != [leaf._version for leaf in inputs]
+        return value, inputs, nodes
+
+    def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
+        """Runs the backward of one micro-batch; returns the gradients of its inputs."""
+        try:
+            boundary.backward(stash.roots, [g if g is None else g.to(self.device) for g in gradients])
+        except BaseException as error:
+            error.add_note(f"pipepart: in the backward of {self._name(failed_layers(stash.nodes, error))}")
+            raise
+        return [leaf.grad for leaf in stash.inputs]
+
+    def _run(self, value: Any, nodes: list[Node | None]) -> Any:
+        try:
+            for module in self._modules:
+                value = module(value)
+                nodes.append(getattr(value, "grad_fn", None))
+        except BaseException as error:
+            error.add_note(f"pipepart: in the forward of {self._name([len(nodes)])}")
+            raise
+        return value
+
+    def _name(self, indices: Sequence[int]) -> str:
+        named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
+        return " or ".join([*named, "the loss"][index] for index in indices)

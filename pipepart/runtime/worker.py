@@ -1,0 +1,65 @@
+"""A thread that belongs to one device for as long as the pipeline lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+Job = Callable[[], None]
+
+
+class Worker:
+    """Runs jobs one after the other on its own thread, bound to one device.
+
+    Jobs must not raise. The thread holds its queue and nothing of the pipeline, so that a pipeline nobody holds any
+    more can be collected and its workers told to stop.
+    """
+
+    def __init__(self, name: str, device: torch.device, threads: int | None) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_work, args=(self._jobs, device, threads), name=f"pipepart-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Has ``job`` run when all before it are done."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Ends the thread when its jobs are done."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Waits for the thread's end."""
+        self._thread.join()
+
+
+def _work(jobs: SimpleQueue[Job | None], device: torch.device, threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # an idle worker holds nothing of the last step
+
+
+def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> list[Worker]:
+    """One worker for each (name, torch device, intra-operation threads).
+
+    ``torch.set_num_threads`` binds the calling thread and sets what threads started later get, so the caller's
+    number is put back once every worker has set its own.
+    """
+    before = torch.get_num_threads()
+    workers = [Worker(*device) for device in devices]
+    ready: SimpleQueue[None] = SimpleQueue()
+    for worker in workers:
+        worker.submit(lambda: ready.put(None))
+    for _ in workers:
+        ready.get()
+    torch.set_num_threads(before)
+    return workers

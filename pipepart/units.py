@@ -1,0 +1,89 @@
+"""Sizes and times as people write them, and back."""
+
+from __future__ import annotations
+
+import re
+
+_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from ``"2GiB"``, ``"16 GB"``, ``"512MiB"`` or a plain number of bytes.
+
+    Raises:
+        ValueError: the text is no size, or the size is not positive.
+
+    >>> parse_bytes("1.5KiB"), parse_bytes("16GB"), parse_bytes(300)
+    (1536, 16000000000, 300)
+    """
+    if isinstance(text, str):
+        match = _SIZE.fullmatch(text)
+        if not match or match[2].upper() not in _BYTES:
+            raise ValueError(f"{text!r} is not a size: write for example '24GiB', '512MiB' or '16GB'")
+        size = round(float(match[1]) * _BYTES[match[2].upper()])
+    else:
+        size = int(text)
+    if size <= 0:
+        raise ValueError(f"a size must be positive, got {text!r}")
+    return size
+
+
+def parse_bandwidth(text: float | str) -> float:
+    """Bytes per second from ``"12GB/s"``, ``"100Gbit/s"`` or a plain number of bytes per second.
+
+    Raises:
+        ValueError: the text is no bandwidth, or not positive.
+
+    >>> parse_bandwidth("12GB/s"), parse_bandwidth("100Gbit/s")
+    (12000000000.0, 12500000000.0)
+    """
+    if not isinstance(text, str):
+        if text <= 0:
+            raise ValueError(f"a bandwidth must be positive, got {text!r}")
+        return float(text)
+    rate = text.strip().removesuffix("/s")
+    if rate == text.strip():
+        raise ValueError(f"{text!r} is not a bandwidth: write for example '12GB/s' or '100Gbit/s'")
+    if rate.endswith("bit"):
+        return parse_bytes(rate.removesuffix("bit") + "B") / 8
+    return float(parse_bytes(rate))
+
+
+def format_bytes(size: float) -> str:
+    """A size for people.
+
+    >>> format_bytes(0), format_bytes(1536), format_bytes(3 * 2**30)
+    ('0 B', '1.5 KiB', '3.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people.
+
+    >>> format_seconds(0.0), format_seconds(0.00012), format_seconds(0.0345), format_seconds(2.5)
+    ('0', '120 µs', '34.5 ms', '2.50 s')
+    """
+    if seconds == 0:
+        return "0"
+    if abs(seconds) < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if abs(seconds) < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.2f} s"
