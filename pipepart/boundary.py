@@ -32,18 +32,21 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
     """
     if type(value) is Tensor:
         message = value.detach()
-        if not value.requires_grad:
-            return message, ()
-        return message.requires_grad_(), (_root(value),)
+        return (message.requires_grad_(), (_root(value),)) if value.requires_grad else (message, ())
     nest, spec = pytree.tree_flatten(value)
-    roots = []
+    found = []
     for index, item in enumerate(nest):
         if isinstance(item, Tensor):
             nest[index] = item.detach()
             if item.requires_grad:
                 nest[index].requires_grad_()
-                roots.append(_root(item))
-    return pytree.tree_unflatten(nest, spec), tuple(roots)
+                found.append(_root(item))
+    return pytree.tree_unflatten(nest, spec), tuple(found)
+
+
+def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
+    """Where the gradient of one tensor enters its graph; nothing for one that needs none."""
+    return (_root(tensor),) if tensor.requires_grad else ()
 
 
 def _root(tensor: Tensor) -> GradientEdge:
@@ -64,6 +67,13 @@ def move(message: Any, device: torch.device) -> Any:
     )
 
 
+def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
+    """The gradients on ``device``; themselves where they live there."""
+    if all(gradient is None or gradient.device == device for gradient in gradients):
+        return gradients
+    return [None if gradient is None else gradient.to(device, non_blocking=True) for gradient in gradients]
+
+
 def leaves(message: Any) -> tuple[Tensor, ...]:
     """The tensors of a message that ask for a gradient."""
     if type(message) is Tensor:
@@ -73,7 +83,7 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
 
 def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
     """Runs the backward of one graph from its roots; a root without a gradient takes no part."""
-    if None in gradients:
+    if any(gradient is None for gradient in gradients):
         pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if g is not None]
         if not pairs:
             return

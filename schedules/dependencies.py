@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +55,7 @@ class Dependencies:
 
     def is_kind(self, *kinds: Kind) -> np.ndarray:
         """Return for each leaf whether it is of one of these kinds."""
-        return np.isin(self.code, [CODE[kind] for kind in kinds])
+        return np.logical_or.reduce([self.code == CODE[kind] for kind in kinds])
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -170,20 +173,20 @@ class _Leaves:
 
 def _columns(schedule: Schedule) -> tuple[np.ndarray, ...]:
     """Kind, stage, micro-batch and owner of each leaf, device after device."""
-    actions = [action for row in schedule.actions for action in row]
-    kinds = [action.kind for action in actions]
-    stages = [action.stage for action in actions]
-    micro_batches = [action.micro_batch for action in actions]
-    owner = np.arange(len(kinds))
-    if Kind.OVERLAP_F_B in kinds:
-        leaves = [leaf for action in actions for leaf in action.leaves]
-        owner = np.repeat(owner, [len(action.leaves) for action in actions])
-        kinds = [leaf.kind for leaf in leaves]
-        stages = [leaf.stage for leaf in leaves]
-        micro_batches = [leaf.micro_batch for leaf in leaves]
-    return (
-        np.array(list(map(CODE.__getitem__, kinds)), dtype=np.int64),
-        np.array(stages, dtype=np.int64),
-        np.array([-1 if k is None else k for k in micro_batches], dtype=np.int64),
-        owner,
-    )
+    leaves = [action for row in schedule.actions for action in row]
+    owner = np.arange(len(leaves))
+    code = _column(map(CODE.__getitem__, map(itemgetter(0), leaves)), len(leaves))
+    if (code == CODE[Kind.OVERLAP_F_B]).any():
+        owner = np.repeat(owner, [len(action.leaves) for action in leaves])
+        leaves = [leaf for action in leaves for leaf in action.leaves]
+        code = _column(map(CODE.__getitem__, map(itemgetter(0), leaves)), len(leaves))
+    stage = _column(map(itemgetter(1), leaves), len(leaves))
+    try:
+        micro_batch = _column(map(itemgetter(2), leaves), len(leaves))
+    except TypeError:  # some have none
+        micro_batch = _column((-1 if leaf[2] is None else leaf[2] for leaf in leaves), len(leaves))
+    return code.astype(np.int8), stage, micro_batch, owner
+
+
+def _column(numbers: Iterable[Any], size: int) -> np.ndarray:
+    return np.fromiter(numbers, dtype=np.int64, count=size)

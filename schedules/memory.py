@@ -43,11 +43,11 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
     stash = np.asarray(costs.stash_bytes)[found.stage]
     weight = np.asarray(costs.weight_stash_bytes)[found.stage]
     boundary = np.asarray(costs.boundary_bytes)[found.stage]
-    key = np.where(found.micro_batch < 0, 0, found.micro_batch) + found.stage * (
-        found.micro_batch.max(initial=0) + 1
-    )
     recomputes = found.is_kind(Kind.RECOMPUTE)
-    recomputed = np.isin(key, key[recomputes])
+    recomputed = recomputes
+    if recomputes.any():
+        key = found.stage * (found.micro_batch.max() + 1) + found.micro_batch
+        recomputed = np.isin(key, key[recomputes])
     change = np.zeros(found.code.size)
     for kind, bytes_changed in (
         (Kind.F, np.where(recomputed, boundary, stash)),

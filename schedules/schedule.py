@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .action import Action, ScheduleError
@@ -131,6 +131,22 @@ class Schedule:
             versions=tuple(map(tuple, fields["versions"])),
             meta=fields["meta"],
         )
+
+
+def without_micro_batches(schedule: Schedule, first_surplus: int) -> Schedule:
+    """Return the schedule without the micro-batches from `first_surplus` on; what is legal stays legal."""
+    rows = tuple(
+        tuple(kept for action in row if (kept := _without(action, first_surplus)) is not None)
+        for row in schedule.actions
+    )
+    return replace(schedule, actions=rows, micro_batches=min(first_surplus, schedule.micro_batches))
+
+
+def _without(action: Action, first_surplus: int) -> Action | None:
+    kept = [leaf for leaf in action.leaves if leaf.micro_batch is None or leaf.micro_batch < first_surplus]
+    if len(kept) == len(action.leaves):
+        return action
+    return kept[0] if kept else None
 
 
 def _parse_row(device: int, cells: Iterable[str]) -> tuple[Action, ...]:

@@ -14,6 +14,7 @@ from .memory import stash_peaks
 from .schedule import Schedule
 from .timeline import Timeline
 
+_Rows = tuple[tuple[float, ...], ...]
 _NONE = -1
 _PENDING = -1.0
 
@@ -42,28 +43,23 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     found = dependencies(schedule)
     starts, ends = _play(schedule, costs, found, contention)
     peaks = stash_peaks(schedule, costs, found)
-    rows = _by_device(starts, found)
     return Timeline(
         schedule,
-        rows,
-        _by_device(ends, found),
+        starts,
+        ends,
         tuple(float(peak) for peak, _ in peaks),
-        tuple(row[position] if row else 0.0 for row, (_, position) in zip(rows, peaks, strict=True)),
+        tuple(row[position] if row else 0.0 for row, (_, position) in zip(starts, peaks, strict=True)),
     )
-
-
-def _by_device(numbers: list[float], found: Dependencies) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(numbers[first:last]) for first, last in pairwise(found.offsets))
 
 
 def _play(
     schedule: Schedule, costs: StageCosts, found: Dependencies, contention: bool
-) -> tuple[list[float], list[float]]:
-    """Start and end of each action."""
+) -> tuple[_Rows, _Rows]:
+    """Start and end of each action, one row per device."""
     seconds = _durations(costs, found)
     latency, occupancy, link = _messages(schedule, costs, found)
-    plain = not found.is_kind(*COMMUNICATION).any() and np.unique(found.target).size == found.target.size
-    if plain and not contention:
+    single_inputs = np.bincount(found.target, minlength=1).max() <= 1
+    if single_inputs and not contention and not found.is_kind(*COMMUNICATION).any():
         return _play_single_inputs(schedule, found, seconds, latency + occupancy)
     return _MessagePlay(schedule, found, seconds, latency, occupancy, link if contention else None).play()
 
@@ -107,42 +103,54 @@ def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tup
 
 def _play_single_inputs(
     schedule: Schedule, found: Dependencies, seconds: np.ndarray, delay: np.ndarray
-) -> tuple[list[float], list[float]]:
+) -> tuple[_Rows, _Rows]:
     """Start and end of each action where each waits for one other at most: the case that has to be fast."""
-    inputs = np.full(found.actions, _NONE)
-    inputs[found.target] = found.source
-    delays = np.zeros(found.actions)
-    delays[found.target] = delay
-    input_of, delay_of, seconds_of = inputs.tolist(), delays.tolist(), seconds.tolist()
-    starts, ends = [_PENDING] * found.actions, [_PENDING] * found.actions
-    waiting = [_NONE] * found.actions  # the device that waits for this action
-    clock = [0.0] * schedule.devices
-    position = list(found.offsets[:-1])
-    able = list(range(schedule.devices))[::-1]
+    # The list of a device is closed by a slot whose input never comes: the loop need not test for its end.
+    devices = np.arange(schedule.devices)
+    slot = np.arange(found.actions) + np.repeat(devices, np.diff(found.offsets))
+    slots = found.actions + schedule.devices
+    inputs, delays, lengths = np.full(slots, _NONE), np.zeros(slots), np.zeros(slots)
+    inputs[np.asarray(found.offsets[1:]) + devices] = slots
+    inputs[slot[found.target]] = slot[found.source]
+    delays[slot[found.target]] = delay
+    lengths[slot] = seconds
+    firsts = [offset + device for device, offset in enumerate(found.offsets[:-1])]
+    starts, ends, stops = _run(firsts, inputs.tolist(), delays.tolist(), lengths.tolist())
+    _refuse_deadlock(schedule, [stop - first for stop, first in zip(stops, firsts, strict=True)])
+    spans = list(zip(firsts, stops, strict=True))
+    return tuple(tuple(starts[a:b]) for a, b in spans), tuple(tuple(ends[a:b]) for a, b in spans)
+
+
+def _run(
+    position: list[int], input_of: list[int], delay_of: list[float], length_of: list[float]
+) -> tuple[list[float], list[float], list[int]]:
+    """Start and end of each slot, and the slot at which each device stops; `position` is where they begin."""
+    starts, ends = [_PENDING] * len(input_of), [_PENDING] * (len(input_of) + 1)
+    position = list(position)
+    clock = [0.0] * len(position)
+    able = list(range(len(position)))[::-1]
     while able:
         device = able.pop()
-        now = clock[device]
-        action = _NONE
-        for action in range(position[device], found.offsets[device + 1]):
-            needed = input_of[action]
+        slot, now = position[device], clock[device]
+        while True:
+            needed = input_of[slot]
             if needed >= 0:
                 ready = ends[needed]
                 if ready < 0:
-                    waiting[needed] = device
                     break
-                ready += delay_of[action]
+                ready += delay_of[slot]
                 if ready > now:
                     now = ready
-            starts[action] = now
-            now += seconds_of[action]
-            ends[action] = now
-            if waiting[action] >= 0:
-                able.append(waiting[action])
-        else:
-            action = found.offsets[device + 1]
-        position[device], clock[device] = action, now
-    _refuse_deadlock(schedule, found, position)
-    return starts, ends
+            starts[slot] = now
+            now += length_of[slot]
+            awaited = ends[slot]
+            ends[slot] = now
+            if awaited < _PENDING:
+                able.append(int(_PENDING - 1 - awaited))
+            slot += 1
+        ends[needed] = _PENDING - 1 - device  # this device waits for it
+        position[device], clock[device] = slot, now
+    return starts, ends, position
 
 
 class _MessagePlay:
@@ -172,8 +180,8 @@ class _MessagePlay:
         self.arrival = [_PENDING] * found.source.size
         self.starts, self.ends = [0.0] * found.actions, [0.0] * found.actions
 
-    def play(self) -> tuple[list[float], list[float]]:
-        """Start and end of each action."""
+    def play(self) -> tuple[_Rows, _Rows]:
+        """Start and end of each action, one row per device."""
         clock = [0.0] * self.schedule.devices
         position = list(self.found.offsets[:-1])
         waiting: dict[int, int] = {}  # edge -> the device that waits for it
@@ -192,9 +200,13 @@ class _MessagePlay:
                 )
                 able += (waiting.pop(edge) for edge in self.edges_out[action] if edge in waiting)
                 position[device] += 1
-        _refuse_deadlock(self.schedule, self.found, position)
+        offsets = self.found.offsets
+        _refuse_deadlock(self.schedule, [at - first for at, first in zip(position, offsets, strict=False)])
         self._end_receives()
-        return self.starts, self.ends
+        spans = list(pairwise(offsets))
+        return tuple(tuple(self.starts[a:b]) for a, b in spans), tuple(
+            tuple(self.ends[a:b]) for a, b in spans
+        )
 
     def _act(self, action: int, start: float) -> float:
         """Play one action, send off what it makes, and return when its device is free again."""
@@ -226,11 +238,11 @@ class _MessagePlay:
                 self.ends[target] = max(self.starts[target], arrival)
 
 
-def _refuse_deadlock(schedule: Schedule, found: Dependencies, position: Sequence[int]) -> None:
+def _refuse_deadlock(schedule: Schedule, position: Sequence[int]) -> None:
     stuck = [
-        f"device {device} at {schedule.actions[device][position[device] - first]}"
-        for device, (first, last) in enumerate(pairwise(found.offsets))
-        if position[device] < last
+        f"device {device} at {row[stop]}"
+        for device, (row, stop) in enumerate(zip(schedule.actions, position, strict=True))
+        if stop < len(row)
     ]
     if stuck:
         raise ScheduleError(f"{schedule.name} deadlocks: {', '.join(stuck)} wait for each other")

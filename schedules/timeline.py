@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import gt
 from typing import Any
 
 from .action import COMMUNICATION, Action, ScheduleError
@@ -42,10 +43,15 @@ class Timeline:
                 raise ScheduleError(
                     f"{what} are given for {[len(row) for row in rows]} actions, there are {lengths}"
                 )
-        for row in zip(self.schedule.actions, self.starts, self.ends, strict=True):
-            for action, start, end in zip(*row, strict=True):
-                if not start <= end:
-                    raise ScheduleError(f"{action} ends at {end}, before it starts at {start}")
+        for device, (starts, ends) in enumerate(zip(self.starts, self.ends, strict=True)):
+            if any(map(gt, starts, ends)):
+                position = next(
+                    at for at, (start, end) in enumerate(zip(starts, ends, strict=True)) if start > end
+                )
+                action = self.schedule.actions[device][position]
+                raise ScheduleError(
+                    f"{action} ends at {ends[position]}, before it starts at {starts[position]}"
+                )
 
     @cached_property
     def makespan(self) -> float:

@@ -34,33 +34,34 @@ class LossEnd:
         self._loss_fn = loss_fn
         self._targets = targets
         self._weights = weights
-        self._seeds: dict[int, Tensor] = {}
-        self._total: Tensor | None = None
+        self._losses: dict[int, tuple[Tensor, float]] = {}
+        self._seeds: dict[float, Tensor] = {}
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Computes the loss of the micro-batch and adds its share to the mini-batch's."""
+        """Computes the loss of the micro-batch."""
         try:
             loss = self._loss(micro_batch, value)
             weight = self._weights.of(micro_batch, value, loss)
         except BaseException as error:
             error.add_note("pipepart: in the forward of the loss")
             raise
-        seed = torch.full((), weight, dtype=loss.dtype, device=loss.device)
-        share = loss.detach() * seed if weight else torch.zeros_like(seed)
-        self._total = share if self._total is None else self._total + share
-        self._seeds[micro_batch] = seed
-        # Of no weight, as when every target is ignored: its gradient may be 0/0 and is not asked for.
-        return boundary.cut(loss)[1] if weight else ()
+        self._losses[micro_batch] = loss.detach(), weight
+        if not weight:  # as when every target is ignored: the loss may be 0/0, and its gradient is not asked for
+            return ()
+        if weight not in self._seeds:
+            self._seeds[weight] = torch.full((), weight, dtype=loss.dtype, device=loss.device)
+        return boundary.roots(loss)
 
     def gradients(self, micro_batch: int) -> boundary.Gradients:
         """The weight of the micro-batch."""
-        return (self._seeds.pop(micro_batch),)
+        return (self._seeds[self._losses[micro_batch][1]],)
 
     @property
     def total(self) -> Tensor:
         """The loss of the mini-batch, when all micro-batches have been received."""
-        assert self._total is not None
-        return self._total
+        counted = [(loss, weight) for _, (loss, weight) in sorted(self._losses.items()) if weight]
+        losses = torch.stack([loss for loss, _ in counted])
+        return (losses * losses.new_tensor([weight for _, weight in counted])).sum()
 
     def _loss(self, micro_batch: int, value: Any) -> Tensor:
         if self._loss_fn is None:

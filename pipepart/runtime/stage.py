@@ -59,7 +59,7 @@ class Stage:
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
         try:
-            boundary.backward(stash.roots, [g if g is None else g.to(self.device) for g in gradients])
+            boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
         except BaseException as error:
             error.add_note(f"pipepart: in the backward of {self._name(failed_layers(stash.nodes, error))}")
             raise
