@@ -1,0 +1,1 @@
+"""Scripts to learn from: run them as ``python -m examples.NAME``."""

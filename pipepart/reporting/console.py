@@ -1,0 +1,35 @@
+"""The console that reports are printed on."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+# Room for every column: a file is not read at the width of the terminal that made it.
+_FILE_WIDTH = 240
+
+
+def show(*reports: RenderableType, file: TextIO | None = None) -> None:
+    """Prints reports, an empty line between any two, to ``file`` or to standard output."""
+    console = report_console(file)
+    with console.capture() as captured:
+        for index, report in enumerate(reports):
+            if index:
+                console.print()
+            console.print(report)
+    # Cells are filled up with spaces, which a terminal hides and a file keeps.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=console.file, flush=True)
+
+
+def report_console(file: TextIO | None = None) -> Console:
+    """A console for ``file``, by default standard output.
+
+    A terminal gets colours and tables that fit it; a file or a pipe gets plain text with every column, unless the
+    environment sets ``COLUMNS``.
+    """
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH
+    return console
