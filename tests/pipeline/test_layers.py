@@ -1,0 +1,294 @@
+"""Layers of every sort train as they do without stages, wherever the border falls."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+
+def check_every_border(model: nn.Module, x: Any, y: Any, loss_fn: Any, layers: int) -> None:
+    """Two stages, each border in turn: bit for bit the gradients and buffers of micro-batched training."""
+    reference = plain.twin(model)
+    plain.micro_batched_step(reference, plain.copied(x), y, loss_fn, min(3, len(y)))
+    for border in range(1, layers):
+        ours = plain.twin(model)
+        with cut_by_hand(ours, [border], loss_fn=loss_fn, micro_batches=3) as pipe:
+            pipe.step(plain.copied(x), target=y)
+        plain.assert_same(plain.gradients(ours), plain.gradients(reference))
+        plain.assert_same(dict(ours.named_buffers()), dict(reference.named_buffers()))
+
+
+class Double(nn.Module):
+    """Writes over its input, and has no flag that says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+IN_PLACE = {
+    "relu": lambda: nn.ReLU(inplace=True),
+    "dropout": lambda: nn.Dropout(p=0.0, inplace=True),
+    "unflagged": Double,
+    "nested": lambda: nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+@pytest.mark.parametrize("position", range(4))
+def test_a_layer_that_writes_into_its_input(kind, position):
+    modules: list[nn.Module] = [nn.Linear(4, 4) for _ in range(3)]
+    modules.insert(position, IN_PLACE[kind]())
+    layers = 5 if kind == "nested" else 4
+    check_every_border(nn.Sequential(*modules), torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), layers)
+
+
+def test_layers_in_place_one_after_the_other():
+    model = nn.Sequential(nn.Linear(4, 4), Double(), Double(), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 5)
+
+
+def test_writing_over_what_a_layer_has_saved_is_refused_as_torch_refuses_it():
+    """A sigmoid needs its output in its backward."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), Double())
+    with (
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(RuntimeError, match="modified by an inplace operation"),
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+
+
+def test_a_layer_that_writes_into_its_input_in_training_only():
+    class InTraining(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2) if self.training else x * 2
+
+    model = nn.Sequential(nn.Linear(4, 4), InTraining(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.eval()
+        pipe(x)
+        pipe.train()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("samples", [1, 5, 12])
+def test_batch_norm_sees_the_micro_batches_in_order(samples):
+    """Running statistics and the count of batches are those of plain micro-batched training."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten()
+    )
+    x, y = torch.randn(samples, 1, 6, 6), torch.randn(samples, 8)
+    check_every_border(model, x, y, nn.MSELoss(), 6)
+
+
+@pytest.mark.parametrize("frozen", ["first", "middle", "last", "first two", "ends"])
+def test_frozen_layers(frozen):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    positions = {"first": [0], "middle": [2, 3], "last": [4], "first two": [0, 2], "ends": [0, 4]}[frozen]
+    for position in positions:
+        model[position].requires_grad_(False)
+    x, y = torch.randn(7, 4), torch.randint(3, (7,))
+    reference = plain.gradients(model)
+    check_every_border(model, x, y, nn.CrossEntropyLoss(), 5)
+    with cut_by_hand(model, [2, 4], loss_fn=nn.CrossEntropyLoss()) as pipe:
+        pipe.step(x, target=y)
+    got = {name for name, gradient in plain.gradients(model).items() if gradient is not None}
+    assert got == {name for name in reference if int(name.split(".")[0]) not in positions}
+
+
+def test_a_model_frozen_as_a_whole_gives_its_loss_and_no_gradient():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).requires_grad_(False)
+    x, y = torch.randn(6, 4), torch.randn(6, 3)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        loss = pipe.step(x, target=y)
+    plain.assert_near(loss, nn.functional.mse_loss(model(x), y), 1e-6)
+    assert all(gradient is None for gradient in plain.gradients(model).values())
+
+
+def test_freezing_between_steps_takes_effect():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    x, y = torch.randn(6, 4), torch.randn(6, 3)
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe:
+        for frozen in ([0], [1, 2], [], [0, 1]):
+            for index, layer in enumerate(model):
+                layer.requires_grad_(index not in frozen)
+            reference = plain.twin(model)
+            pipe.zero_grad()
+            pipe.step(x, target=y)
+            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+class Fork(nn.Module):
+    """Makes a nest of its input: several tensors, one without gradient, one that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        left = self.left(x)
+        return {
+            "pair": (left, self.right(x)),
+            "twice": left,
+            "mask": x[:, :1] > 0,
+            "name": "fork",
+            "none": None,
+        }
+
+
+class Middle(nn.Module):
+    def forward(self, nest: dict[str, Any]) -> list[Any]:
+        assert nest["name"] == "fork"
+        assert nest["none"] is None
+        left, right = nest["pair"]
+        return [left * nest["mask"], right.tanh(), nest["twice"], torch.arange(len(left))]
+
+
+class Join(nn.Module):
+    """Leaves one tensor of its input unused."""
+
+    def forward(self, parts: list[Tensor]) -> Tensor:
+        left, right, twice, _ = parts
+        return left + twice + 0 * right.detach()
+
+
+def test_layers_pass_nests_of_tensors():
+    model = nn.Sequential(nn.Linear(4, 4), Fork(), Middle(), Join(), nn.Linear(4, 2))
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 2), nn.MSELoss(), 5)
+
+
+def test_the_input_may_be_a_nest():
+    class Enter(nn.Module):
+        def forward(self, nest: dict[str, Tensor]) -> Tensor:
+            return nest["a"] * nest["b"]
+
+    model = nn.Sequential(Enter(), nn.Linear(4, 4), nn.Linear(4, 2))
+    x = {"a": torch.randn(7, 4), "b": torch.randn(7, 4)}
+    check_every_border(model, x, torch.randn(7, 2), nn.MSELoss(), 3)
+
+
+def test_integer_inputs():
+    model = nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(18, 4))
+    check_every_border(model, torch.randint(9, (7, 3)), torch.randint(4, (7,)), nn.CrossEntropyLoss(), 4)
+
+
+def test_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(18, 4))
+    reference = plain.twin(model)
+    x, y = torch.randint(9, (7, 3)), torch.randint(4, (7,))
+    with cut_by_hand(model, [1], loss_fn=nn.CrossEntropyLoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 3)
+    ours, theirs = model[0].weight.grad, reference.get_parameter("0.weight").grad
+    assert isinstance(ours, Tensor)
+    assert isinstance(theirs, Tensor)
+    assert ours.is_sparse
+    assert ours.to_dense().equal(theirs.to_dense())
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "strided", "expanded"])
+def test_inputs_in_any_layout(layout):
+    x = torch.randn(6, 4, 8, 8)
+    x = {
+        "channels_last": lambda: x.to(memory_format=torch.channels_last),
+        "transposed": lambda: x.transpose(0, 1).contiguous().transpose(0, 1),
+        "strided": lambda: torch.randn(12, 4, 8, 8)[::2],
+        "expanded": lambda: x[:, :1].expand(6, 4, 8, 8),
+    }[layout]()
+    model = nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    check_every_border(model, x, torch.randn(6, 3), nn.MSELoss(), 5)
+
+
+def test_recurrent_layers():
+    class Last(nn.Module):
+        def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
+            return outputs[0][:, -1]
+
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.LSTM(4, 5, num_layers=2, batch_first=True), Last(), nn.Linear(5, 2)
+    )
+    check_every_border(model, torch.randn(7, 3, 4), torch.randn(7, 2), nn.MSELoss(), 4)
+
+
+def test_checkpointed_layers():
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = checkpoint(self.inner, x, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    model = nn.Sequential(nn.Linear(4, 4), Checkpointed(), nn.Tanh(), Checkpointed())
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 4)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_parametrized_layers(norm):
+    model = nn.Sequential(norm(nn.Linear(4, 4)), nn.Tanh(), norm(nn.Linear(4, 4)))
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 3)
+
+
+def test_layers_that_pass_their_input_on():
+    model = nn.Sequential(
+        nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Identity(), nn.Linear(4, 2), nn.Identity()
+    )
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 2), nn.MSELoss(), 6)
+
+
+def test_a_layer_used_twice_within_a_stage():
+    twice = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4), twice, nn.Tanh(), twice, nn.Linear(4, 2))
+    reference = plain.twin(model)
+    x, y = torch.randn(7, 4), torch.randn(7, 2)
+    with cut_by_hand(model, [1, 4], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_layer_without_state_may_stand_in_several_stages():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu, nn.Linear(4, 2))
+    check_every_border(model, torch.randn(7, 4), torch.randn(7, 2), nn.MSELoss(), 5)
+
+
+def test_tied_weights_within_a_stage():
+    class Head(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, self.weight)
+
+    embedding = nn.Embedding(9, 4)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), Head(embedding.weight), nn.Flatten(), nn.Linear(27, 2))
+    reference = plain.twin(model)
+    x, y = torch.randint(9, (7, 3)), torch.randn(7, 2)
+    with cut_by_hand(model, [3], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("shared", ["parameters", "buffers"])
+def test_layers_that_share_state_across_a_border_are_refused_by_name(shared):
+    twice = nn.Linear(4, 4) if shared == "parameters" else nn.BatchNorm1d(4, affine=False)
+    model = nn.Sequential(nn.Linear(4, 4), twice, nn.Linear(4, 4), twice)
+    with pytest.raises(ValueError, match=r"'1' \(stage 0\) and '3' \(stage 1\) share"):
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss())

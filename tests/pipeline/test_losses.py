@@ -1,0 +1,276 @@
+"""What a loss may be, and how the losses of the micro-batches make up that of the mini-batch."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+CLASSES = 5
+
+
+def classifier() -> nn.Sequential:
+    return plain.in_double([nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES)])
+
+
+def check_whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Any, micro_batches: int = 3) -> None:
+    """Loss and gradients of ``step`` against those of the plain model on the whole mini-batch."""
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=micro_batches) as pipe:
+        loss = pipe.step(x, target=y)
+    plain.assert_near(loss, plain.whole_step(reference, x, y, loss_fn), what="loss")
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+class OwnCrossEntropy(nn.CrossEntropyLoss):
+    pass
+
+
+class SmoothMean(nn.Module):
+    """A loss of the user's own that states nothing of its reduction."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.softplus(output).sum(dim=1).mean() + 0 * target.sum()
+
+
+CLASS_WEIGHTS = torch.tensor([0.1, 2.0, 1.0, 0.0, 3.0], dtype=torch.double)
+CLASS_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mean": nn.CrossEntropyLoss(),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "function": functional.cross_entropy,
+    "partial": partial(functional.cross_entropy, label_smoothing=0.2),
+    "partial of partial": partial(partial(functional.cross_entropy, reduction="mean"), reduction="sum"),
+    "lambda mean": lambda output, target: functional.cross_entropy(output, target),
+    "lambda sum": lambda output, target: functional.cross_entropy(output, target, reduction="sum"),
+    "module": SmoothMean(),
+    "class weights": nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
+    "class weights, summed": nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, reduction="sum"),
+    "class weights, smoothed": nn.CrossEntropyLoss(weight=CLASS_WEIGHTS + 1, label_smoothing=0.1),
+    "class weights, partial": partial(functional.cross_entropy, weight=CLASS_WEIGHTS),
+    "multi margin": nn.MultiMarginLoss(),
+}
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+@pytest.mark.parametrize("samples", [1, 2, 11])
+def test_losses_over_classes(name, samples):
+    x, y = torch.randn(samples, 4).double(), torch.randint(CLASSES, (samples,))
+    check_whole_step(classifier(), x, y, CLASS_LOSSES[name])
+
+
+IGNORING: dict[str, tuple[int, Any]] = {
+    "default index": (-100, nn.CrossEntropyLoss()),
+    "own index": (2, nn.CrossEntropyLoss(ignore_index=2)),
+    "weights": (2, nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, ignore_index=2)),
+    "smoothing": (2, nn.CrossEntropyLoss(ignore_index=2, label_smoothing=0.1)),
+    "sum": (2, nn.CrossEntropyLoss(ignore_index=2, reduction="sum")),
+    "function": (-100, functional.cross_entropy),
+    "partial": (2, partial(functional.cross_entropy, ignore_index=2)),
+    "subclass": (-100, OwnCrossEntropy()),
+}
+
+
+@pytest.mark.parametrize("name", IGNORING)
+def test_ignored_targets_count_for_nothing_however_they_fall(name):
+    """Counts differ from micro-batch to micro-batch, and the second of them is ignored as a whole."""
+    ignored, loss_fn = IGNORING[name]
+    y = torch.tensor([0, 1, ignored, ignored, ignored, ignored, 4, 3, 1])
+    check_whole_step(classifier(), torch.randn(9, 4).double(), y, loss_fn)
+
+
+def test_negative_log_likelihood_counts_as_cross_entropy_does():
+    model = plain.in_double([nn.Linear(4, CLASSES), nn.LogSoftmax(dim=1)])
+    y = torch.tensor([0, -100, 2, 3, 4, -100, -100])
+    check_whole_step(model, torch.randn(7, 4).double(), y, nn.NLLLoss(weight=CLASS_WEIGHTS))
+
+
+def test_tokens_are_counted_in_sequences():
+    model = plain.in_double([nn.Conv1d(4, 6, 1), nn.Conv1d(6, CLASSES, 1)])
+    y = torch.randint(CLASSES, (5, 8))
+    y[0, 2:] = -100
+    y[3, :5] = -100
+    check_whole_step(model, torch.randn(5, 4, 8).double(), y, nn.CrossEntropyLoss())
+
+
+def test_class_probabilities_are_a_mean_over_samples():
+    y = torch.softmax(torch.randn(7, CLASSES), dim=1).double()
+    check_whole_step(classifier(), torch.randn(7, 4).double(), y, nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("reduction", ["batchmean", "mean", "sum"])
+def test_kl_divergence(reduction):
+    model = plain.in_double([nn.Linear(4, CLASSES), nn.LogSoftmax(dim=1)])
+    y = torch.softmax(torch.randn(7, CLASSES), dim=1).double()
+    check_whole_step(model, torch.randn(7, 4).double(), y, nn.KLDivLoss(reduction=reduction))
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [lambda output: output.pow(2).mean(), lambda output: output.pow(2).sum(dim=1).sum()]
+)
+def test_a_loss_without_target(loss_fn):
+    model = classifier()
+    reference = plain.twin(model)
+    x = torch.randn(7, 4).double()
+    with cut_by_hand(model, [1], loss_fn=loss_fn) as pipe:
+        loss = pipe.step(x)
+    expected = loss_fn(reference(x))
+    expected.backward()
+    plain.assert_near(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_model_that_computes_its_own_loss_is_a_mean_over_samples():
+    class OwnLoss(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.pow(2).mean()
+
+    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss()])
+    reference = plain.twin(model)
+    x = torch.randn(7, 4).double()
+    with cut_by_hand(model, [1]) as pipe:
+        loss = pipe.step(x)
+    expected = reference(x)
+    expected.backward()
+    plain.assert_near(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_targets_may_be_nests():
+    def loss_fn(output: Tensor, target: dict[str, Tensor]) -> Tensor:
+        return ((output - target["mean"]) / target["scale"]).pow(2).mean()
+
+    target = {"mean": torch.randn(7, CLASSES).double(), "scale": 1 + torch.rand(7, CLASSES).double()}
+    check_whole_step(classifier(), torch.randn(7, 4).double(), target, loss_fn)
+
+
+def test_a_sum_that_is_zero_for_the_first_micro_batch_is_still_a_sum():
+    def hinge(output: Tensor, target: Tensor) -> Tensor:
+        return (1 - output * target).clamp(min=0).sum()
+
+    model = plain.in_double([nn.Linear(1, 1, bias=False), nn.Identity()])
+    nn.init.ones_(next(model.parameters()))
+    x = torch.tensor([[5.0], [5.0], [0.1], [0.2]], dtype=torch.double)
+    check_whole_step(model, x, torch.ones(4, 1).double(), hinge, micro_batches=2)
+
+
+def test_a_function_that_ignores_targets_is_either_exact_or_refused():
+    """A lambda hides the count that its mean is over, and the first micro-batch does not show it."""
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target)
+
+    model = classifier()
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 1, -100, -100])
+    try:
+        with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
+            loss = pipe.step(x, target=y)
+    except ValueError as error:
+        assert "mean" in str(error)  # noqa: PT017
+        return
+    plain.assert_near(loss, plain.whole_step(reference, x, y, loss_fn))
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_loss_that_is_neither_mean_nor_sum_is_refused_with_its_values():
+    def worst(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).abs().max() ** 2
+
+    with (
+        cut_by_hand(classifier(), [1], loss_fn=worst) as pipe,
+        pytest.raises(ValueError, match="worst is neither a mean nor a sum over samples"),
+    ):
+        pipe.step(torch.randn(9, 4).double(), target=torch.zeros(9, CLASSES).double())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mean_in_bfloat16_is_seen_as_a_mean(seed):
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return ((output - target) ** 2).mean()
+
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)).bfloat16()
+    reference = plain.twin(model)
+    x, y = torch.randn(10, 8).bfloat16(), torch.randn(10, 3).bfloat16()
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 2)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_loss_that_is_not_a_number_comes_back_as_such():
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).pow(2).mean()
+
+    with cut_by_hand(classifier(), [1], loss_fn=loss_fn) as pipe:
+        loss = pipe.step(torch.full((6, 4), torch.nan).double(), target=torch.zeros(6, CLASSES).double())
+    assert loss.isnan()
+
+
+def test_an_output_whose_first_dimension_is_samples_times_tokens():
+    class Tokens(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(0, 1)
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target.flatten())
+
+    model = plain.in_double([nn.Embedding(11, 8), nn.Linear(8, 11), Tokens()])
+    tokens = torch.randint(11, (7, 5))
+    check_whole_step(model, tokens, tokens.roll(1, dims=1), loss_fn)
+
+
+def test_an_output_with_a_loss_of_its_own_beside_it():
+    class WithPenalty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            output = self.linear(x)
+            return output, output.pow(2).mean()
+
+    def loss_fn(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return functional.cross_entropy(output[0], target) + 0.1 * output[1]
+
+    model = plain.in_double([nn.Linear(4, 6), WithPenalty()])
+    check_whole_step(model, torch.randn(7, 4).double(), torch.randint(CLASSES, (7,)), loss_fn)
+
+
+def test_a_loss_may_have_parameters():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.double))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (self.scale * output - target).pow(2).mean()
+
+    loss_fn = Scaled()
+    reference = plain.twin(loss_fn)
+    model = classifier()
+    plain_model = plain.twin(model)
+    x, y = torch.randn(7, 4).double(), torch.randn(7, CLASSES).double()
+    with cut_by_hand(model, [1], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+    plain.whole_step(plain_model, x, y, reference)
+    plain.assert_close(plain.gradients(loss_fn), plain.gradients(reference))
+    plain.assert_close(plain.gradients(model), plain.gradients(plain_model))
+
+
+def test_all_targets_ignored_gives_what_torch_gives():
+    model = classifier()
+    reference = plain.twin(model)
+    x, y = torch.randn(4, 4).double(), torch.full((4,), -100)
+    with cut_by_hand(model, [1], loss_fn=nn.CrossEntropyLoss(), micro_batches=2) as pipe:
+        loss = pipe.step(x, target=y)
+    expected = plain.whole_step(reference, x, y, nn.CrossEntropyLoss())
+    assert loss.isnan()
+    assert expected.isnan()
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
