@@ -6,6 +6,15 @@ from .check import check
 from .costs import StageCosts
 from .idle import Idle
 from .memory import in_flight
+from .messages import insert_messages
+from .passes import (
+    fuse_backward,
+    insert_optimizer_step,
+    insert_recompute,
+    insert_reduce_grad,
+    split_backward,
+    split_overlaps,
+)
 from .schedule import Schedule
 from .simulate import simulate
 from .timeline import Timeline
@@ -20,7 +29,14 @@ __all__ = [
     "Timeline",
     "build",
     "check",
+    "fuse_backward",
     "in_flight",
+    "insert_messages",
+    "insert_optimizer_step",
+    "insert_recompute",
+    "insert_reduce_grad",
     "names",
     "simulate",
+    "split_backward",
+    "split_overlaps",
 ]

@@ -8,10 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 from .action import ScheduleError
+from .chimera import chimera
+from .controllable_memory import v_half, v_min
+from .dualpipe import dualpipe_v
 from .gpipe import gpipe
+from .hanayo import hanayo
+from .interleaved import interleaved_1f1b, interleaved_zb
+from .looped_bfs import looped_bfs
 from .one_f_one_b import one_f_one_b
+from .pipedream import pipedream, pipedream_2bw
 from .schedule import Schedule
 from .sequential import sequential
+from .zb_v import zb_v
+from .zero_bubble import zb_h1, zb_h2
 
 
 def _eager(devices: int, micro_batches: int) -> Schedule:
@@ -24,6 +33,19 @@ _GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
         "eager-1f1b": _eager,
+        "interleaved-1f1b": interleaved_1f1b,
+        "looped-bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
+        "interleaved-zb": interleaved_zb,
+        "dualpipe-v": dualpipe_v,
+        "chimera": chimera,
+        "hanayo": hanayo,
+        "pipedream": pipedream,
+        "pipedream-2bw": pipedream_2bw,
     }
 )
 

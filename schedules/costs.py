@@ -28,7 +28,8 @@ class StageCosts:
     boundary_bytes: what a micro-batch keeps instead until its RECOMPUTE.
     recompute: seconds of a RECOMPUTE; left out, those of the forward.
     reduce_grad, optimizer_step: seconds of these actions.
-    overlap: of an overlapped forward and backward, the part of the shorter one that is hidden, 0 to 1.
+    overlap: of an overlapped forward and backward, the part of the shorter one that is hidden, 0 to 1. With 0
+        they run one after the other; otherwise they begin and end together.
 
     Raises ScheduleError when two sequences differ in length, or a number is negative.
     """

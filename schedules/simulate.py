@@ -11,6 +11,7 @@ from .action import COMMUNICATION, Kind, ScheduleError
 from .costs import StageCosts
 from .dependencies import Dependencies, dependencies
 from .memory import stash_peaks
+from .passes import split_overlaps
 from .schedule import Schedule
 from .timeline import Timeline
 
@@ -27,6 +28,9 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     carries one message at a time, in the order in which they are sent; otherwise any number. The time is
     linear in the number of actions.
 
+    Where nothing of an overlapped pair is hidden (`costs.overlap` is 0), the timeline is that of the schedule
+    with its pairs taken apart.
+
     Raises ScheduleError when the costs are for another number of stages, or the devices wait for each other
     for ever. The schedule is taken to be one that passes `check`.
 
@@ -39,6 +43,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         raise ScheduleError(
             f"the costs are for {costs.stages} stages, {schedule.name} has {schedule.model_stages}"
         )
+    if not costs.overlap:
+        schedule = split_overlaps(schedule)
     costs = costs.replicated(schedule.replicas)
     found = dependencies(schedule)
     starts, ends = _play(schedule, costs, found, contention)
@@ -58,9 +64,9 @@ def _play(
     """Start and end of each action, one row per device."""
     seconds = _durations(costs, found)
     latency, occupancy, link = _messages(schedule, costs, found)
-    single_inputs = np.bincount(found.target, minlength=1).max() <= 1
-    if single_inputs and not contention and not found.is_kind(*COMMUNICATION).any():
-        return _play_single_inputs(schedule, found, seconds, latency + occupancy)
+    one_to_one = all(np.bincount(end, minlength=1).max() <= 1 for end in (found.source, found.target))
+    if one_to_one and not contention and not found.is_kind(*COMMUNICATION).any():
+        return _play_one_to_one(schedule, found, seconds, latency + occupancy)
     return _MessagePlay(schedule, found, seconds, latency, occupancy, link if contention else None).play()
 
 
@@ -101,10 +107,10 @@ def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tup
     return latency[ends], occupancy[ends], link[ends].astype(np.int64)
 
 
-def _play_single_inputs(
+def _play_one_to_one(
     schedule: Schedule, found: Dependencies, seconds: np.ndarray, delay: np.ndarray
 ) -> tuple[_Rows, _Rows]:
-    """Start and end of each action where each waits for one other at most: the case that has to be fast."""
+    """Start and end of each action where edges share no end: the case that has to be fast."""
     # The list of a device is closed by a slot whose input never comes: the loop need not test for its end.
     devices = np.arange(schedule.devices)
     slot = np.arange(found.actions) + np.repeat(devices, np.diff(found.offsets))

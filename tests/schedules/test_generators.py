@@ -1,0 +1,193 @@
+"""Each generator's step time and memory against the closed forms of its paper."""
+
+import random
+
+import pytest
+
+from schedules import ScheduleError, StageCosts, build, check, in_flight, names, simulate
+
+SIZES = [(2, 4), (3, 6), (4, 8), (4, 13), (8, 16)]
+
+
+def equal(schedule, forward=1.0, inputs=1.0, weights=1.0, **more):
+    """Costs of F, I and W per device; a chunk costs its share."""
+    chunks = schedule.model_stages // schedule.devices
+    stages = schedule.model_stages
+    return StageCosts(
+        [forward / chunks] * stages, [inputs / chunks] * stages, [weights / chunks] * stages,
+        stash_bytes=[1 / chunks] * stages, **more,
+    )  # fmt: skip
+
+
+def timeline(name, p, m, costs=(1.0, 1.0, 1.0), **options):
+    schedule = build(name, p, m, **options)
+    return simulate(schedule, equal(schedule, *costs))
+
+
+def random_costs(seed):
+    """F, I, W with W <= I <= 2W and I <= F + W, where the published forms hold."""
+    draw = random.Random(seed)
+    weights = draw.uniform(0.5, 1.0)
+    return draw.uniform(0.6, 1.4), draw.uniform(1.0, 1.6) * weights, weights
+
+
+def per_chunk(name):
+    return {"hanayo": (2, 4)}.get(name, (1, 2, 3)) if name in CHUNKED else (None,)
+
+
+CHUNKED = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_schedule_is_legal_for_small_numbers(name):
+    for p in range(1, 6):
+        for m in range(1, 12):
+            for chunks in per_chunk(name):
+                try:
+                    schedule = build(name, p, m, chunks=chunks)
+                except ScheduleError as error:
+                    assert str(p) in str(error) or str(m) in str(error)  # noqa: PT017
+                    assert name in ("chimera", "pipedream-2bw")
+                    continue
+                check(schedule)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize("seed", range(5))
+def test_1f1b_and_gpipe_idle_for_p_minus_1_micro_batches(p, m, seed):
+    costs = random_costs(seed)
+    for name in ("gpipe", "1f1b", "eager-1f1b", "pipedream", "looped-bfs"):
+        options = {"chunks": 1} if name == "looped-bfs" else {}
+        assert timeline(name, p, m, costs, **options).makespan == pytest.approx((m + p - 1) * sum(costs))
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_divide_the_ramps_of_interleaved_1f1b_and_looped_bfs(p, m, chunks, seed):
+    costs = random_costs(seed)
+    expected = m * sum(costs) + (p - 1) * sum(costs) / chunks
+    for name in ("interleaved-1f1b", "looped-bfs"):
+        assert timeline(name, p, m, costs, chunks=chunks).makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_latency_costs_interleaved_1f1b_two_hops_per_stage(p, m, chunks):
+    schedule = build("interleaved-1f1b", p, m, chunks=chunks)
+    assert simulate(schedule, equal(schedule, latency=1e-3)).makespan >= m * 3 + (p - 1) * 3 / chunks
+    if m == p * (m // p) and chunks > 1:
+        expected = m * 3 + (p - 1) * 3 / chunks + 2 * (p * chunks - 1) * 1e-3
+        assert simulate(schedule, equal(schedule, latency=1e-3)).makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize("seed", range(5))
+def test_zb_h1_idles_for_f_plus_i_less_w(p, m, seed):
+    f, i, w = costs = random_costs(seed)
+    assert timeline("zb-h1", p, m, costs).makespan == pytest.approx(m * (f + i + w) + (p - 1) * (f + i - w))
+    if m % p == 0:
+        for chunks in (1, 2):
+            expected = m * (f + i + w) + (p - 1) * (f + i - w) / chunks
+            assert timeline("interleaved-zb", p, m, costs, chunks=chunks).makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
+@pytest.mark.parametrize("seed", range(5))
+def test_zb_h2_idles_for_the_ramp_of_the_forwards_alone(p, m, seed):
+    f, i, w = costs = random_costs(seed)
+    assert timeline("zb-h2", p, m, costs).makespan == pytest.approx(m * (f + i + w) + (p - 1) * f)
+
+
+def test_zb_h2_and_zb_v_have_no_bubble_where_steps_overlap():
+    assert timeline("zb-h2", 4, 8).zero_bubble == pytest.approx(0)
+    assert timeline("zb-v", 4, 8).zero_bubble == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
+def test_zb_v_idles_for_half_a_ramp_of_forwards(p, m):
+    assert timeline("zb-v", p, m).makespan == pytest.approx(3 * m + (p - 1) / 2)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16), (3, 7)])
+@pytest.mark.parametrize("seed", range(3))
+def test_dualpipe_v_run_one_after_the_other_idles_like_interleaved_zb(p, m, seed):
+    f, i, w = costs = random_costs(seed)
+    expected = m * (f + i + w) + (p - 1) * (f + i - w) / 2
+    assert timeline("dualpipe-v", p, m, costs).makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16)])
+def test_dualpipe_v_overlaps_forward_and_backward(p, m):
+    schedule = build("dualpipe-v", p, m)
+    f, i, w = 1.0, 1.1, 0.8
+    pair = f + i + w - 0.5 * f  # half of the forward is hidden
+    idle = (p - 1) * (pair + i + w - 3 * w) / 2
+    pairs = sum(action.parts != () for action in schedule.actions[0])
+    found = simulate(schedule, equal(schedule, f, i, w, overlap=0.5))
+    assert found.makespan == pytest.approx(m * (f + i + w) - pairs * 0.25 * f + idle, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "makespan", "peak"),
+    [
+        ("v-half", 4, 8, 26.5, 3), ("v-half", 8, 16, 56.5, 5), ("v-half", 16, 64, 212.5, 9),
+        ("v-min", 4, 8, 29.5, 2), ("v-min", 8, 16, 61.5, 4), ("v-min", 16, 64, 221.5, 6),
+        ("zb-v", 16, 64, 199.5, 16), ("interleaved-zb", 16, 64, 199.5, 16), ("dualpipe-v", 16, 64, 199.5, 16.5),
+        ("dualpipe-v", 4, 8, 25.5, 4.5), ("interleaved-1f1b", 8, 32, 106.5, 11.5), ("looped-bfs", 8, 32, 106.5, 32),
+        ("1f1b", 16, 64, 237, 16), ("gpipe", 16, 64, 237, 64), ("zb-h1", 4, 8, 27, 4), ("zb-h2", 4, 8, 27, 7),
+    ],
+)  # fmt: skip
+def test_published_step_times_and_peaks_with_unit_costs(name, p, m, makespan, peak):
+    found = timeline(name, p, m)
+    assert found.makespan == pytest.approx(makespan)
+    assert max(found.peak_bytes) == pytest.approx(peak)
+
+
+@pytest.mark.parametrize("p", range(2, 11))
+def test_v_half_and_v_min_keep_a_half_and_a_third(p):
+    assert max(timeline("v-half", p, 3 * p).peak_bytes) == pytest.approx((p + 2) // 2)
+    assert max(timeline("v-min", p, 3 * p).peak_bytes) <= (p + 4) // 3
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_chimera_idles_for_d_minus_2_slots(p):
+    for units in (1, 2, 5):
+        found = timeline("chimera", p, units * p, (1.0, 0.5, 0.5))
+        assert found.makespan == pytest.approx(2 * units * p + p - 2)
+    assert max(max(in_flight(build("chimera", p, 4 * p))), p // 2) == p // 2
+
+
+@pytest.mark.parametrize(("p", "waves"), [(4, 1), (4, 2), (8, 1), (8, 2), (8, 4)])
+def test_hanayo_reaches_the_bubble_of_its_paper_at_as_many_micro_batches_as_devices(p, waves):
+    schedule = build("hanayo", p, p, waves=waves)
+    assert schedule.model_stages == 2 * waves * p
+    assert simulate(schedule, equal(schedule)).bubble <= (2 * p - 2) / (3 * p * waves + p - 1)
+
+
+def test_pipedream_keeps_a_version_for_each_micro_batch_in_flight():
+    schedule = build("pipedream", 4, 8)
+    assert schedule.versions[3] == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert schedule.versions[0] == (0, 0, 0, 0, 1, 2, 3, 4)
+    assert [sum(str(action).count("OPT_STEP") for action in row) for row in schedule.actions] == [8] * 4
+
+
+def test_pipedream_2bw_lags_one_step_behind_on_all_stages():
+    schedule = build("pipedream-2bw", 2, 12, accumulate=3)
+    assert schedule.versions == ((0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2),) * 2
+    assert [str(action) for action in schedule.actions[0] if action.kind == "OPT_STEP"] == [
+        f"0OPT_STEP{k}" for k in (2, 5, 8, 11)
+    ]
+
+
+def test_numbers_that_do_not_work_come_with_the_nearest_that_do():
+    for name, p, m, options, message in (
+        ("chimera", 3, 6, {}, "even number of devices, got 3; 2 or 4 would do"),
+        ("pipedream-2bw", 4, 10, {}, "10 is no multiple of that; 8 or 12 is"),
+        ("pipedream-2bw", 4, 9, {"accumulate": 3}, "got accumulate=3 for 4 devices"),
+        ("hanayo", 4, 8, {"chunks": 3}, "got 3; 2 or 4 would do"),
+        ("interleaved-1f1b", 4, 8, {"chunks": 0}, "got chunks=0"),
+        ("zb-v", 4, 8, {"chunks": 3}, "zb-v has 2 chunks per device, got chunks=3"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            build(name, p, m, **options)
