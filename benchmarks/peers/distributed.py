@@ -74,7 +74,7 @@ class DistributedPipelining:
     """One schedule of torch.distributed.pipelining on the two ranks."""
 
     def __init__(self, course: Course, ranks: Ranks, schedule: str) -> None:
-        self.name = f"torch.distributed.pipelining {schedule}"
+        self.name = f"torch.distributed {schedule}"
         self._ranks = ranks
         self._cpu_seconds = 0.0
         build = Build(course.workload.name, course.cut, course.micro_batches, schedule)
