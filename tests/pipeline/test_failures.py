@@ -1,0 +1,286 @@
+"""An exception anywhere in a step reaches the caller as it was raised, and the next step works."""
+
+import traceback
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+
+class Trouble(Exception):
+    """An exception that cannot be made again from its message alone."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"trouble {code}")
+        self.code, self.reason = code, reason
+
+
+class Fuse(nn.Module):
+    """Passes its input on; raises in the forward or backward of one call when it is armed."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.at: int | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        call, self.calls = self.calls, self.calls + 1
+        if self.where == "forward":
+            self.burn(call)
+            return x * 1
+        if self.where == "function":
+            return Burning.apply(x, self, call)
+        y = x * 1
+        if self.where == "tensor hook":
+            y.register_hook(lambda gradient: self.burn(call))
+        return y
+
+    def burn(self, call: int) -> None:
+        if call == self.at:
+            raise Trouble(call, reason=self.where)
+
+
+class Burning(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fuse: Fuse, call: int) -> Tensor:
+        ctx.fuse, ctx.call = fuse, call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.fuse.burn(ctx.call)
+        return gradients[0], None, None
+
+
+def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
+    """Three stages of two layers each: [0, 1], [2, 3], [4, 5], the fuse among them."""
+    modules: list[nn.Module] = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    modules.insert(position, fuse)
+    return nn.Sequential(*modules)
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(error.__notes__)
+
+
+def text_of_traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
+@pytest.mark.parametrize("micro_batch", [0, 3])
+@pytest.mark.parametrize("position", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("where", ["forward", "function", "tensor hook"])
+def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
+    """Its own object, the frame that raised it, notes with layer, stage and micro-batch; then a good step."""
+    fuse = Fuse(where)
+    model = chain_with(fuse, position)
+    # The first layer's backward hook only fires where its input has a gradient.
+    x, y = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4)
+    reference = plain.twin(model)
+    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
+        fuse.at = micro_batch
+        with pytest.raises(Trouble) as caught:
+            pipe.step(x, target=y)
+        assert (caught.value.code, caught.value.reason) == (micro_batch, where)
+        assert "in burn" in text_of_traceback(caught.value)
+        assert f"stage {position // 2} of 3" in notes(caught.value)
+        assert f"micro-batch {micro_batch} of 4" in notes(caught.value)
+        assert f"layer '{position}' (Fuse)" in notes(caught.value)
+
+        fuse.at = None
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("kind", ["full backward hook", "full backward pre-hook", "forward hook"])
+@pytest.mark.parametrize("position", [1, 2, 4])
+def test_an_exception_in_a_hook_of_a_layer(kind, position):
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+
+    def burn(*_: Any) -> None:
+        raise Trouble(7, reason=kind)
+
+    register = {
+        "full backward hook": model[position].register_full_backward_hook,
+        "full backward pre-hook": model[position].register_full_backward_pre_hook,
+        "forward hook": model[position].register_forward_hook,
+    }[kind]
+    handle = register(burn)
+    reference = plain.twin(nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]))
+    reference.load_state_dict(model.state_dict())
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss()) as pipe:
+        with pytest.raises(Trouble) as caught:
+            pipe.step(x, target=y)
+        assert f"stage {position // 2} of 3" in notes(caught.value)
+        handle.remove()
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_an_exception_in_the_loss(where, micro_batch):
+    fuse = Fuse(where)
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        number = round(float(target.detach().min()))  # each micro-batch's target is its number
+        if where == "forward":
+            fuse.burn(number)
+        return nn.functional.mse_loss(Burning.apply(output, fuse, number), target)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4) as pipe:
+        fuse.at = micro_batch
+        with pytest.raises(Trouble) as caught:
+            pipe.step(x, target=y)
+        assert caught.value.reason == where
+        assert f"in the {where} of the loss" in notes(caught.value)
+        assert "stage 1 of 2" in notes(caught.value)
+        assert f"micro-batch {micro_batch} of 4" in notes(caught.value)
+        fuse.at = None
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_an_error_of_torch_in_a_backward_names_its_layer():
+    """No Python of the user's is in the traceback: the graph itself tells which layer it was."""
+
+    class WrongShape(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return gradients[0][:1, :2]
+
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return WrongShape.apply(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Wrong(), nn.Linear(4, 4), nn.Linear(4, 4))
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(RuntimeError, match="invalid gradient") as caught,
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert "layer '2' (Wrong)" in notes(caught.value)
+
+
+def test_an_exception_where_saved_tensors_are_unpacked_names_its_layer():
+    class Offloaded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def unpack(_: Any) -> Tensor:
+                raise Trouble(9, reason="disk")
+
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+                return x.sigmoid()
+
+    model = nn.Sequential(nn.Linear(4, 4), Offloaded(), nn.Linear(4, 4))
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(Trouble) as caught,
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert "layer '1' (Offloaded)" in notes(caught.value)
+    assert "stage 1 of 2" in notes(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt, MemoryError, OSError]
+)
+def test_exceptions_that_python_treats_apart(kind):
+    class Raise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise kind("from a layer")
+
+    model = nn.Sequential(nn.Linear(4, 4), Raise(), nn.Linear(4, 4))
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe:
+        for _ in range(2):
+            with pytest.raises(kind, match="from a layer") as caught:
+                pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+            assert "layer '1' (Raise)" in notes(caught.value)
+
+
+def test_an_exception_raised_again_carries_the_notes_of_one_step():
+    error = ValueError("made once")
+
+    class Raise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    with cut_by_hand(nn.Sequential(nn.Linear(4, 4), Raise()), [1], loss_fn=nn.MSELoss()) as pipe:
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(ValueError, match="made once") as caught:
+                pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+            lengths.append(len(caught.value.__notes__))
+    assert lengths == [lengths[0]] * 3
+
+
+def test_the_first_of_two_failures_arrives():
+    """Both stages fail on their first micro-batch; the second can only do so when the first has not."""
+
+    class Raise(nn.Module):
+        def __init__(self, code: int) -> None:
+            super().__init__()
+            self.code = code
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise Trouble(self.code, reason="first")
+
+    model = nn.Sequential(Raise(0), nn.Linear(4, 4), Raise(1))
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("where", ["forward", "function"])
+def test_an_exception_in_a_differentiable_forward_or_its_backward(where):
+    fuse = Fuse(where)
+    model = chain_with(fuse, 2)
+    reference = plain.twin(model)
+    x = torch.randn(8, 4)
+    with cut_by_hand(model, [2, 4], micro_batches=4) as pipe:
+        fuse.at = 1
+        with pytest.raises(Trouble) as caught:
+            pipe(x).sum().backward()
+        assert "stage 1 of 3" in notes(caught.value)
+        assert "micro-batch 1 of 4" in notes(caught.value)
+        fuse.at = None
+        pipe.zero_grad()
+        pipe(x).sum().backward()
+    reference(x).sum().backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+
+
+def test_many_failures_in_a_row_leave_a_pipeline_that_works():
+    fuse = Fuse("forward")
+    model = chain_with(fuse, 3)
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        for attempt in range(50):
+            fuse.calls, fuse.at = 0, attempt % 4
+            with pytest.raises(Trouble):
+                pipe.step(x, target=y)
+        fuse.at = None
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))

@@ -1,0 +1,239 @@
+"""What cannot run is refused before anything has run, with the values that are wrong."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from pipepart import Cluster, Pipeline, Plan
+from pipepart.planning import StagePlan
+from tests.chains import cut_by_hand, plan_by_hand
+
+
+class Counted(nn.Module):
+    """Counts its calls with real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(Counted(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def assert_untouched(model: nn.Sequential) -> None:
+    """No layer was called, no statistic moved, no gradient came to be."""
+    counted = model[0]
+    assert isinstance(counted, Counted)
+    assert counted.calls == 0
+    assert model.state_dict()["2.num_batches_tracked"] == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+X, Y = torch.randn(6, 4), torch.randn(6, 2)
+WRONG_STEPS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
+    "no input": ((), {"target": Y}, TypeError, "one positional argument, got 0"),
+    "two inputs": ((X, X), {"target": Y}, TypeError, "one positional argument, got 2"),
+    "keyword input": ((), {"x": X, "target": Y}, TypeError, r"keyword arguments \['x'\]"),
+    "input and keyword": ((X,), {"mask": X, "target": Y}, TypeError, r"keyword arguments \['mask'\]"),
+    "no tensor": ((3.5,), {"target": Y}, TypeError, "must hold a tensor, got float"),
+    "nothing": ((None,), {"target": Y}, TypeError, "must hold a tensor, got NoneType"),
+    "no dimension": ((torch.tensor(1.0),), {"target": Y}, ValueError, "without a batch dimension"),
+    "no samples": ((X[:0],), {"target": Y[:0]}, ValueError, "no samples"),
+    "unlike target": ((X,), {"target": Y[:5]}, ValueError, "target has 5 samples where the input has 6"),
+    "unlike nested target": ((X,), {"target": {"a": Y, "b": Y[:2]}}, ValueError, "2 samples .* 6"),
+    "scalar target": ((X,), {"target": torch.tensor(1.0)}, ValueError, "target .* batch dimension"),
+    "unlike inputs": (((X, X[:3]),), {"target": Y}, ValueError, "3 samples where the input has 6"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_STEPS)
+def test_wrong_arguments_of_a_step(case):
+    arguments, keywords, kind, message = WRONG_STEPS[case]
+    model = network()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        with pytest.raises(kind, match=message):
+            pipe.step(*arguments, **keywords)
+        assert_untouched(model)
+        pipe.step(X, target=Y)
+
+
+@pytest.mark.parametrize("case", ["no input", "two inputs", "keyword input", "no tensor", "no samples"])
+def test_wrong_arguments_of_a_forward(case):
+    arguments, keywords, kind, message = WRONG_STEPS[case]
+    model = network()
+    keywords = {name: value for name, value in keywords.items() if name != "target"}
+    with cut_by_hand(model, [2]) as pipe:
+        with pytest.raises(kind, match=message):
+            pipe(*arguments, **keywords)
+        assert_untouched(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(4, 4),
+        nn.ModuleList([nn.Linear(4, 4)]),
+        type("Own", (nn.Sequential,), {"forward": lambda self, x: x})(nn.Linear(4, 4)),
+        "a string",
+    ],
+    ids=["layer", "list", "forward of its own", "no module"],
+)
+@pytest.mark.parametrize("where", ["profile", "auto", "pipeline"])
+def test_models_that_are_no_sequential(model, where):
+    plan = plan_by_hand(["0"], [], micro_batches=2)
+    call: dict[str, Callable[[], Any]] = {
+        "profile": lambda: pipepart.profile(model, X),
+        "auto": lambda: Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), devices=1),
+        "pipeline": lambda: Pipeline(model, plan, loss_fn=nn.MSELoss()),
+    }
+    with pytest.raises(TypeError, match=r"nn\.Sequential"):
+        call[where]()
+
+
+def test_a_forward_put_on_the_model_itself_is_not_ignored():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.forward = lambda input: input * 0  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="forward of its own"):
+        pipepart.profile(model, X)
+
+
+def test_a_sequential_without_layers():
+    with pytest.raises(ValueError, match="holds no layers"):
+        pipepart.profile(nn.Sequential(), X)
+
+
+def test_more_devices_than_layers():
+    model = network()
+    with pytest.raises(ValueError, match=r"5 devices .* 4 layers"):
+        Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), devices=5)
+    assert_untouched(model)
+
+
+@pytest.mark.parametrize("devices", [0, -1, True, 2.5, "two", None])
+def test_devices_that_are_none(devices):
+    model = network()
+    with pytest.raises((TypeError, ValueError), match=re.escape(repr(devices))):
+        Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), devices=devices)
+    assert_untouched(model)
+
+
+@pytest.mark.parametrize("count", [0, -2, 1.5, True, "many", []])
+def test_numbers_of_micro_batches_below_one(count):
+    model = network()
+    with pytest.raises((TypeError, ValueError), match=re.escape(repr(count))):
+        Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=count)
+    assert_untouched(model)
+
+
+def test_a_plan_for_no_micro_batch():
+    with pytest.raises(ValueError, match="micro_batches"):
+        plan_by_hand(["0"], [], micro_batches=0)
+
+
+def test_a_target_that_differs_from_the_sample():
+    model = network()
+    with pytest.raises(ValueError, match="target has 5 samples where the input has 6"):
+        Pipeline.auto(model, X, target=Y[:5], loss_fn=nn.MSELoss())
+    assert_untouched(model)
+
+
+def test_losses_that_state_no_reduction_to_a_scalar():
+    for loss_fn in (nn.MSELoss(reduction="none"), nn.CrossEntropyLoss(reduction="none")):
+        model = network()
+        with pytest.raises(ValueError, match=r"reduction='none'"):
+            cut_by_hand(model, [2], loss_fn=loss_fn)
+        with pytest.raises(ValueError, match=r"reduction='none'"):
+            Pipeline.auto(model, X, target=Y, loss_fn=loss_fn)
+        assert_untouched(model)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda output, target: (output - target) ** 2,
+        lambda output, target: ((output - target) ** 2).mean(dim=1),
+    ],
+)
+def test_losses_that_turn_out_to_be_no_scalar(loss_fn):
+    model = network()
+    plan = pipepart.plan(pipepart.profile(model, X, micro_batches=2, seconds=0.01), Cluster.virtual(2))
+    calls = model[0].calls
+    with Pipeline(model, plan, loss_fn=loss_fn) as pipe:
+        with pytest.raises(ValueError, match=r"must be a scalar tensor, got a tensor of shape \[3"):
+            pipe.step(X, target=Y)
+        assert model[0].calls == calls
+        assert model.state_dict()["2.num_batches_tracked"] == 0
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("loss_fn", [lambda output, target: 1.5, lambda output, target: None])
+def test_losses_that_are_no_tensor(loss_fn):
+    with (
+        cut_by_hand(network(), [2], loss_fn=loss_fn) as pipe,
+        pytest.raises(ValueError, match=r"must be a scalar tensor, got a (float|NoneType)"),
+    ):
+        pipe.step(X, target=Y)
+
+
+def test_profile_and_step_agree_on_what_a_scalar_is():
+    """A loss of shape [1] is either measured and trained, or refused by both."""
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((output - target) ** 2).mean().reshape(1)
+
+    try:
+        with Pipeline.auto(network(), X, target=Y, loss_fn=loss_fn) as pipe:
+            pipe.step(X, target=Y)
+    except ValueError as error:
+        assert "scalar" in str(error)  # noqa: PT017
+        with pytest.raises(ValueError, match="scalar"):
+            pipepart.profile(network(), X, target=Y, loss_fn=loss_fn, seconds=0.01)
+
+
+def test_a_model_without_a_loss_of_its_own_needs_one():
+    with (
+        cut_by_hand(network(), [2]) as pipe,
+        pytest.raises(ValueError, match=r"no loss_fn is given: its output .* shape \[2, 2\]"),
+    ):
+        pipe.step(X)
+
+
+def test_a_plan_for_another_model():
+    plan = plan_by_hand(["0", "1", "9"], [1], micro_batches=2)
+    model = network()
+    with pytest.raises(ValueError, match=r"leaves out layers '2', '3'; the model has no layers '9'"):
+        Pipeline(model, plan, loss_fn=nn.MSELoss())
+    with pytest.raises(ValueError, match="another order"):
+        Pipeline(model, plan_by_hand(["0", "2", "1", "3"], [1], micro_batches=2), loss_fn=nn.MSELoss())
+    with pytest.raises(ValueError, match="not made for this model"):
+        Pipeline(model, plan_by_hand(["0", "1", "2", "3", "3"], [1], micro_batches=2), loss_fn=nn.MSELoss())
+    assert_untouched(model)
+
+
+def test_a_device_that_is_only_described_runs_nothing():
+    cluster = Cluster.parse(["1GiB"])
+    stage = StagePlan(layers=("0", "1", "2", "3"), device="device:0")
+    plan = Plan(stages=(stage,), cluster=cluster, schedule="1f1b", micro_batches=2)
+    with pytest.raises(ValueError, match="'device:0' is only described"):
+        Pipeline(network(), plan, loss_fn=nn.MSELoss())
+
+
+def test_targets_that_are_no_tensors_but_have_the_batchs_length():
+    """They would go whole to every micro-batch and be broadcast there."""
+    with (
+        cut_by_hand(
+            network(), [2], loss_fn=lambda output, target: (output[:, 0] - torch.as_tensor(target)).sum()
+        ) as pipe,
+        pytest.raises((TypeError, ValueError), match="tensor"),
+    ):
+        pipe.step(X, target=[0.0] * 6)
