@@ -44,6 +44,15 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
     return pytree.tree_unflatten(nest, spec), tuple(found)
 
 
+def part(value: Any) -> Any:
+    """One part of a split mini-batch as a message, with version counters of its own.
+
+    Views of one tensor share a counter, so that a layer that writes into one part would seem to have spoiled what
+    another part's graph has saved.
+    """
+    return pytree.tree_map_only(Tensor, lambda t: t.data.requires_grad_(t.requires_grad), value)
+
+
 def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
     """Where the gradient of one tensor enters its graph; nothing for one that needs none."""
     return (_root(tensor),) if tensor.requires_grad else ()
@@ -84,11 +93,10 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
 def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
     """Runs the backward of one graph from its roots; a root without a gradient takes no part."""
     if any(gradient is None for gradient in gradients):
-        pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if g is not None]
-        if not pairs:
-            return
-        roots, gradients = zip(*pairs, strict=True)
-    torch.autograd.backward(roots, gradients)
+        used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
+    if roots:
+        torch.autograd.backward(roots, gradients)
 
 
 class _Alias(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -14,7 +15,7 @@ def batch_size(sample: Any, target: Any = None) -> int:
     """Samples in a mini-batch: the extent of dimension 0, which every tensor of sample and target has.
 
     Raises:
-        TypeError: there is no tensor in the sample.
+        TypeError: there is no tensor in the sample, or an array or list of samples that is none.
         ValueError: a tensor has no dimension, the extents differ, or there are no samples.
     """
     size = _common_size(sample, "the input", None)
@@ -27,7 +28,13 @@ def batch_size(sample: Any, target: Any = None) -> int:
 
 
 def _common_size(nest: Any, what: str, size: int | None) -> int | None:
+    if isinstance(nest, list) and size and len(nest) == size and not any(isinstance(x, Tensor) for x in nest):
+        raise TypeError(
+            f"{what} is a list of {size} {type(nest[0]).__name__}: make a tensor of it, torch.tensor(...)"
+        )
     for tensor in pytree.tree_leaves(nest):
+        if isinstance(tensor, np.ndarray):
+            raise TypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
         if not isinstance(tensor, Tensor):
             continue
         if tensor.dim() == 0:

@@ -19,19 +19,16 @@ from schedules import Kind
 from . import boundary
 from .capture import flatten
 from .cluster import Cluster, as_cluster
+from .loss import LossWeights, Reduction, check_loss_is_scalar, declared_reduction
 from .microbatch import batch_size, gather, sizes, split
 from .planning import Plan, plan
 from .profiling import profile, single_argument
 from .runtime import (
     Engine,
     LossEnd,
-    LossWeights,
     OutputEnd,
-    Reduction,
     Run,
     build_stages,
-    check_loss_is_scalar,
-    declared_reduction,
     differentiable,
 )
 
@@ -173,17 +170,15 @@ class Pipeline:
         weights = LossWeights(self._loss_fn, sizes(batch, parts), targets, self._reduction)
         end = LossEnd(self._loss_fn, targets, weights)
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
-            inputs = [boundary.cut(part) for part in split(value, parts)]
-            run = Run(
-                self._schedule(parts),
-                self._stages,
-                [message for message, _ in inputs],
-                end,
-                traced=self._trace,
-            )
+            inputs = split(value, parts)
+            messages = [boundary.part(one) for one in inputs]
+            run = Run(self._schedule(parts), self._stages, messages, end, traced=self._trace)
             self._engine.execute(run)
-            for (_, roots), gradients in zip(inputs, run.input_gradients, strict=True):
-                boundary.backward(roots, gradients)
+            # All at once: the parts may share a graph of the caller's, which can be used only once.
+            boundary.backward(
+                [root for one in inputs for root in boundary.cut(one)[1]],
+                [gradient for gradients in run.input_gradients for gradient in gradients],
+            )
         self._reduction = weights.reduction
         self._last_trace = run.timeline()
         return end.total
@@ -201,7 +196,7 @@ class Pipeline:
         if torch.is_grad_enabled():
             return differentiable(value, parts, self._forward, self._backward)
         end = OutputEnd(parts)
-        self._forward(split(value, parts), end)
+        self._forward([boundary.part(one) for one in split(value, parts)], end)
         return gather(end.outputs)
 
     def parameters(self) -> Iterator[nn.Parameter]:

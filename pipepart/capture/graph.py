@@ -43,9 +43,9 @@ class LayerInfo(Value):
         name: path of the layer in the user's model, as in ``"features.3"``.
         kind: name of its class.
         description: its class and arguments, as its ``repr`` gives them.
-        parameter_bytes: of all its parameters.
+        parameter_bytes: of its parameters, those left out that a layer before it holds too.
         gradient_bytes: of those that are trained.
-        shares_with: layers before this one that hold one of its parameters too.
+        shares_with: layers before this one that hold one of its parameters or buffers too.
         outputs: the tensors it returns for the sample that was captured.
     """
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from .graph import LayerGraph, LayerInfo, TensorSpec
+from .untouched import untouched
 
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -22,7 +24,7 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``, or has a ``forward`` of its own.
-        ValueError: it holds no layer.
+        ValueError: it holds no layer, or a lazy one whose parameters have no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Sequential, got {type(model).__name__}: {model!r:.80}")
@@ -37,6 +39,8 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
             f"hooks on the outermost {type(model).__name__} do not run in a pipeline: put them on its layers",
             stacklevel=3,
         )
+    if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in state_of(model)):
+        raise ValueError("the model holds lazy layers without shapes: call it once on a sample first")
     layers = list(_layers(model, ""))
     if not layers:
         raise ValueError(f"the {type(model).__name__} holds no layers")
@@ -54,7 +58,8 @@ def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _runs_children_in_order(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    own_forward = "forward" in vars(module) or type(module).forward is not nn.Sequential.forward
+    return isinstance(module, nn.Sequential) and not own_forward
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -81,14 +86,20 @@ def capture(model: nn.Module, sample: Any) -> LayerGraph:
         Exception: whatever a layer raises on its input, with a note that names the layer.
     """
     layers = flatten(model)
-    owners: dict[int, str] = {}
+    owners: dict[Tensor, str] = {}
     infos = []
     value = sample
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with untouched(model), torch.no_grad():
         for name, layer in layers:
             value = _fake_call(name, layer, value)
             infos.append(_info(name, layer, value, owners))
     return LayerGraph.chain(infos, tensor_specs(sample))
+
+
+def state_of(layer: nn.Module) -> Iterator[Tensor]:
+    """The parameters and buffers of a layer: two layers that share one cannot be in different stages."""
+    yield from layer.parameters()
+    yield from layer.buffers()
 
 
 def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
@@ -96,17 +107,18 @@ def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _info(name: str, layer: nn.Module, value: Any, owners: dict[int, str]) -> LayerInfo:
-    parameters = list(layer.parameters())
-    shared = {owners[id(p)] for p in parameters if id(p) in owners}
-    for parameter in parameters:
-        owners.setdefault(id(parameter), name)
+def _info(name: str, layer: nn.Module, value: Any, owners: dict[Tensor, str]) -> LayerInfo:
+    state = list(state_of(layer))
+    own = [p for p in layer.parameters() if p not in owners]
+    shared = {owners[tensor] for tensor in state if tensor in owners}
+    for tensor in state:
+        owners.setdefault(tensor, name)
     return LayerInfo(
         name=name,
         kind=type(layer).__name__,
         description=_describe(layer),
-        parameter_bytes=sum(p.nbytes for p in parameters),
-        gradient_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
+        parameter_bytes=sum(p.nbytes for p in own),
+        gradient_bytes=sum(p.nbytes for p in own if p.requires_grad),
         shares_with=tuple(sorted(shared)),
         outputs=tensor_specs(value),
     )

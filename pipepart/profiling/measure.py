@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class ChainTimer:
     times the whole backward, the other the gradients of the inputs alone; the difference is the weights' part.
     """
 
-    def __init__(self, layers: Layers, loss: Loss, device: torch.device) -> None:
+    def __init__(self, layers: Layers, loss: Loss, device: torch.device, stop: threading.Event) -> None:
         self.times = Times()
         self._modules: list[Callable[[Any], Any]] = [module for _, module in layers]
         self._names = [name for name, _ in layers]
@@ -54,11 +55,10 @@ class ChainTimer:
             self._modules.append(loss)
             self._names.append("loss")
         self._device = device
+        self._stop = stop
         self._engine_seconds = _engine_seconds(device)
 
-    def measure(
-        self, sample: Any, *, budget: float, passes: tuple[int, int], tick: Callable[[float], None]
-    ) -> None:
+    def measure(self, sample: Any, *, budget: float, passes: tuple[int, int]) -> None:
         """Passes of both kinds until ``budget`` seconds are spent, within ``passes`` (least, most) of each."""
         least, most = passes
         self._pass(sample, inputs_only=False, record=False)
@@ -67,9 +67,7 @@ class ChainTimer:
         for count in range(1, most + 1):
             self._pass(sample, inputs_only=False)
             self._pass(sample, inputs_only=True)
-            spent = time.perf_counter() - start
-            tick(min(1.0, max(count / most, min(spent / budget, count / least))))
-            if count >= least and spent >= budget:
+            if count >= least and time.perf_counter() - start >= budget:
                 break
 
     def timings(self) -> list[tuple[Timing, Timing, Timing]]:
@@ -101,6 +99,8 @@ class ChainTimer:
             (self.times.backward_input if inputs_only else self.times.backward).append(backward)
 
     def _forward(self, index: int, message: Any) -> tuple[Any, Step, float]:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
         value, inputs, received = _entrance(message)
         start = self._now()
         try:

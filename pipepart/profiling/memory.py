@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
     with torch.enable_grad(), counter:
         for index, module in enumerate(modules):
             counter.enter(min(index, len(layers) - 1), message)
-            with saved_tensors_hooks(counter.pack, lambda tensor: tensor):
+            with saved_tensors_hooks(counter.pack, _Kept.unpack):
                 output = module(boundary.alias(message))
             given, message = message, None
             message, roots = boundary.cut(output)
@@ -87,6 +88,18 @@ class _Token:
         self.counter.alive -= self.size
 
 
+class _Kept:
+    """What autograd holds in place of a saved tensor, for as long as it would hold that."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
 class _Counter(TorchDispatchMode):
     """Sees each tensor that comes to be, and when its memory goes."""
 
@@ -97,6 +110,7 @@ class _Counter(TorchDispatchMode):
         self._start = 0
         self._state = {tensor.untyped_storage()._cdata for tensor in state}
         self._pieces: dict[int, _Piece] = {}
+        self._packed: list[weakref.ref[_Kept]] = []
         self._inputs = [0] * layers
         self._outputs = [0] * layers
         self._peaks = [0] * layers
@@ -121,6 +135,10 @@ class _Counter(TorchDispatchMode):
     def leave_forward(self, message: Any) -> None:
         """A layer's forward is done; what it newly saved is its stash, the rest of its peak was for a while."""
         self._outputs[self.layer] += sum(tensor.nbytes for tensor in _tensors(message))
+        for kept in filter(None, (reference() for reference in self._packed)):
+            if kept.tensor.untyped_storage()._cdata not in self._state:
+                self._piece(kept.tensor).layers.add(self.layer)
+        self._packed.clear()
         kept = sum(
             piece.bytes for piece in self._pieces.values() if min(piece.layers, default=-1) == self.layer
         )
@@ -130,11 +148,11 @@ class _Counter(TorchDispatchMode):
         """A layer's backward is done."""
         self._note_peak(self.peak - self._start)
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps ``tensor`` for the backward of the layer that runs."""
-        if tensor.untyped_storage()._cdata not in self._state:
-            self._piece(tensor).layers.add(self.layer)
-        return tensor.detach()
+    def pack(self, tensor: Tensor) -> _Kept:
+        """Autograd keeps ``tensor`` for the backward of the layer that runs, unless its graph is dropped before."""
+        kept = _Kept(tensor.detach())
+        self._packed.append(weakref.ref(kept))
+        return kept
 
     def memory(self) -> Memory:
         """What was counted."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..capture import capture, flatten
+from ..loss import check_scalar
 from ..microbatch import batch_size, split
-from .measure import ChainTimer, Layers, Loss
+from ..modes import Modes
+from ..worker import start_workers
+from .measure import ChainTimer, Loss
 from .memory import Memory, count_memory
 from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
 from .progress import watch
@@ -63,21 +67,26 @@ def profile(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     threads = (threads or max(1, torch.get_num_threads() // 2)) if device.type == "cpu" else None
 
-    def work() -> list[Costs]:
-        found = []
-        with stand_ins(model), watch(progress, f"profiling {len(layers)} layers") as tick:
-            for index, count in enumerate(counts):
-                part = _First(value, target, loss_fn, min(count, batch))
-                share = index / len(counts)
-                found.append(
-                    _measure(
-                        model, layers, part, count, device, seconds,
-                        lambda done, share=share: tick(share + done / len(counts)),
-                    )
-                )  # fmt: skip
-        return found
+    stop = threading.Event()
+    modes = Modes.current()
 
-    costs = _on_own_thread(work, threads)
+    def work() -> list[Costs]:
+        with (
+            stand_ins(model),
+            modes.autocasting(),
+            watch(progress, f"profiling {len(layers)} layers") as tick,
+        ):
+            found = []
+            for count in counts:
+                part = _First(value, target, loss_fn, min(count, batch))
+                timer = ChainTimer(layers, part.loss, device, stop)
+                memory = count_memory(model, layers, part.loss, part.sample)
+                timer.measure(part.sample, budget=seconds, passes=(5, 50))
+                found.append(_costs(count, part.samples, timer, memory))
+                tick(len(found) / len(counts))
+            return found
+
+    costs = _on_own_thread(work, stop, device, threads)
     return Profile(
         model=type(model).__name__,
         batch=batch,
@@ -118,37 +127,17 @@ class _First:
         self.loss: Loss = None
         if loss_fn is not None:
             arguments = () if target is None else (split(target, parts)[0],)
-            self.loss = lambda output: _scalar(loss_fn(output, *arguments))
+            self.loss = lambda output: check_scalar(loss_fn(output, *arguments))
 
 
-def _scalar(loss: Tensor) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"the loss must be a scalar tensor, got {what}: use reduction='mean' or 'sum'")
-    return loss
-
-
-def _measure(
-    model: nn.Module,
-    layers: Layers,
-    part: _First,
-    count: int,
-    device: torch.device,
-    seconds: float,
-    tick: Callable[[float], None],
-) -> Costs:
-    memory = count_memory(model, layers, part.loss, part.sample)
-    timer = ChainTimer(layers, part.loss, device)
-    timer.measure(part.sample, budget=seconds, passes=(5, 50), tick=tick)
-    costs = [
-        _cost(index, timing, memory) if index < len(layers) else LayerCost(**_named(timing))
-        for index, timing in enumerate(timer.timings())
-    ]
+def _costs(count: int, samples: int, timer: ChainTimer, memory: Memory) -> Costs:
+    timings = timer.timings()
+    layers = len(memory.saved_bytes)
     return Costs(
         micro_batches=count,
-        samples=part.samples,
-        layers=tuple(costs[: len(layers)]),
-        loss=costs[-1] if part.loss else LayerCost(),
+        samples=samples,
+        layers=tuple(_cost(index, timings[index], memory) for index in range(layers)),
+        loss=LayerCost(**_named(timings[-1])) if len(timings) > layers else LayerCost(),
         saved=memory.saved,
         repeats=len(timer.times.forward),
     )
@@ -169,32 +158,36 @@ def _named(timing: tuple[Timing, Timing, Timing]) -> dict[str, Any]:
 
 
 def _counts(micro_batches: int | Sequence[int]) -> list[int]:
-    counts = [micro_batches] if isinstance(micro_batches, int) else list(micro_batches)
+    counts = list(micro_batches) if isinstance(micro_batches, list | tuple) else [micro_batches]
     if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
         raise ValueError(f"micro_batches must be at least 1, got {micro_batches!r}")
     return sorted(set(counts))
 
 
-def _on_own_thread(work: Callable[[], list[Costs]], threads: int | None) -> list[Costs]:
-    """Runs ``work`` as a pipeline's worker would: on a thread of its own, with so many intra-operation threads."""
-    outcome: list[list[Costs]] = []
-    failure: list[BaseException] = []
+def _on_own_thread(
+    work: Callable[[], list[Costs]], stop: threading.Event, device: torch.device, threads: int | None
+) -> list[Costs]:
+    """Runs ``work`` as a pipeline's worker would: on a thread of its own, with so many intra-operation threads.
+
+    An interrupt has it stop, and arrives when it has.
+    """
+    outcome: SimpleQueue[list[Costs] | BaseException] = SimpleQueue()
 
     def run() -> None:
         try:
-            if threads is not None:
-                torch.set_num_threads(threads)
-            outcome.append(work())
+            outcome.put(work())
         except BaseException as error:
-            failure.append(error)
+            outcome.put(error)
 
-    before = torch.get_num_threads()
-    thread = threading.Thread(target=run, name="pipepart-profile", daemon=True)
-    thread.start()
+    (worker,) = start_workers([("profile", device, threads)])
+    worker.submit(run)
+    worker.stop()
     try:
-        thread.join()
-    finally:
-        torch.set_num_threads(before)
-    if failure:
-        raise failure[0]
-    return outcome[0]
+        found = outcome.get()
+    except BaseException:  # KeyboardInterrupt, in this thread
+        stop.set()
+        outcome.get()
+        raise
+    if isinstance(found, BaseException):
+        raise found
+    return found

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-import torch
 from torch import Tensor, nn
+
+from ..capture import untouched
 
 
 @contextmanager
 def stand_ins(model: nn.Module) -> Iterator[None]:
-    """Within the block ``model`` runs on parameters of its own memory but not of its identity, and on copied buffers.
+    """Within the block ``model`` runs on copies of its parameters and buffers.
 
-    Gradients gather on the stand-ins, and so do calls of hooks that the user has set on a parameter or its
-    gradient accumulation: nothing of that reaches the model. Each trained stand-in starts with a gradient of
-    zeros, so that a backward adds to it as every micro-batch but the first does. Random states are restored.
+    Gradients gather on the copies, layers that write into their state write into the copies, and what the user has
+    hooked to a parameter or its gradient is not called. Each trained copy starts with a gradient of zeros, so that
+    a backward adds to it as every micro-batch but the first does.
     """
-    parameters: dict[int, nn.Parameter] = {}
-    buffers: dict[int, Tensor] = {}
-    homes: list[tuple[nn.Module, str, Tensor]] = []
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list({t.device for t in model.parameters() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    with untouched(model):
+        parameters: dict[Tensor, Tensor] = {parameter: _twin(parameter) for parameter in model.parameters()}
+        buffers: dict[Tensor, Tensor] = {buffer: buffer.clone() for buffer in model.buffers()}
         try:
-            for module in model.modules():
-                for name, parameter in list(module._parameters.items()):
-                    if parameter is not None:
-                        homes.append((module, name, parameter))
-                        setattr(module, name, parameters.setdefault(id(parameter), _twin(parameter)))
-                for name, buffer in list(module._buffers.items()):
-                    if buffer is not None:
-                        homes.append((module, name, buffer))
-                        setattr(module, name, buffers.setdefault(id(buffer), buffer.clone()))
+            _exchange(model, parameters | buffers)
             yield
         finally:
-            for module, name, original in homes:
-                setattr(module, name, original)
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+            # By setattr, as above: a module may hold its parameters elsewhere too, as an LSTM does.
+            _exchange(model, {twin: original for original, twin in (parameters | buffers).items()})
+
+
+def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
+    for module in model.modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and tensor in tensors:
+                setattr(module, name, tensors[tensor])
 
 
 def _twin(parameter: nn.Parameter) -> nn.Parameter:
-    twin = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    twin = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
-        twin.grad = torch.zeros_like(twin)
+        twin.grad = twin.new_zeros(twin.shape)
     return twin

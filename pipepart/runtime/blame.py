@@ -73,7 +73,7 @@ def _has_run(node: Node) -> bool | None:
             continue
         try:
             value = getattr(node, name)
-        except RuntimeError as error:
+        except Exception as error:  # unpacking may run a user's hook, too
             if "already been freed" in str(error):
                 return True
             continue

@@ -39,7 +39,8 @@ class _Call:
     """One forward and the backward that belongs to it."""
 
     def __init__(self, value: Any, parts: int, forward: Forward, backward: Backward) -> None:
-        self._inputs = [boundary.cut(part)[0] for part in split(value, parts)]
+        self._inputs = [boundary.part(one) for one in split(value, parts)]
+        self._shapes = [[leaf.shape for leaf in boundary.leaves(message)] for message in self._inputs]
         self._end = OutputEnd(parts)
         self._forward, self._backward = forward, backward
         self._run: Run | None = None
@@ -86,7 +87,9 @@ class _Call:
         ]
         run, self._run = self._run, None
         found = self._backward(run, self._end)
-        return [_together(column) for column in zip(*found, strict=True)]
+        columns = zip(*found, strict=True)
+        shapes = zip(*self._shapes, strict=True)
+        return [_together(*pair) for pair in zip(columns, shapes, strict=True)]
 
 
 class _Node(torch.autograd.Function):
@@ -119,11 +122,10 @@ def _apart(gradient: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tenso
     return gradient.split([tensor.shape[0] for tensor in tensors])
 
 
-def _together(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """The gradients of the parts of one tensor, joined; None where no part has one."""
-    given = next((g for g in gradients if g is not None), None)
+def _together(gradients: Sequence[Tensor | None], shapes: Sequence[torch.Size]) -> Tensor | None:
+    """The gradients of the parts of one tensor, joined: zeros for a part that was not used, None if none was."""
+    given = next((gradient for gradient in gradients if gradient is not None), None)
     if given is None:
         return None
-    if any(g is None for g in gradients):
-        raise RuntimeError("some micro-batches used an input that others did not: its gradient has no shape")
-    return torch.cat([g for g in gradients if g is not None])
+    pairs = zip(gradients, shapes, strict=True)
+    return torch.cat([given.new_zeros(shape) if part is None else part for part, shape in pairs])

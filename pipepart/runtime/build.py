@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..capture import flatten
+from ..capture import flatten, state_of
 from ..planning import Plan
 from .stage import Stage
 
@@ -16,7 +16,7 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     Raises:
         TypeError: the model is no ``nn.Sequential``.
         ValueError: the plan's layers are not the model's in their order, a device is only described, or layers that
-            share parameters are in different stages.
+            share parameters or buffers are in different stages.
     """
     layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
@@ -61,13 +61,13 @@ def _check_devices(plan: Plan) -> None:
 
 
 def _check_sharing(stages: list[Stage]) -> None:
-    owners: dict[int, tuple[int, str]] = {}
+    owners: dict[Tensor, tuple[int, str]] = {}
     for stage in stages:
         for name, module in stage.layers:
-            for parameter in module.parameters():
-                owner, other = owners.setdefault(id(parameter), (stage.index, name))
+            for tensor in state_of(module):
+                owner, other = owners.setdefault(tensor, (stage.index, name))
                 if owner != stage.index:
                     raise ValueError(
-                        f"layers {other!r} (stage {owner}) and {name!r} (stage {stage.index}) share a parameter: "
-                        "put them in one stage"
+                        f"layers {other!r} (stage {owner}) and {name!r} (stage {stage.index}) share a parameter or "
+                        "buffer: put them in one stage"
                     )

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from .. import boundary
-from .loss import LossWeights, check_scalar
+from ..loss import LossWeights, check_scalar
+from .notes import LAYER, add_note
 
 
 class End(Protocol):
@@ -41,12 +42,14 @@ class LossEnd:
         """Computes the loss of the micro-batch."""
         try:
             loss = self._loss(micro_batch, value)
-            weight = self._weights.of(micro_batch, value, loss)
+            weight = self._weights.of(micro_batch, value)
         except BaseException as error:
-            error.add_note("pipepart: in the forward of the loss")
+            add_note(error, f"{LAYER}in the forward of the loss")
             raise
         self._losses[micro_batch] = loss.detach(), weight
-        if not weight:  # as when every target is ignored: the loss may be 0/0, and its gradient is not asked for
+        if (
+            not weight
+        ):  # as when every target is ignored: the loss may be 0/0, and its gradient is not asked for
             return ()
         if weight not in self._seeds:
             self._seeds[weight] = torch.full((), weight, dtype=loss.dtype, device=loss.device)

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import torch
 
+from ..worker import Worker, start_workers
 from .run import Run
-from .worker import Worker, start_workers
 
 
 class Engine:

@@ -23,9 +23,10 @@ import torch
 from schedules import Action, Kind, Schedule, Timeline
 
 from .. import boundary
+from ..modes import Modes
 from .ends import End
 from .mailbox import Mailbox, Stopped
-from .modes import Modes
+from .notes import PLACE, add_note
 from .stage import Stage, Stash
 
 Stashes = list[dict[int, Stash]]
@@ -66,12 +67,6 @@ class Run:
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
         self._lock = threading.Lock()
-        self._do: dict[str, Callable[[int, int], float]] = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.I: self._backward,  # the gradients of the weights come with it: W finds its work done
-            Kind.W: lambda stage, micro_batch: time.perf_counter(),
-        }
 
     def work(self, device: int, done: SimpleQueue[None]) -> None:
         """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
@@ -121,11 +116,11 @@ class Run:
             kind, stage, micro_batch, _ = action
             assert micro_batch is not None
             try:
-                start = self._do[kind](stage, micro_batch)
+                start = _DO[kind](self, stage, micro_batch)
             except Stopped:
                 raise
             except BaseException as error:
-                error.add_note(self._place(action))
+                add_note(error, self._place(action))
                 raise
             if spans is not None:
                 spans.append((start, time.perf_counter()))
@@ -138,13 +133,15 @@ class Run:
             else self._mailbox_of[stage].take((Kind.F, stage, micro_batch))
         )
         start = time.perf_counter()
-        value, inputs, nodes = self._stages[stage].forward(message)
+        with self._modes.autocasting():
+            value, inputs, nodes = self._stages[stage].forward(message)
         del message
         if stage + 1 < len(self._stages):
             message, roots = boundary.cut(value)
             self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
         else:
-            roots = self._end.receive(micro_batch, value)
+            with self._modes.autocasting():
+                roots = self._end.receive(micro_batch, value)
             nodes.extend(root.node for root in roots)
         if torch.is_grad_enabled():
             self.stashes[stage][micro_batch] = Stash(inputs, roots, tuple(nodes))
@@ -171,6 +168,17 @@ class Run:
     def _place(self, action: Action) -> str:
         stage = self._stages[action.stage]
         return (
-            f"pipepart: stage {action.stage} of {len(self._stages)} on {stage.where}, "
+            f"{PLACE}stage {action.stage} of {len(self._stages)} on {stage.where}, "
             f"micro-batch {action.micro_batch} of {self.schedule.micro_batches} (action {action})"
         )
+
+    def _nothing(self, stage: int, micro_batch: int) -> float:
+        return time.perf_counter()
+
+
+_DO: dict[str, Callable[[Run, int, int], float]] = {
+    Kind.F: Run._forward,
+    Kind.B: Run._backward,
+    Kind.I: Run._backward,  # the gradients of the weights come with it: W finds its work done
+    Kind.W: Run._nothing,
+}

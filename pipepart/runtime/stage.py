@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
 from .blame import failed_layers
+from .notes import LAYER, add_note
 
 
 class Stash(NamedTuple):
@@ -38,22 +39,23 @@ class Stage:
         self.device = device
         self.where = where
         self._modules = [module for _, module in layers]
-        # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. A flag named
-        # `inplace` is believed; else it is seen at the first micro-batch (None until then).
+        # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
+        # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
         flags = (getattr(part, "inplace", False) for module in self._modules for part in module.modules())
-        self._writes_input: bool | None = True if any(flags) else None
+        self._writes_input = dict.fromkeys((False, True), True) if any(flags) else {}
 
     def forward(self, message: Any) -> tuple[Any, tuple[Tensor, ...], list[Node | None]]:
         """Runs the layers; returns their output, the leaves of the input, and a node for each layer's output."""
         message = boundary.move(message, self.device)
         nodes: list[Node | None] = []
         inputs = boundary.leaves(message) if torch.is_grad_enabled() else ()
-        if not inputs or self._writes_input is False:
+        training = self._modules[0].training
+        if not inputs or self._writes_input.get(training) is False:
             return self._run(message, nodes), inputs, nodes
         versions = [leaf._version for leaf in inputs]
         value = self._run(boundary.alias(message), nodes)
-        if self._writes_input is None:
-            self._writes_input = versions != [leaf._version for leaf in inputs]
+        if training not in self._writes_input:
+            self._writes_input[training] = versions != [leaf._version for leaf in inputs]
         return value, inputs, nodes
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
@@ -61,7 +63,7 @@ class Stage:
         try:
             boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
         except BaseException as error:
-            error.add_note(f"pipepart: in the backward of {self._name(failed_layers(stash.nodes, error))}")
+            add_note(error, f"{LAYER}in the backward of {self._name(failed_layers(stash.nodes, error))}")
             raise
         return [leaf.grad for leaf in stash.inputs]
 
@@ -71,7 +73,7 @@ class Stage:
                 value = module(value)
                 nodes.append(getattr(value, "grad_fn", None))
         except BaseException as error:
-            error.add_note(f"pipepart: in the forward of {self._name([len(nodes)])}")
+            add_note(error, f"{LAYER}in the forward of {self._name([len(nodes)])}")
             raise
         return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +34,21 @@ class Modes:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The same modes on another thread, within the block."""
+        """The same modes on another thread, within the block; autocast apart."""
         with ExitStack() as stack:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype))
             yield
+
+    def autocasting(self) -> AbstractContextManager[object]:
+        """The caller's autocast, for forwards; a backward runs outside of it, as in a plain loop."""
+        if not self.autocast:
+            return _NOTHING
+        stack = ExitStack()
+        for kind, dtype in self.autocast:
+            stack.enter_context(torch.autocast(kind, dtype))
+        return stack
+
+
+_NOTHING = nullcontext()

@@ -1,4 +1,4 @@
-"""Tries a loss on tensors without values, before anything runs."""
+"""Whether a loss gives a scalar: of a value, and of a function before anything runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..capture import TensorSpec
-from .loss import check_scalar
+
+
+def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
+    """The loss.
+
+    Raises:
+        ValueError: it is no tensor without dimensions.
+    """
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise ValueError(f"{what} must be a scalar tensor, got {got}: sum it up with .mean() or .sum()")
 
 
 def check_loss_is_scalar(
