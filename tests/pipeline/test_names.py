@@ -1,0 +1,97 @@
+"""The model keeps its names and its objects: a checkpoint knows nothing of stages."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+
+def nested() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            embed=nn.Embedding(9, 4),
+            body=nn.Sequential(
+                nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Sequential(nn.LayerNorm(4))), nn.Identity()
+            ),
+            head=nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(3), flat=nn.Flatten(), out=nn.Linear(12, 2))),
+        )
+    )
+
+
+def test_names_are_those_of_the_unwrapped_model():
+    model = nested()
+    names = list(model.state_dict())
+    with cut_by_hand(model, [2, 5], loss_fn=nn.MSELoss()) as pipe:
+        assert list(pipe.state_dict()) == names
+        assert [name for name, _ in pipe.named_parameters()] == [name for name, _ in model.named_parameters()]
+        assert pipe.module is model
+        assert [layer for stage in pipe.plan.stages for layer in stage.layers] == [
+            "embed",
+            "body.0",
+            "body.1.0",
+            "body.1.1.0",
+            "body.2",
+            "head.norm",
+            "head.flat",
+            "head.out",
+        ]
+
+
+def test_parameters_are_the_models_own_objects():
+    model = nested()
+    before = list(model.parameters())
+    with cut_by_hand(model, [2, 5], loss_fn=nn.MSELoss()) as pipe:
+        assert all(a is b for a, b in zip(pipe.parameters(), before, strict=True))
+        pipe.step(torch.randint(9, (6, 3)), target=torch.randn(6, 2))
+        assert all(a is b for a, b in zip(pipe.parameters(), before, strict=True))
+
+
+def test_a_state_dict_goes_back_and_forth():
+    trained, fresh = nested(), nested()
+    x, y = torch.randint(9, (6, 3)), torch.randn(6, 2)
+    with cut_by_hand(trained, [2, 5], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+        fresh.load_state_dict(pipe.state_dict())
+        plain.assert_same(fresh.state_dict(), trained.state_dict())
+        other = nested()
+        pipe.load_state_dict(other.state_dict())
+        plain.assert_same(pipe.state_dict(), other.state_dict())
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(other, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(trained), plain.gradients(other))
+
+
+def test_a_state_dict_that_does_not_match_is_refused_as_torch_refuses_it():
+    with cut_by_hand(nested(), [2]) as pipe:
+        with pytest.raises(RuntimeError, match=r"Missing key.*embed\.weight"):
+            pipe.load_state_dict({})
+        assert pipe.load_state_dict({}, strict=False).missing_keys[0] == "embed.weight"
+
+
+def test_the_model_stays_usable_beside_the_pipeline_and_after_it():
+    model = nested()
+    x = torch.randint(9, (6, 3))
+    pipe = cut_by_hand(model, [2, 5])
+    pipe.eval()
+    with torch.no_grad():
+        expected = model(x)
+        assert pipe(x).equal(expected)
+    pipe.close()
+    with torch.no_grad():
+        assert model(x).equal(expected)
+
+
+def test_changes_of_the_model_are_seen_by_the_pipeline():
+    model = nested()
+    with cut_by_hand(model, [2, 5]) as pipe, torch.no_grad():
+        model.eval()
+        for parameter in model.parameters():
+            parameter.mul_(2)
+        x = torch.randint(9, (6, 3))
+        assert pipe(x).equal(model(x))
+        assert not pipe.training

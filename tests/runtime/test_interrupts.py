@@ -1,0 +1,236 @@
+"""Ctrl-C in a step: the caller gets it, nothing hangs, and the pipeline goes on."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PRELUDE = """
+import faulthandler, os, signal, threading
+faulthandler.dump_traceback_later(60, exit=True)
+import torch
+from torch import nn
+import pipepart
+from tests import plain
+from tests.chains import cut_by_hand
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+class Interrupt(nn.Module):
+    '''Sends the process a SIGINT in the forward or the backward of one call, and waits until it has arrived.'''
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.at, self.where = 0, None, "forward"
+
+    def forward(self, x):
+        call, self.calls = self.calls, self.calls + 1
+        y = x * 1
+        if self.where == "forward":
+            self.maybe(call)
+        else:
+            y.register_hook(lambda gradient: self.maybe(call))
+        return y
+
+    def maybe(self, call):
+        if call == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 4), Interrupt(), nn.Linear(4, 4), nn.Tanh(), Interrupt(), nn.Linear(4, 2))
+"""
+
+
+def run(script: str) -> str:
+    """Runs the script in a process of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_interrupt_at_any_layer_reaches_the_caller_and_the_next_step_is_right():
+    """In the forward and backward of each stage, in the first and a later micro-batch, under each schedule."""
+    printed = run("""
+        for schedule in ("1f1b", "gpipe", "sequential"):
+            model = network()
+            x, y = torch.randn(8, 4), torch.randn(8, 2)
+            with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
+                for position in (1, 4):
+                    for where in ("forward", "backward"):
+                        for call in (0, 2):
+                            layer = model[position]
+                            layer.calls, layer.at, layer.where = 0, call, where
+                            try:
+                                pipe.step(x, target=y)
+                                print("no interrupt")
+                            except KeyboardInterrupt:
+                                print("interrupt")
+                            layer.at = None
+                            reference = plain.twin(model)
+                            pipe.zero_grad()
+                            pipe.step(x, target=y)
+                            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+                            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        print(sorted(thread.name for thread in threading.enumerate()))
+    """)
+    assert printed.splitlines() == ["interrupt"] * 24 + ["['MainThread']"]
+
+
+def test_interrupts_at_a_hundred_instants_of_training():
+    """Raised wherever the main thread is: no lock stays taken, every later step is right."""
+    printed = run(
+        """
+        import random, time
+        model = network()
+        x, y = torch.randn(8, 4), torch.randn(8, 2)
+        reference = plain.twin(model)
+        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+        random.seed(0)
+        interrupts = 0
+        with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+            for _ in range(100):
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 8e-3))
+                try:
+                    while True:
+                        pipe.step(x, target=y)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                pipe.zero_grad()
+                pipe.step(x, target=y)
+                plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        print(interrupts, len(threading.enumerate()))
+    """.replace(
+            "model = network()",
+            "signal.signal(signal.SIGALRM, signal.default_int_handler)\n        model = network()",
+            1,
+        )
+    )
+    assert printed.split() == ["100", "1"]
+
+
+def test_an_interrupt_in_a_drop_in_forward_and_backward():
+    printed = run("""
+        model = network()
+        x = torch.randn(8, 4)
+        with cut_by_hand(model, [2, 4], micro_batches=4) as pipe:
+            for where in ("forward", "backward"):
+                layer = model[4]
+                layer.calls, layer.at, layer.where = 0, 1, where
+                try:
+                    pipe(x).sum().backward()
+                except KeyboardInterrupt:
+                    print(where)
+                layer.at = None
+                reference = plain.twin(model)
+                pipe.zero_grad()
+                pipe(x).sum().backward()
+                reference(x).sum().backward()
+                plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+    """)
+    assert printed.split() == ["forward", "backward"]
+
+
+def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
+    printed = run("""
+        class Stuck(nn.Module):
+            def forward(self, x):
+                entered.set()
+                never.wait()
+                return x
+
+        entered, never = threading.Event(), threading.Event()
+        model = nn.Sequential(nn.Linear(4, 4), Stuck(), nn.Linear(4, 2))
+        pipe = cut_by_hand(model, [1], loss_fn=nn.MSELoss())
+
+        def interrupt_twice():
+            entered.wait()
+            for _ in range(2):
+                threading.Event().wait(0.3)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt_twice).start()
+        try:
+            pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
+        except KeyboardInterrupt:
+            print("interrupted")
+        try:
+            pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
+        except RuntimeError as error:
+            print(error)
+    """)
+    assert printed.splitlines() == [
+        "interrupted",
+        "the pipeline is closed: a layer did not return after an interrupt",
+    ]
+
+
+def test_a_process_that_never_closes_its_pipeline_ends():
+    assert (
+        run("""
+        pipe = cut_by_hand(network(), [2, 4], loss_fn=nn.MSELoss())
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
+        print("end")
+    """)
+        == "end\n"
+    )
+
+
+def test_an_interrupt_while_profiling_gives_the_model_back_first():
+    printed = run("""
+        class Armed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear, self.calls = nn.Linear(4, 4), 0
+
+            def forward(self, x):
+                self.calls += 1
+                if self.calls == 20:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return self.linear(x)
+
+        model = nn.Sequential(nn.Linear(4, 4), Armed(), nn.BatchNorm1d(4))
+        before = [*model.parameters(), *model.buffers()]
+        threads = torch.get_num_threads()
+        try:
+            pipepart.profile(model, torch.randn(8, 4), seconds=60)
+        except KeyboardInterrupt:
+            print("interrupted")
+        after = [*model.parameters(), *model.buffers()]
+        print(all(a is b for a, b in zip(before, after)), model[2].num_batches_tracked.item())
+        print(torch.get_num_threads() == threads)
+        print([thread.name for thread in threading.enumerate()])
+    """)
+    assert printed.splitlines() == ["interrupted", "True 0", "True", "['MainThread']"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_interrupts_at_thousands_of_instants(seed):
+    printed = run(f"""
+        import random
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        model = network()
+        x, y = torch.randn(8, 4), torch.randn(8, 2)
+        reference = plain.twin(model)
+        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+        random.seed({seed})
+        with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+            for _ in range(1000):
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-3))
+                try:
+                    while True:
+                        pipe.step(x, target=y)
+                except KeyboardInterrupt:
+                    pass
+                pipe.zero_grad()
+                pipe.step(x, target=y)
+                plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        print("done")
+    """)
+    assert printed == "done\n"

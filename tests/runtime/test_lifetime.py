@@ -1,0 +1,293 @@
+"""Workers live as long as their pipeline, and nothing of a step lives longer than it."""
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from tests.chains import cut_by_hand
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+X, Y = torch.ones(6, 4), torch.zeros(6, 2)
+
+
+class Tag:
+    """Something to hold weakly: an attribute of a tensor's memory."""
+
+
+def tagged(tensor: Tensor) -> tuple[Tensor, weakref.ref[Tag]]:
+    tag = Tag()
+    tensor.untyped_storage().tag = tag  # type: ignore[attr-defined]
+    return tensor, weakref.ref(tag)
+
+
+def test_a_worker_for_each_stage_until_it_is_closed():
+    pipe = cut_by_hand(network(), [1, 2], loss_fn=nn.MSELoss())
+    assert sorted(thread.name for thread in workers()) == [f"pipepart-virtual:{index}" for index in range(3)]
+    pipe.step(X, target=Y)
+    assert len(workers()) == 3
+    pipe.close()
+    assert workers() == []
+
+
+def test_closing_twice_does_nothing_and_use_after_it_is_refused():
+    pipe = cut_by_hand(network(), [1], loss_fn=nn.MSELoss())
+    output = pipe(X)
+    pipe.close()
+    pipe.close()
+    for use in (lambda: pipe.step(X, target=Y), lambda: pipe(X), lambda: output.sum().backward()):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
+    assert "closed" in repr(pipe)
+
+
+def test_a_with_block_closes_even_when_it_fails():
+    def fail() -> None:
+        with cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) as pipe:
+            pipe.step(X, target=Y)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert workers() == []
+
+
+@pytest.mark.parametrize("use", ["none", "step", "forward", "failure"])
+def test_an_unclosed_pipeline_that_nobody_holds_ends_its_workers(use):
+    class Fail(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("on purpose")
+
+    model = nn.Sequential(*network(), Fail()) if use == "failure" else network()
+    pipe = cut_by_hand(model, [1], loss_fn=nn.MSELoss())
+    threads = workers()
+    assert len(threads) == 2
+    if use == "step":
+        pipe.step(X, target=Y)
+    elif use == "forward":
+        pipe(X).sum().backward()
+    elif use == "failure":
+        with pytest.raises(ValueError, match="on purpose"):
+            pipe.step(X, target=Y)
+    del pipe
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
+    with pytest.raises(ValueError, match="reduction='none'"):
+        cut_by_hand(network(), [1], loss_fn=nn.MSELoss(reduction="none"))
+    shared = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="share"):
+        cut_by_hand(nn.Sequential(shared, shared), [1])
+    assert workers() == []
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_step_keeps_nothing_of_its_mini_batch(schedule):
+    """Without help of the garbage collector: a training loop must not gather mini-batches."""
+    with cut_by_hand(network(), [1], loss_fn=nn.MSELoss(), schedule=schedule) as pipe:
+        pipe.step(X, target=Y)
+        gc.collect()
+        gc.disable()
+        try:
+            x, input_alive = tagged(torch.randn(6, 4))
+            y, target_alive = tagged(torch.randn(6, 2))
+            pipe.step(x, target=y)
+            del x, y
+            assert input_alive() is None
+            assert target_alive() is None
+        finally:
+            gc.enable()
+
+
+def test_a_forward_keeps_nothing_once_its_output_is_gone():
+    with cut_by_hand(network(), [1]) as pipe:
+        pipe(X)
+        gc.collect()
+        gc.disable()
+        try:
+            x, alive = tagged(torch.randn(6, 4))
+            output = pipe(x)
+            output.sum().backward()
+            del x, output
+            assert alive() is None
+        finally:
+            gc.enable()
+
+
+def test_activations_are_released_as_the_schedule_allows():
+    """1F1B on two stages holds at most two micro-batches' activations, GPipe all of them."""
+
+    class Watch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[weakref.ref[Tag]] = []
+            self.most = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, tag = tagged(x.exp())  # saved for the backward
+            self.seen.append(tag)
+            self.most = max(self.most, sum(tag() is not None for tag in self.seen))
+            return y * 1
+
+    def most_alive(schedule: str) -> int:
+        watch = Watch()
+        model = nn.Sequential(nn.Linear(4, 4), watch, nn.Linear(4, 4), nn.Linear(4, 2))
+        with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=6, schedule=schedule) as pipe:
+            pipe.step(X, target=Y)
+            pipe.step(X, target=Y)
+        return watch.most
+
+    assert most_alive("sequential") == 1
+    assert most_alive("1f1b") == 2
+    assert most_alive("gpipe") == 6
+
+
+def test_two_threads_cannot_step_at_once():
+    inside, leave = threading.Event(), threading.Event()
+
+    class Wait(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert leave.wait(60)
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Wait(), nn.Linear(4, 2))
+    found: list[Tensor] = []
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        other = threading.Thread(target=lambda: found.append(pipe.step(X, target=Y)))
+        other.start()
+        assert inside.wait(60)
+        with pytest.raises(RuntimeError, match="busy"):
+            pipe.step(X, target=Y)
+        with pytest.raises(RuntimeError, match="busy"):
+            pipe(X)
+        leave.set()
+        other.join(60)
+        assert len(found) == 1
+        pipe.step(X, target=Y)
+
+
+def test_a_layer_cannot_step_its_own_pipeline():
+    class Again(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            holder[0].step(X, target=Y)
+            return x
+
+    holder: list[Any] = []
+    model = nn.Sequential(nn.Linear(4, 4), Again(), nn.Linear(4, 2))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        holder.append(pipe)
+        with pytest.raises(RuntimeError, match="busy"):
+            pipe.step(X, target=Y)
+
+
+def test_pipelines_step_at_the_same_time_from_threads_of_their_own():
+    pipes = [cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) for _ in range(3)]
+    losses: dict[int, list[float]] = {index: [] for index in range(3)}
+
+    def train(index: int) -> None:
+        for _ in range(20):
+            losses[index].append(float(pipes[index].step(X, target=Y)))
+
+    threads = [threading.Thread(target=train, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for index, pipe in enumerate(pipes):
+        pipe.close()
+        assert len(losses[index]) == 20
+        assert len(set(losses[index])) == 1
+
+
+def test_intra_operation_threads_of_the_caller_stay():
+    torch.set_num_threads(2)
+    cluster = pipepart.Cluster.virtual(2, threads=1)
+    assert torch.get_num_threads() == 2
+    profile = pipepart.profile(network(), X, micro_batches=2, seconds=0.01, threads=1)
+    with pipepart.Pipeline(network(), pipepart.plan(profile, cluster), loss_fn=nn.MSELoss()) as pipe:
+        assert torch.get_num_threads() == 2
+        pipe.step(X, target=Y)
+    assert torch.get_num_threads() == 2
+
+
+def test_each_worker_has_the_threads_of_its_device():
+    class Ask(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add((threading.current_thread().name, torch.get_num_threads()))
+            return x
+
+    seen: set[tuple[str, int]] = set()
+    model = nn.Sequential(nn.Linear(4, 4), Ask(), nn.Linear(4, 4), Ask(), nn.Linear(4, 2))
+    torch.set_num_threads(2)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(X, target=Y)
+    assert seen == {("pipepart-virtual:0", 1), ("pipepart-virtual:1", 1)}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
+def test_a_traced_step_keeps_the_start_and_end_of_every_action(schedule):
+    with cut_by_hand(network(), [1, 2], loss_fn=nn.MSELoss(), schedule=schedule, trace=True) as pipe:
+        assert pipe.last_trace is None
+        pipe.step(X, target=Y)
+        trace = pipe.last_trace
+        assert trace is not None
+        assert trace.schedule == pipe.plan.build_schedule()
+        assert min(start for row in trace.starts for start in row) == 0
+        begin, end = {}, {}
+        for actions, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
+            assert list(starts) == sorted(starts)
+            for action, start, stop in zip(actions, starts, ends, strict=True):
+                assert start <= stop
+                begin[str(action)], end[str(action)] = start, stop
+            assert all(stop <= start for stop, start in zip(ends, starts[1:], strict=False))
+        assert begin["2F1"] >= begin["1F1"] >= begin["0F1"]
+        assert begin["0B2"] >= begin["1B2"] >= begin["2B2"] >= end["2F2"]
+        pipe.step(X[:2], target=Y[:2])
+        assert pipe.last_trace is not None
+        assert pipe.last_trace.schedule.micro_batches == 2
+
+
+def test_no_trace_unless_it_is_asked_for():
+    with cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(X, target=Y)
+        assert pipe.last_trace is None
+
+
+def test_stages_work_at_the_same_time():
+    """Each of two stages waits within its layer for the other: one after the other they would never meet."""
+    meeting = threading.Barrier(2)
+
+    class Meet(nn.Module):
+        def __init__(self, first: int) -> None:
+            super().__init__()
+            self.calls, self.first = 0, first
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == self.first:
+                meeting.wait(60)
+            return x * 1
+
+    model = nn.Sequential(nn.Linear(4, 4), Meet(2), nn.Linear(4, 4), Meet(1), nn.Linear(4, 2))
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=3, schedule="gpipe") as pipe:
+        pipe.step(X, target=Y)
+    assert meeting.n_waiting == 0
+    assert not meeting.broken
