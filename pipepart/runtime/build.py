@@ -25,8 +25,8 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     first = 0
     for index, (planned, device) in enumerate(zip(plan.stages, plan.devices, strict=True)):
         own = layers[first : first + len(planned.layers)]
+        stages.append(Stage(index, own, first, torch.device(device.torch_device or "cpu"), device.name))
         first += len(planned.layers)
-        stages.append(Stage(index, own, torch.device(device.torch_device or "cpu"), device.name))
     _check_sharing(stages)
     for stage in stages:
         for _, module in stage.layers:

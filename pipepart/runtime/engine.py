@@ -44,6 +44,7 @@ class Engine:
             self._wait_until_idle()
             run.forget()
             raise
+        run.draws.finish()
         if run.failure is not None:
             run.forget()
             raise run.failure

@@ -27,6 +27,7 @@ from ..modes import Modes
 from .ends import End
 from .mailbox import Mailbox, Stopped
 from .notes import PLACE, add_note
+from .randomness import Draws
 from .stage import Stage, Stash
 
 Stashes = list[dict[int, Stash]]
@@ -56,6 +57,7 @@ class Run:
         self.schedule = schedule
         self.stashes: Stashes = [{} for _ in stages] if stashes is None else stashes
         self.failure: BaseException | None = None
+        self.draws = Draws()
         self.spans: list[list[tuple[float, float]]] | None = (
             [[] for _ in schedule.actions] if traced else None
         )
@@ -134,7 +136,7 @@ class Run:
         )
         start = time.perf_counter()
         with self._modes.autocasting():
-            value, inputs, nodes = self._stages[stage].forward(message)
+            value, inputs, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
         del message
         if stage + 1 < len(self._stages):
             message, roots = boundary.cut(value)

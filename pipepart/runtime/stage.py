@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import boundary
 from .blame import failed_layers
 from .notes import LAYER, add_note
+from .randomness import Draws
 
 
 class Stash(NamedTuple):
@@ -29,31 +30,41 @@ class Stash(NamedTuple):
 
 
 class Stage:
-    """The layers of one stage. Only the worker of its device calls it."""
+    """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it."""
 
     def __init__(
-        self, index: int, layers: Sequence[tuple[str, nn.Module]], device: torch.device, where: str
+        self,
+        index: int,
+        layers: Sequence[tuple[str, nn.Module]],
+        first: int,
+        device: torch.device,
+        where: str,
     ) -> None:
         self.index = index
+        self.first = first
         self.layers = tuple(layers)
         self.device = device
         self.where = where
         self._modules = [module for _, module in layers]
+        # Whether a layer draws random numbers, by its place and mode; known once it has run in that mode.
+        self._draws: dict[tuple[int, bool], bool] = {}
         # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
         # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
         flags = (getattr(part, "inplace", False) for module in self._modules for part in module.modules())
         self._writes_input = dict.fromkeys((False, True), True) if any(flags) else {}
 
-    def forward(self, message: Any) -> tuple[Any, tuple[Tensor, ...], list[Node | None]]:
+    def forward(
+        self, message: Any, micro_batch: int, draws: Draws
+    ) -> tuple[Any, tuple[Tensor, ...], list[Node | None]]:
         """Runs the layers; returns their output, the leaves of the input, and a node for each layer's output."""
         message = boundary.move(message, self.device)
         nodes: list[Node | None] = []
         inputs = boundary.leaves(message) if torch.is_grad_enabled() else ()
         training = self._modules[0].training
         if not inputs or self._writes_input.get(training) is False:
-            return self._run(message, nodes), inputs, nodes
+            return self._run(message, nodes, micro_batch, draws), inputs, nodes
         versions = [leaf._version for leaf in inputs]
-        value = self._run(boundary.alias(message), nodes)
+        value = self._run(boundary.alias(message), nodes, micro_batch, draws)
         if training not in self._writes_input:
             self._writes_input[training] = versions != [leaf._version for leaf in inputs]
         return value, inputs, nodes
@@ -67,10 +78,15 @@ class Stage:
             raise
         return [leaf.grad for leaf in stash.inputs]
 
-    def _run(self, value: Any, nodes: list[Node | None]) -> Any:
+    def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws) -> Any:
         try:
-            for module in self._modules:
-                value = module(value)
+            for index, module in enumerate(self._modules):
+                if self._draws.get((index, module.training)) is False:
+                    value = module(value)
+                else:
+                    with draws.of(self.first + index, micro_batch) as own:
+                        value = module(value)
+                    self._draws.setdefault((index, module.training), own.count > 0)
                 nodes.append(getattr(value, "grad_fn", None))
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of {self._name([len(nodes)])}")

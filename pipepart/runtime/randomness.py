@@ -1,0 +1,85 @@
+"""Random numbers that depend on the seed, the step, the micro-batch and the layer, and on nothing else.
+
+Workers that drew from torch's one CPU generator would do so in the order in which they happen to run. Here each
+random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,
+if a layer drew at all, moved on by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
+from the next, and is the same for every cut, schedule and number of devices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_GLOBAL_GENERATOR = threading.Lock()
+_TAKES_GENERATOR: dict[Any, bool] = {}
+
+
+class Draws:
+    """The random numbers of one step. Made by the caller's thread, used by all workers."""
+
+    def __init__(self) -> None:
+        self._seed = hash(torch.default_generator.get_state().numpy().tobytes())
+        self.drawn = False
+
+    def of(self, layer: int, micro_batch: int) -> LayerDraws:
+        """Those of one forward of a layer, by its place in the whole model."""
+        return LayerDraws(self, hash((self._seed, layer, micro_batch)))
+
+    def finish(self) -> None:
+        """Moves the global generator on if any layer drew, so that the next step draws other numbers."""
+        if self.drawn:
+            torch.rand(())
+
+
+class LayerDraws(TorchDispatchMode):
+    """While it is entered, each random operation of this thread draws from a state of its own."""
+
+    def __init__(self, draws: Draws, seed: int) -> None:
+        super().__init__()
+        self.count = 0
+        self._draws = draws
+        self._seed = seed
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        self._draws.drawn = True
+        self.count += 1
+        seed = hash((self._seed, self.count)) & (2**63 - 1)
+        device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
+        if _takes_generator(func):
+            generator = torch.Generator(device or "cpu").manual_seed(seed)
+            return func(*args, **kwargs, generator=generator)
+        return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
+
+
+def _takes_generator(func: Any) -> bool:
+    if func not in _TAKES_GENERATOR:
+        _TAKES_GENERATOR[func] = any(argument.name == "generator" for argument in func._schema.arguments)
+    return _TAKES_GENERATOR[func]
+
+
+def _with_global_seed(
+    device: torch.device, seed: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Runs an operation that only knows its device's global generator, and puts that back."""
+    with _GLOBAL_GENERATOR:
+        generator = (
+            torch.default_generator
+            if device.type == "cpu"
+            else torch.cuda.default_generators[device.index or 0]
+        )
+        state = generator.get_state()
+        try:
+            generator.manual_seed(seed)
+            return func(*args, **kwargs)
+        finally:
+            generator.set_state(state)
