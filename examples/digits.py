@@ -15,6 +15,7 @@ from pipepart.reporting import (
     drawn_timeline,
     layer_table,
     measured_against_plan,
+    memory_table,
     plan_summary,
     show,
     stage_table,
@@ -100,6 +101,7 @@ def main() -> int:
         layer_table(profile),
         plan_summary(plan),
         stage_table(plan),
+        memory_table(plan),
         drawn_timeline(plan.simulate(), "Predicted timeline of one step"),
     )
     print()

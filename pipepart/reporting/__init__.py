@@ -3,7 +3,7 @@
 from .console import report_console, show
 from .layers import layer_table, size_table
 from .measured import measured_against_plan
-from .stages import stage_table
+from .stages import memory_table, stage_table
 from .summary import plan_summary
 from .timeline import drawn_timeline
 
@@ -11,6 +11,7 @@ __all__ = [
     "drawn_timeline",
     "layer_table",
     "measured_against_plan",
+    "memory_table",
     "plan_summary",
     "report_console",
     "show",

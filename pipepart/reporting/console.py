@@ -20,7 +20,8 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
                 console.print()
             console.print(report)
     # Cells are filled up with spaces, which a terminal hides and a file keeps.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=console.file, flush=True)
+    text = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    print(text.encode(console.encoding, "replace").decode(console.encoding), file=console.file, flush=True)
 
 
 def report_console(file: TextIO | None = None) -> Console:

@@ -32,7 +32,7 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
             Column(
                 "±",
                 [*map(spread, timings), ""],
-                rank=5,
+                rank=6,
                 name="spread" if part == "forward" else "",
                 style="dim",
             ),
@@ -45,7 +45,7 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
             text=True,
         ),
         Column("kind", [*(layer.kind for layer in profile.layers), *more, ""], text=True),
-        Column("output", [*_shapes(profile, costs), *more, ""], rank=3, name="output shape", text=True),
+        Column("output", [*_shapes(profile, costs), *more, ""], rank=4, name="output shape", text=True),
         *times(f"forward\n{unit.name}", "forward", 0),
         *times(f"backward\ninput {unit.name}", "backward_input", 0),
         *times(f"backward\nweight {unit.name}", "backward_weight", 0),
@@ -53,7 +53,7 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         Column(
             "",
             [*(bar(row.seconds / largest if largest else 0) for row in rows), ""],
-            rank=1,
+            rank=3,
             text=True,
             style="cyan",
         ),
@@ -69,8 +69,8 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         _memory(
             "saved for\nbackward", costs, "saved_bytes", sum(piece.bytes for piece in costs.saved), 2, more
         ),
-        _memory("output\nbytes", costs, "output_bytes", None, 4, more),
-        _memory("peak", costs, "peak_bytes", max(cost.peak_bytes for cost in costs.layers), 4, more),
+        _memory("output\nbytes", costs, "output_bytes", None, 5, more),
+        _memory("peak", costs, "peak_bytes", max(cost.peak_bytes for cost in costs.layers), 5, more),
     ]
     return FittingTable(
         f"Layers of {profile.model}: forward and backward of one micro-batch of {_samples(costs.samples)}",

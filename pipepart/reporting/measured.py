@@ -25,11 +25,7 @@ def measured_against_plan(plan: Plan, step_seconds: Sequence[float]) -> Text:
         raise ValueError("no step was measured: give the seconds of at least 1")
     predicted, measured = plan.predicted.step_seconds, statistics.median(step_seconds)
     off = measured / predicted - 1
-    how = (
-        "as predicted"
-        if abs(off) < 0.005
-        else f"{abs(off):.0%} {'longer' if off > 0 else 'shorter'} than predicted"
-    )
+    how = "as predicted" if abs(off) < 0.005 else f"{abs(off):.0%} {'longer' if off > 0 else 'shorter'}"
     return Text.assemble(
         ("Step  ", "bold"),
         f"predicted {format_seconds(predicted)}, measured {format_seconds(measured)} "

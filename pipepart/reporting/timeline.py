@@ -32,8 +32,7 @@ class DrawnTimeline:
             picture.highlight_regex(pattern, style)
         yield picture
         yield Text(
-            "One line a device: a number is a micro-batch, f its forward, b its backward, . idle.",
-            style="dim",
+            "One line a device. 0f: forward of micro-batch 0; 0b: its backward; dots: idle.", style="dim"
         )
 
 

@@ -1,0 +1,5 @@
+"""The command line: ``pipepart COMMAND``."""
+
+from .app import app
+
+__all__ = ["app"]

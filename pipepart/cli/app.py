@@ -1,0 +1,41 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from .plan import plan_command
+from .profile import profile_command
+
+app = typer.Typer(
+    name="pipepart",
+    help="Measures a PyTorch model, cuts it into pipeline stages, and says what that will cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("profile")(profile_command)
+app.command("plan")(plan_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pipepart {version('pipepart')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Measures a PyTorch model, cuts it into pipeline stages, and says what that will cost."""

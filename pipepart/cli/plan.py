@@ -1,0 +1,120 @@
+"""``pipepart plan``: the best cut and schedule of a model for given devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..cluster import Cluster
+from ..planning import plan
+from ..profiling import Profile
+from . import options
+from .devices import DeviceOptions
+from .measure import HowToMeasure, measure
+from .mistakes import Mistake, mistakes_told
+from .numbers import parse_count
+from .output import check_writable, deliver
+
+
+def plan_command(
+    model_or_profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_PROFILE",
+            show_default=False,
+            help="As path/to/file.py:factory, or a profile that was saved, as in profile.json.",
+        ),
+    ],
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="So many accelerators, or virtual devices on the CPU; or torch devices as in cuda:0,cuda:1.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="A cluster that was saved as JSON."),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MEMORY[@SPEED]",
+            show_default=False,
+            help="A device that is not at hand, once for each: 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", show_default=False, help="Bandwidth between described devices: 12GB/s."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", show_default=False, help="What each device may use: 2GiB.")
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="gpipe, 1f1b, sequential, or auto for the best.")
+    ] = "auto",
+    micro_batches: Annotated[
+        str, typer.Option(metavar="N", help="Parts of a mini-batch, or auto for the best that is profiled.")
+    ] = "auto",
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="How many, or auto for the best number; one a device if not given.",
+        ),
+    ] = None,
+    sample: options.Sample = None,
+    optimizer: options.Optimizer = None,
+    threads: options.Threads = None,
+    seconds: options.Seconds = None,
+    as_json: options.AsJson = False,
+    output: options.Output = None,
+) -> None:
+    """Cuts a model into stages, and predicts step and memory.
+
+    MODEL_OR_PROFILE is a profile that was saved (a path that ends in .json), or a model as `pipepart profile`
+    takes it, which is measured first.
+    """
+    with mistakes_told():
+        check_writable(output)
+        count = parse_count("--micro-batches", micro_batches)
+        number = None if stages is None else parse_count("--stages", stages)
+        where = DeviceOptions(devices, cluster, tuple(device or ()), link, memory).make_cluster()
+        how = HowToMeasure(sample, optimizer, threads, seconds)
+        profile = _profile(model_or_profile, how, where, count)
+        made = plan(profile, where, schedule=schedule, micro_batches=count, stages=number)
+
+        def reports():
+            from ..reporting import drawn_timeline, memory_table, plan_summary, stage_table
+
+            picture = drawn_timeline(made.simulate(), "Predicted timeline of one step")
+            return [plan_summary(made), stage_table(made), memory_table(made), picture]
+
+        deliver(made, reports, as_json=as_json, path=output)
+
+
+def _profile(name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"]) -> Profile:
+    return _load(Path(name), how) if name.endswith(".json") else _measure(name, how, cluster, count)
+
+
+def _load(path: Path, how: HowToMeasure) -> Profile:
+    if how.given():
+        raise Mistake(f"{', '.join(how.given())} cannot change {path}, which is measured already")
+    try:
+        return Profile.load(path)
+    except OSError as error:
+        raise Mistake(f"cannot read the profile {str(path)!r}: {error.strerror or error}") from None
+
+
+def _measure(name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"]) -> Profile:
+    threads = how.threads or cluster.devices[0].threads
+
+    def sizes(batch: int) -> list[int]:
+        return [count] if count != "auto" else sorted({min(batch, len(cluster) * k) for k in (1, 2, 4)})
+
+    return measure(name, HowToMeasure(how.sample, how.optimizer, threads, how.seconds), sizes)
