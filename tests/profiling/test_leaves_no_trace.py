@@ -1,0 +1,229 @@
+"""A profile leaves the model as it was: state, gradients, random states, flags and hooks."""
+
+import contextlib
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from tests import plain
+
+
+def measure(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:
+    return pipepart.profile(model, x, seconds=0.01, progress=False, **options)
+
+
+def hook_based(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return norm(nn.Linear(4, 4))
+
+
+def frozen_first() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    return model
+
+
+class First(nn.Module):
+    def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
+        return outputs[0]
+
+
+MODELS: dict[str, Callable[[], nn.Sequential]] = {
+    "batch norm": lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+    ),
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)),
+    "lstm": lambda: nn.Sequential(nn.LSTM(4, 4, batch_first=True), First()),
+    "weight norm": lambda: nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)
+    ),
+    "spectral norm": lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4)
+    ),
+    "weight norm by hook": lambda: nn.Sequential(hook_based(nn.utils.weight_norm), nn.Linear(4, 4)),
+    "spectral norm by hook": lambda: nn.Sequential(hook_based(nn.utils.spectral_norm), nn.Linear(4, 4)),
+    "frozen first": frozen_first,
+    "used twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 3),
+    "evaluation": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(),
+}
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """All that a training script could see of the model and the process."""
+    return {
+        "values": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
+        "identities": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "memory": [t.data_ptr() for t in (*model.parameters(), *model.buffers())],
+        "versions": [t._version for t in (*model.parameters(), *model.buffers())],
+        "order": [list(module._parameters) + list(module._buffers) for module in model.modules()],
+        "gradients": plain.gradients(model),
+        "gradient identities": [id(parameter.grad) for parameter in model.parameters()],
+        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "weights": [id(vars(module).get("weight")) for module in model.modules()],
+        "flat weights": [
+            [id(weight) for weight in module._flat_weights]
+            for module in model.modules()
+            if isinstance(module, nn.LSTM)
+        ],
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def assert_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for what in before:
+        if what in ("values", "gradients"):
+            plain.assert_same(after[what], before[what])
+        elif what == "torch":
+            assert after[what].equal(before[what])
+        else:
+            assert after[what] == before[what], what
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["with gradients", "without gradients"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_model_comes_back_as_it_was(kind, trained):
+    model = MODELS[kind]()
+    x = torch.randn(6, 3, 4) if kind == "lstm" else torch.randn(6, 4)
+    if trained:
+        model(x.clone()).sum().backward()
+    before = snapshot(model)
+    measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), micro_batches=[2, 3])
+    assert_unchanged(before, snapshot(model))
+
+
+def test_weights_that_a_forward_changes_are_put_back():
+    """An embedding with a largest norm rescales, in its forward, the rows that it reads."""
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 2))
+    before = snapshot(model)
+    measure(model, torch.arange(10))
+    assert_unchanged(before, snapshot(model))
+
+
+def test_random_numbers_that_layers_draw_are_put_back():
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * random.random() * float(np.random.rand()) * torch.rand(())
+
+    model = nn.Sequential(nn.Linear(4, 4), Draws())
+    x = torch.randn(6, 4)
+    before = snapshot(model)
+    measure(model, x)
+    assert_unchanged(before, snapshot(model))
+
+
+def test_sample_and_target_stay_as_they_were():
+    """Though the first layer writes into its input, and both ask for gradients."""
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4).requires_grad_()
+    expected = x.clone()
+    measure(model, x, loss_fn=nn.MSELoss(), target=y)
+    assert x.equal(expected)
+    assert y.grad is None
+    model = nn.Sequential(nn.Linear(4, 4))
+    x.requires_grad_()
+    measure(model, x)
+    assert x.grad is None
+
+
+def test_parameters_of_the_loss_stay_as_they_were():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (self.scale * output - target).pow(2).mean()
+
+    loss_fn = Scaled()
+    measure(nn.Sequential(nn.Linear(4, 4)), torch.randn(6, 4), loss_fn=loss_fn, target=torch.zeros(6, 4))
+    assert loss_fn.scale.grad is None
+
+
+def test_hooks_of_parameters_do_not_fire_and_stay():
+    calls: list[str] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.register_hook(lambda gradient: calls.append("gradient"))
+    model[1].weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("accumulated"))
+    measure(model, torch.randn(6, 4), loss_fn=nn.MSELoss(), target=torch.zeros(6, 4))
+    assert calls == []
+    model(torch.randn(6, 4)).sum().backward()
+    assert sorted(calls) == ["accumulated", "gradient"]
+
+
+def test_hooks_of_layers_stay():
+    counts = {"forward": 0, "before": 0, "backward": 0}
+
+    def count(what: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            counts[what] += 1
+
+        return hook
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].register_forward_hook(count("forward"))
+    model[1].register_forward_pre_hook(count("before"))
+    model[1].register_full_backward_hook(count("backward"))
+    measure(model, torch.randn(6, 4))
+    counts.update(dict.fromkeys(counts, 0))
+    model(torch.randn(6, 4)).sum().backward()
+    assert counts == {"forward": 1, "before": 1, "backward": 1}
+
+
+class Fails(nn.Module):
+    """Raises at one call, or in the backward of one."""
+
+    def __init__(self, at: int, backward: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.at, self.in_backward = at, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls.append(0)
+        y = self.norm(x)
+        if len(calls) >= self.at:
+            if not self.in_backward:
+                raise OSError("on purpose")
+            y.register_hook(self.fail) if y.requires_grad else None
+        return y
+
+    def fail(self, gradient: Tensor) -> None:
+        raise OSError("on purpose")
+
+
+calls: list[int] = []
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_exception_leaves_the_model_as_it_was_and_names_the_layer(at, backward):
+    model = nn.Sequential(nn.Linear(4, 4), Fails(at, backward), nn.Linear(4, 4))
+    calls.clear()
+    x = torch.randn(6, 4)
+    before = snapshot(model)
+    with pytest.raises(OSError, match="on purpose") as caught:
+        measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros(6, 4))
+    assert "'1'" in "".join(caught.value.__notes__)
+    assert_unchanged(before, snapshot(model))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, contextlib.nullcontext])
+def test_the_callers_grad_mode_does_not_matter(mode):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+    with mode():
+        profile = measure(model, x)
+    assert all(layer.backward_weight.seconds > 0 for layer in profile.costs[0].layers[::2])
+    assert all(parameter.grad is None for parameter in model.parameters())
