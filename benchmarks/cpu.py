@@ -13,6 +13,7 @@ from rich.console import Console
 from benchmarks import race, tables
 from benchmarks.models import RACED
 from benchmarks.peers.distributed import Ranks
+from benchmarks.quiet import TRIES
 
 OVERHEAD_MICRO_BATCHES = 64
 
@@ -21,6 +22,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each; the median is shown.")] = 7,
     models: Annotated[str, typer.Option(help="Which models, separated by commas.")] = ",".join(RACED),
     micro_batches: Annotated[str, typer.Option(help="Which numbers of micro-batches.")] = "4,8",
+    tries: Annotated[int, typer.Option(min=1, help="Times to retake a step that others disturb.")] = TRIES,
     quick: Annotated[bool, typer.Option("--quick", help="Two models, 4 micro-batches, 3 rounds.")] = False,
     overhead: Annotated[bool, typer.Option(help="Also measure the overhead per action.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every sample here.")] = None,
@@ -41,7 +43,12 @@ def main(
         def measure(name: str, count: int, repeats: int) -> race.Result:
             label = f"{name}, {count} micro-batches"
             return race.run(
-                name, count, ranks, rounds=repeats, progress=lambda what: status.update(f"{label}: {what}")
+                name,
+                count,
+                ranks,
+                rounds=repeats,
+                tries=tries,
+                progress=lambda what: status.update(f"{label}: {what}"),
             )
 
         for name, count in courses:

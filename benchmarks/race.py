@@ -12,6 +12,7 @@ from benchmarks.peers.pipepart_threads import PipepartThreads, cut_of, make_plan
 from benchmarks.peers.plain import Plain
 from benchmarks.peers.torchgpipe_threads import TorchGPipe
 from benchmarks.proof import require_equal
+from benchmarks.quiet import TRIES, undisturbed
 from benchmarks.rounds import Samples, interleave
 from pipepart import Plan
 
@@ -41,12 +42,17 @@ def run(
     ranks: Ranks,
     *,
     rounds: int,
+    tries: int = TRIES,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Result:
     """Profiles and plans `model`, lets every framework run the plan's cut, and times them."""
     workload = models.build(model)
     progress("profiling")
-    plans = make_plans(workload, micro_batches)
+
+    def forecast() -> dict[str, Plan]:
+        return undisturbed(lambda: make_plans(workload, micro_batches), tries=tries).result
+
+    plans = forecast()
     course = Course(workload, cut_of(plans), micro_batches)
     progress("starting")
     with _contenders(course, plans, ranks) as contenders:
@@ -55,10 +61,10 @@ def run(
         predicted: dict[str, list[float]] = {name_of(plan): [] for plan in plans.values()}
 
         def predict() -> None:
-            for plan in make_plans(workload, micro_batches).values():
+            for plan in forecast().values():
                 predicted[name_of(plan)].append(plan.predicted.step_seconds)
 
-        samples = interleave(contenders, rounds, before_round=predict)
+        samples = interleave(contenders, rounds, tries=tries, before_round=predict)
     return Result(model, micro_batches, course.cut, samples, predicted, errors)
 
 

@@ -30,7 +30,7 @@ def processor() -> str:
 def disturbances(result: Result) -> str:
     """How many of the timed steps shared the processor with other programs."""
     disturbed = sum(samples.disturbed for samples in result.samples.values())
-    steps = sum(len(samples.wall_seconds) for samples in result.samples.values())
+    steps = sum(len(samples.steps) for samples in result.samples.values())
     return f"{disturbed} of {steps} steps were disturbed by other programs"
 
 

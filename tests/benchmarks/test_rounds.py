@@ -1,19 +1,19 @@
 """Turns: every contender steps in every round, timed once, and nobody always goes first."""
 
-import itertools
 import time
 
 import pytest
 from torch import Tensor
 
-from benchmarks import rounds
+from benchmarks import quiet
 from benchmarks.contender import InThisProcess
+from benchmarks.quiet import Taken
 from benchmarks.rounds import Samples, interleave
 
 
 @pytest.fixture(autouse=True)
 def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "busy_seconds", lambda: 0.0)
+    monkeypatch.setattr(quiet, "busy_seconds", lambda: 0.0)
 
 
 class Sleeper(InThisProcess):
@@ -35,32 +35,25 @@ def test_each_round_warms_and_times_every_contender_and_turns_the_order():
 
 
 def test_only_the_second_step_of_a_turn_is_timed():
-    samples = interleave([Sleeper("slow", 0.02, [])], rounds=2)["slow"]
+    class SlowStart(Sleeper):
+        def step(self) -> None:
+            self._seconds = 0.3 if len(self._diary) % 2 == 0 else 0.0
+            super().step()
+
+    samples = interleave([SlowStart("a", 0, [])], rounds=2)["a"]
     assert len(samples.wall_seconds) == 2
-    assert all(0.02 <= seconds < 0.04 for seconds in samples.wall_seconds)
+    assert max(samples.wall_seconds) < 0.3
 
 
 def test_sleeping_burns_no_cpu():
-    samples = interleave([Sleeper("slow", 0.02, [])], rounds=3)["slow"]
-    assert samples.cpu < 0.01
+    samples = interleave([Sleeper("slow", 0.05, [])], rounds=3)["slow"]
+    assert samples.cpu < 0.04
 
 
 def test_the_median_ignores_a_disturbed_round():
-    assert Samples(wall_seconds=[1.0, 9.0, 2.0]).wall == pytest.approx(2.0)
+    samples = Samples([Taken(None, seconds, seconds, 0.0) for seconds in (1.0, 9.0, 2.0)])
+    assert samples.wall == samples.cpu == 2.0
 
 
-def test_a_disturbed_step_is_taken_again_and_not_kept(monkeypatch: pytest.MonkeyPatch):
-    # Somebody takes a whole second during the first timed step, and nothing later.
-    busy = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
-    monkeypatch.setattr(rounds, "busy_seconds", lambda: next(busy))
-    diary: list[str] = []
-    samples = interleave([Sleeper("a", 0.001, diary)], rounds=1)["a"]
-    assert diary == ["a"] * 3  # warm, disturbed, kept
-    assert samples.disturbed == 0
-
-
-def test_on_a_machine_that_never_rests_the_step_is_kept_and_counted(monkeypatch: pytest.MonkeyPatch):
-    busy = itertools.count()
-    monkeypatch.setattr(rounds, "busy_seconds", lambda: float(next(busy)))
-    samples = interleave([Sleeper("a", 0.001, [])], rounds=2)["a"]
-    assert samples.disturbed == len(samples.wall_seconds) == 2
+def test_steps_that_never_found_quiet_are_counted():
+    assert Samples([Taken(None, 1.0, 1.0, 0.9), Taken(None, 1.0, 1.0, 0.0)]).disturbed == 1

@@ -4,13 +4,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.quiet import Taken
 from benchmarks.race import Result
 from benchmarks.rounds import Samples
 from benchmarks.tables import overhead_table, step_table
 
 
 def steps(milliseconds: float, cpu_milliseconds: float) -> Samples:
-    return Samples([milliseconds / 1e3], [cpu_milliseconds / 1e3], [0.0])
+    return Samples([Taken(None, milliseconds / 1e3, cpu_milliseconds / 1e3, foreign_seconds=0.0)])
 
 
 RESULT = Result(
