@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,10 +104,8 @@ class ChainTimer:
             raise KeyboardInterrupt
         value, inputs, received = _entrance(message)
         start = self._now()
-        try:
+        with blaming(self._names[index], "forward"):
             value = self._modules[index](value)
-        except Exception as error:
-            raise self._blamed(error, index, "forward") from None
         seconds = self._now() - start
         output, roots = boundary.cut(value)
         return output, Step(inputs, roots, received), seconds
@@ -117,25 +116,29 @@ class ChainTimer:
         if not step.roots or (inputs_only and not step.inputs):
             return step.received, 0.0
         start = self._now()
-        try:
+        with blaming(self._names[index], "backward"):
             if inputs_only:
                 found = torch.autograd.grad(step.roots, step.inputs, gradients, allow_unused=True)
             else:
                 boundary.backward(step.roots, gradients)
                 found = step.received
-        except Exception as error:
-            raise self._blamed(error, index, "backward") from None
         seconds = self._now() - start
         return found, max(0.0, seconds - self._engine_seconds)
-
-    def _blamed(self, error: Exception, index: int, what: str) -> Exception:
-        error.add_note(f"pipepart: in the {what} of layer {self._names[index]!r}, while it was profiled")
-        return error
 
     def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+@contextmanager
+def blaming(layer: str, what: str) -> Iterator[None]:
+    """An exception from the block gets a note that names the layer."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"pipepart: in the {what} of layer {layer!r}, while it was profiled")
+        raise
 
 
 def fresh(sample: Any) -> Any:

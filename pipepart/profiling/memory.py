@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import boundary
-from .measure import Layers, Loss, fresh
+from .measure import Layers, Loss, blaming, fresh
 from .profile import SavedTensor
 
 
@@ -39,12 +39,13 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
     modules: list[Callable[[Any], Any]] = [module for _, module in layers]
     if loss is not None:
         modules.append(loss)
+    names = [*(name for name, _ in layers), "loss"]
     steps = []
     message = fresh(sample)
     with torch.enable_grad(), counter:
         for index, module in enumerate(modules):
             counter.enter(min(index, len(layers) - 1), message)
-            with saved_tensors_hooks(counter.pack, _Kept.unpack):
+            with saved_tensors_hooks(counter.pack, _Kept.unpack), blaming(names[index], "forward"):
                 output = module(boundary.alias(message))
             given, message = message, None
             message, roots = boundary.cut(output)
@@ -57,7 +58,7 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
         for index in reversed(range(len(steps))):
             given, roots = steps.pop()
             counter.enter(min(index, len(layers) - 1), None)
-            if roots:
+            with blaming(names[index], "backward"):
                 boundary.backward(roots, gradients)
             gradients = [leaf.grad for leaf in boundary.leaves(given)]
             del given, roots

@@ -15,7 +15,7 @@ from ..loss import check_scalar
 from ..microbatch import batch_size, split
 from ..modes import Modes
 from ..worker import start_workers
-from .measure import ChainTimer, Loss
+from .measure import ChainTimer, Loss, fresh
 from .memory import Memory, count_memory
 from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
 from .progress import watch
@@ -67,12 +67,13 @@ def profile(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     threads = (threads or max(1, torch.get_num_threads() // 2)) if device.type == "cpu" else None
 
+    everything = nn.ModuleList([model, loss_fn]) if isinstance(loss_fn, nn.Module) else model
     stop = threading.Event()
     modes = Modes.current()
 
     def work() -> list[Costs]:
         with (
-            stand_ins(model),
+            stand_ins(everything),
             modes.autocasting(),
             watch(progress, f"profiling {len(layers)} layers") as tick,
         ):
@@ -126,7 +127,7 @@ class _First:
         self.samples = batch_size(self.sample)
         self.loss: Loss = None
         if loss_fn is not None:
-            arguments = () if target is None else (split(target, parts)[0],)
+            arguments = () if target is None else (fresh(split(target, parts)[0]),)
             self.loss = lambda output: check_scalar(loss_fn(output, *arguments))
 
 
@@ -159,9 +160,9 @@ def _named(timing: tuple[Timing, Timing, Timing]) -> dict[str, Any]:
 
 def _counts(micro_batches: int | Sequence[int]) -> list[int]:
     counts = list(micro_batches) if isinstance(micro_batches, list | tuple) else [micro_batches]
-    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
+    if not counts or any(type(count) is not int or count < 1 for count in counts):
         raise ValueError(f"micro_batches must be at least 1, got {micro_batches!r}")
-    return sorted(set(counts))
+    return sorted({count for count in counts if isinstance(count, int)})
 
 
 def _on_own_thread(

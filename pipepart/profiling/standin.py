@@ -18,18 +18,18 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
     hooked to a parameter or its gradient is not called. Each trained copy starts with a gradient of zeros, so that
     a backward adds to it as every micro-batch but the first does.
     """
-    with untouched(model):
-        parameters: dict[Tensor, Tensor] = {parameter: _twin(parameter) for parameter in model.parameters()}
-        buffers: dict[Tensor, Tensor] = {buffer: buffer.clone() for buffer in model.buffers()}
-        try:
-            _exchange(model, parameters | buffers)
+    state: dict[Tensor, Tensor] = {parameter: _twin(parameter) for parameter in model.parameters()}
+    state |= {buffer: buffer.clone() for buffer in model.buffers()}
+    try:
+        _exchange(model, state)
+        with untouched(model):
             yield
-        finally:
-            # By setattr, as above: a module may hold its parameters elsewhere too, as an LSTM does.
-            _exchange(model, {twin: original for original, twin in (parameters | buffers).items()})
+    finally:
+        _exchange(model, {twin: original for original, twin in state.items()})
 
 
 def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
+    # By setattr: a module may hold its parameters elsewhere too, as an LSTM does, and then sees to it there.
     for module in model.modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and tensor in tensors:

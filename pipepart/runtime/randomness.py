@@ -8,11 +8,15 @@ from the next, and is the same for every cut, schedule and number of devices.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GLOBAL_GENERATOR = threading.Lock()
@@ -23,7 +27,8 @@ class Draws:
     """The random numbers of one step. Made by the caller's thread, used by all workers."""
 
     def __init__(self) -> None:
-        self._seed = hash(torch.default_generator.get_state().numpy().tobytes())
+        state = torch.default_generator.get_state().numpy().tobytes()
+        self._seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
         self.drawn = False
 
     def of(self, layer: int, micro_batch: int) -> LayerDraws:
@@ -51,6 +56,7 @@ class LayerDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        _refuse_checkpoint()
         self._draws.drawn = True
         self.count += 1
         seed = hash((self._seed, self.count)) & (2**63 - 1)
@@ -59,6 +65,18 @@ class LayerDraws(TorchDispatchMode):
             generator = torch.Generator(device or "cpu").manual_seed(seed)
             return func(*args, **kwargs, generator=generator)
         return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
+
+
+def _refuse_checkpoint() -> None:
+    """Raises where the layer will run again in the backward, out of reach, and would draw other numbers there."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            raise RuntimeError(
+                "a layer draws random numbers under torch.utils.checkpoint: its recomputed forward would draw others "
+                "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer"
+            )
+        frame = frame.f_back
 
 
 def _takes_generator(func: Any) -> bool:
