@@ -40,6 +40,8 @@ class Worker:
 
 def _work(jobs: SimpleQueue[Job | None], device: torch.device, threads: int | None) -> None:
     if threads is not None:
+        # A thread takes over the process's number when it first asks for it: so ask, and set its own behind that.
+        torch.get_num_threads()
         torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)

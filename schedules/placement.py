@@ -1,5 +1,7 @@
 """Which stage lives on which device: each function returns the device of every stage, in stage order."""
 
+from .action import ScheduleError
+
 
 def linear(devices: int) -> tuple[int, ...]:
     """One stage per device: 0, 1, 2, 3."""
@@ -25,3 +27,16 @@ def vee(devices: int) -> tuple[int, ...]:
 def bidirectional(devices: int) -> tuple[int, ...]:
     """Two copies of the model in opposite directions: 0, 1, 2, 3 and 3, 2, 1, 0 (Li & Hoefler 2021, §3.1)."""
     return wave(devices, 2)
+
+
+def placements(stages: int, devices: int) -> list[tuple[int, ...]]:
+    """Return the placements of so many stages that are in use: linear, looped and to and fro.
+
+    Raises ScheduleError when the stages do not divide evenly over the devices.
+    """
+    chunks, left = divmod(stages, devices)
+    if left or not chunks:
+        raise ScheduleError(f"{stages} stages do not divide evenly over {devices} devices; give a placement")
+    if chunks == 1:
+        return [linear(devices)]
+    return [wave(devices, chunks), looped(devices, chunks)]

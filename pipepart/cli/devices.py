@@ -63,5 +63,14 @@ def _of(text: str) -> Cluster:
         return as_cluster(int(text))
     try:
         return as_cluster([torch.device(name.strip()) for name in text.split(",")])
-    except RuntimeError:
-        raise Mistake(f"--devices {text!r}: give a number, or torch devices as in cuda:0,cuda:1") from None
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # an unknown name; a device that this torch or box has not
+        raise Mistake(
+            f"--devices {text!r}: give a number, or torch devices as in cuda:0,cuda:1 ({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
