@@ -46,8 +46,12 @@ class Engine:
             raise
         run.draws.finish()
         if run.failure is not None:
+            failure = run.failure
             run.forget()
-            raise run.failure
+            try:
+                raise failure
+            finally:
+                del failure  # else the traceback holds this frame, the frame the error, the error the traceback
 
     def close(self, reason: str) -> None:
         """Ends the workers; every later run is refused for ``reason``. Closing twice does nothing."""

@@ -103,7 +103,8 @@ class Run:
         )
 
     def forget(self) -> None:
-        """Lets go of all tensors, which the traceback of a failure would keep alive."""
+        """Lets go of the failure and of all tensors, which its traceback would keep alive."""
+        self.failure = None
         for stash in self.stashes:
             stash.clear()
         self._inputs = ()
