@@ -1,0 +1,116 @@
+"""Clusters: detected, virtual or described."""
+
+import json
+
+import pytest
+import torch
+
+from pipepart import Cluster, Device, Link
+from pipepart.cluster import as_cluster
+
+
+def test_virtual_devices_share_the_threads_of_the_process():
+    torch.set_num_threads(2)
+    cluster = Cluster.virtual(2, memory="2GiB")
+    assert len(cluster) == 2
+    assert [device.name for device in cluster.devices] == ["virtual:0", "virtual:1"]
+    assert {device.memory_bytes for device in cluster.devices} == {2 * 2**30}
+    assert {device.torch_device for device in cluster.devices} == {"cpu"}
+    assert [device.threads for device in cluster.devices] == [1, 1]
+    assert [device.threads for device in Cluster.virtual(8, threads=3).devices] == [3] * 8
+    assert Cluster.virtual(1).devices[0].memory_bytes is None
+    assert Cluster.virtual(1, memory=5000).devices[0].memory_bytes == 5000
+
+
+def test_described_devices():
+    cluster = Cluster.parse(["24GiB", "16GiB@0.6", "500MB@2"], link="12GB/s", latency=1e-5)
+    assert [device.memory_bytes for device in cluster.devices] == [24 * 2**30, 16 * 2**30, 500 * 10**6]
+    assert [device.speed for device in cluster.devices] == [1.0, 0.6, 2.0]
+    assert all(device.torch_device is None for device in cluster.devices)
+    assert cluster.link == Link(bandwidth=12e9, latency=1e-5)
+    assert cluster.link.seconds(12e9) == pytest.approx(1.00001)
+
+
+def test_a_link_without_bandwidth_moves_any_size_in_its_latency():
+    assert Link(latency=0.5).seconds(10**12) == 0.5
+    assert Link().seconds(10**12) == 0
+
+
+def test_torch_devices_by_name():
+    cluster = Cluster.of(["cpu", torch.device("cpu")])
+    assert [device.name for device in cluster.devices] == ["cpu#0", "cpu#1"]
+    assert len({device.name for device in cluster.devices}) == 2
+    assert {device.torch_device for device in cluster.devices} == {"cpu"}
+
+
+def test_a_box_without_accelerators_has_its_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (device,) = Cluster.local().devices
+    assert (device.torch_device, device.threads) == ("cpu", torch.get_num_threads())
+
+
+def test_what_devices_may_be_given_as(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    cluster = Cluster.parse(["1GiB"])
+    assert as_cluster(cluster) is cluster
+    assert as_cluster(3) == Cluster.virtual(3)
+    assert as_cluster(["cpu"]) == Cluster.of(["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Cluster.virtual(0), "at least 1 device, got 0"),
+        (lambda: Cluster.virtual(-1), "got -1"),
+        (lambda: Cluster.virtual(2, memory="much"), "'much' is not a size"),
+        (lambda: Cluster.virtual(2, memory=0), "positive, got 0"),
+        (lambda: Cluster.parse([]), "got none"),
+        (lambda: Cluster.of([]), "got none"),
+        (lambda: Cluster.parse(["16GiB@fast"]), "device 0, '16GiB@fast': 'fast' is not a speed"),
+        (lambda: Cluster.parse(["1GiB", "16GiB@0"]), "device 1, .* positive"),
+        (lambda: Cluster.parse(["16GiB@nan"]), "positive"),
+        (lambda: Cluster.parse(["16 elephants"]), "'16 elephants' is not a size"),
+        (lambda: Cluster.parse(["16GiB"], link="fast"), "'fast' is not a bandwidth"),
+        (lambda: Cluster.parse(["16GiB"], link="12GB"), "'12GB' is not a bandwidth"),
+        (lambda: Cluster.parse(["16GiB"], link=-1.0), "positive"),
+        (lambda: Cluster(devices=(Device(name="a", kind="x"),) * 2), "names must differ"),
+        (lambda: Cluster(devices=()), "devices"),
+        (lambda: Device(name="a", kind="x", memory_bytes=0), "memory_bytes"),
+        (lambda: Device(name="a", kind="x", speed=float("inf")), "speed"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused_with_their_values(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_device_is_found_by_name():
+    cluster = Cluster.virtual(2)
+    assert cluster.device("virtual:1") is cluster.devices[1]
+    with pytest.raises(
+        KeyError, match=r"no device 'virtual:2': the cluster has \['virtual:0', 'virtual:1'\]"
+    ):
+        cluster.device("virtual:2")
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster.virtual(3, memory="1GiB"),
+        Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s"),
+        Cluster.of(["cpu"]),
+    ],
+    ids=["virtual", "described", "detected"],
+)
+def test_a_saved_cluster_loads_as_the_same_value(cluster, tmp_path):
+    cluster.save(tmp_path / "cluster.json")
+    assert Cluster.load(tmp_path / "cluster.json") == cluster
+
+
+def test_a_cluster_file_may_be_written_by_hand(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text('{"devices": [{"name": "a", "kind": "A100"}, {"name": "b", "kind": "T4", "speed": 0.3}]}')
+    assert [device.speed for device in Cluster.load(path).devices] == [1.0, 0.3]
+    path.write_text(json.dumps({"devices": [{"name": "a"}]}))
+    with pytest.raises(ValueError, match=r"devices\.0\.kind"):
+        Cluster.load(path)

@@ -1,0 +1,176 @@
+"""The memory of a plan: what each stage holds, to the byte, and who is short by how much."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import pipepart
+import schedules
+from pipepart import Cluster, Device, DoesNotFit
+from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
+
+SCHEDULES = ["1f1b", "gpipe", "sequential"]
+
+
+def limited(*sizes: int) -> Cluster:
+    return Cluster(
+        devices=tuple(
+            Device(name=f"device:{index}", kind="made up", memory_bytes=size)
+            for index, size in enumerate(sizes)
+        )
+    )
+
+
+def enlarged(cluster: Cluster, by: int) -> Cluster:
+    devices = [
+        device.model_copy(update={"memory_bytes": device.memory_bytes and device.memory_bytes + by})
+        for device in cluster.devices
+    ]
+    return cluster.model_copy(update={"devices": tuple(devices)})
+
+
+@given(
+    layers=chains(),
+    cluster=clusters(limited=False),
+    schedule=st.sampled_from(SCHEDULES),
+    micro_batches=st.integers(1, 6),
+)
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_the_memory_of_each_stage_is_the_sum_of_what_it_holds(layers, cluster, schedule, micro_batches):
+    assume(len(cluster) <= len(layers))
+    profile = profile_of(layers, [micro_batches], input_bytes=7)
+    plan = pipepart.plan(profile, cluster, schedule=schedule)
+    in_flight = schedules.in_flight(plan.build_schedule())
+    start, held = 0, []
+    for stage, count in zip(plan.stages, in_flight, strict=True):
+        end = start + len(stage.layers)
+        assert stage.in_flight == count
+        assert stage.memory_bytes == stage_bytes(layers, start, end, count, input_bytes=7)
+        held.append(stage.memory_bytes)
+        start = end
+    assert list(plan.predicted.memory_bytes) == held
+
+
+@given(
+    layers=chains(sharing=True),
+    cluster=clusters(),
+    schedule=st.sampled_from([*SCHEDULES, "auto"]),
+    micro_batches=st.sampled_from([[1], [4], [1, 2, 4]]),
+    stages=st.sampled_from([None, "auto"]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule, micro_batches, stages):
+    """With so many more on every device there is a plan; with one less there is none, and it is short by one."""
+    assume(len(cluster) <= len(layers))
+    profile = profile_of(layers, micro_batches)
+    try:
+        plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages)
+    except DoesNotFit as error:
+        short = error.short_bytes
+    else:
+        for stage in plan.stages:
+            limit = cluster.device(stage.device).memory_bytes
+            assert limit is None or stage.memory_bytes <= limit
+        return
+    assert short > 0
+    pipepart.plan(profile, enlarged(cluster, short), schedule=schedule, stages=stages)
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule, stages=stages)
+    assert caught.value.short_bytes == 1
+
+
+def test_the_error_names_stage_layers_device_and_numbers():
+    layers = [Layer(parameters=10), Layer(parameters=100), Layer(parameters=10)]
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile_of(layers), limited(100, 300, 100), schedule="1f1b", stages=3)
+    error = caught.value
+    assert (error.stage, error.short_bytes) == (1, 100)
+    for words in (
+        "3 stages",
+        "4 micro-batches",
+        "'1f1b'",
+        "stage 1",
+        "layer1",
+        "device:1",
+        "short by 100 bytes",
+        "400",
+        "300",
+    ):
+        assert words in str(error)
+    plan = pipepart.plan(profile_of(layers), limited(100, 400, 100), schedule="1f1b", stages=3)
+    assert plan.predicted.memory_bytes == (40, 400, 40)
+
+
+def test_a_byte_decides():
+    """Four copies of the parameters (weights, gradients, two states of Adam) at a byte each."""
+    layers = [Layer(parameters=25)] * 4
+    pipepart.plan(profile_of(layers), limited(200, 200))
+    with pytest.raises(DoesNotFit, match="short by 1 bytes"):
+        pipepart.plan(profile_of(layers), limited(200, 199))
+
+
+def test_tight_memory_moves_the_cut_away_from_balance():
+    layers = [Layer(parameters=25)] * 6
+    plan = pipepart.plan(profile_of(layers), limited(200, 1000), schedule="1f1b")
+    assert [len(stage.layers) for stage in plan.stages] == [2, 4]
+
+
+def test_micro_batches_in_flight_decide_what_fits():
+    """A stash of 10 bytes a layer: 1F1B holds 2 and 1 of them, GPipe all 8, one after the other 1."""
+    layers = [Layer(saved=10)] * 2
+    profile = profile_of(layers, [8])
+    need = {
+        name: pipepart.plan(profile, limited(10**6, 10**6), schedule=name).predicted.memory_bytes
+        for name in SCHEDULES
+    }
+    assert need == {"1f1b": (20, 10), "gpipe": (80, 80), "sequential": (10, 10)}
+    assert pipepart.plan(profile, limited(79, 79)).schedule == "1f1b"
+    with pytest.raises(DoesNotFit, match="short by 1 bytes"):
+        pipepart.plan(profile, limited(79, 79), schedule="gpipe")
+
+
+def test_fewer_stages_where_only_fewer_fit():
+    layers = [Layer(parameters=10), Layer(parameters=10), Layer(parameters=10)]
+    plan = pipepart.plan(profile_of(layers), limited(120, 1, 1))
+    assert [stage.device for stage in plan.stages] == ["device:0"]
+    assert plan.predicted.memory_bytes == (120, 0, 0)
+
+
+def test_a_device_without_limit_is_never_short():
+    layers = [Layer(parameters=1000), Layer(parameters=1)]
+    devices = (Device(name="a", kind="x"), Device(name="b", kind="x", memory_bytes=3))
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile_of(layers), Cluster(devices=devices), stages=2)
+    assert (caught.value.stage, caught.value.short_bytes) == (1, 1)
+
+
+def test_sharing_does_not_hide_what_is_short():
+    layers = [Layer(parameters=10), Layer(), Layer(shares_with=(0,))]
+    with pytest.raises(DoesNotFit, match="short by 10 bytes") as caught:
+        pipepart.plan(profile_of(layers), limited(30, 30))
+    assert caught.value.short_bytes == 10
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_measured_model_holds_its_parameters_gradients_and_states(optimizer):
+    """A layer used twice is held once."""
+    twice = nn.Linear(16, 16)
+    model = nn.Sequential(nn.Linear(16, 16), twice, nn.ReLU(), twice, nn.Linear(16, 16).requires_grad_(False))
+    profile = pipepart.profile(model, torch.randn(8, 16), optimizer=optimizer, seconds=0.01)
+    plan = pipepart.plan(profile, Cluster.virtual(2), stages=2)
+    size = (16 * 16 + 16) * 4
+    copies = {"sgd": 2, "momentum": 3, "adam": 4}[optimizer]
+    assert sum(stage.static_bytes for stage in plan.stages) == 2 * copies * size + size
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_measured_plan_promises_no_more_than_its_devices_hold(schedule):
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU())))
+    profile = pipepart.profile(model, torch.randn(64, 16), micro_batches=8, seconds=0.01)
+    free = pipepart.plan(profile, Cluster.virtual(3), schedule=schedule)
+    largest = max(free.predicted.memory_bytes)
+    tight = pipepart.plan(profile, Cluster.virtual(3, memory=largest), schedule=schedule)
+    assert max(tight.predicted.memory_bytes) <= largest
+    assert sum(len(stage.layers) for stage in tight.stages) == 8

@@ -1,0 +1,98 @@
+"""A profile is a value: it is saved, loaded and compared, and says what it does not know."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from pipepart import Profile
+
+
+def measured(**options) -> Profile:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 2)))
+    x, y = torch.randn(12, 4), torch.randint(2, (12,))
+    return pipepart.profile(
+        model, x, loss_fn=nn.CrossEntropyLoss(), target=y, micro_batches=[3, 1], seconds=0.01, **options
+    )
+
+
+def test_what_it_says_of_its_origin():
+    profile = measured(threads=1)
+    assert (profile.model, profile.batch, profile.device, profile.threads) == ("Sequential", 12, "cpu", 1)
+    assert profile.torch_version == torch.__version__
+    assert [layer.name for layer in profile.layers] == ["0", "1.0", "1.1"]
+    assert [spec.text for spec in profile.inputs] == ["float32[12, 4]"]
+    assert [spec.text for spec in profile.outputs] == ["float32[12, 2]"]
+    assert list(profile.graph.edges) == [("0", "1.0"), ("1.0", "1.1")]
+
+
+def test_a_saved_profile_loads_as_the_same_value(tmp_path):
+    profile = measured()
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    assert json.loads((tmp_path / "profile.json").read_text())["version"] == 1
+
+
+def test_costs_by_number_of_micro_batches():
+    profile = measured()
+    assert [costs.micro_batches for costs in profile.costs] == [1, 3]
+    assert profile.at(3) is profile.costs[1]
+    with pytest.raises(ValueError, match=r"measured for \[1, 3\] micro-batches, not for 2"):
+        profile.at(2)
+
+
+def test_the_fingerprint_is_of_the_layers_and_not_of_the_times():
+    first, second = measured(), measured()
+    assert first.fingerprint == second.fingerprint
+    other = pipepart.profile(nn.Sequential(nn.Linear(4, 9)), torch.randn(12, 4), seconds=0.01)
+    assert other.fingerprint != first.fingerprint
+
+
+EDITS = {
+    "unknown field": (lambda data: data.update(speed=3), "speed"),
+    "later version": (lambda data: data.update(version=2), "version"),
+    "no costs": (lambda data: data.update(costs=[]), "costs"),
+    "missing field": (lambda data: data.pop("layers"), "layers"),
+    "negative time": (
+        lambda data: data["costs"][0]["layers"][0]["forward"].update(seconds=-1),
+        "forward.seconds",
+    ),
+    "words for numbers": (lambda data: data.update(batch="many"), "batch"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_file_that_was_edited_wrongly_is_refused_by_field(edit, tmp_path):
+    change, field = EDITS[edit]
+    path = tmp_path / "profile.json"
+    measured().save(path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=rf"profile.json is not a Profile(.|\n)*{field}"):
+        Profile.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "no json"])
+def test_a_file_that_is_no_profile_is_refused(text, tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="not a Profile"):
+        Profile.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Profile.load(tmp_path / "none.json")
+
+
+def test_an_unknown_optimizer_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"optimizer 'lion' is not known: .*'adam'"):
+        measured(optimizer="lion")
+
+
+def test_a_profile_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        measured().batch = 3  # type: ignore[misc]

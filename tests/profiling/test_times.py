@@ -1,0 +1,102 @@
+"""Times of layers: which costs more is seen, and parts that do not exist cost nothing."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart.profiling import Costs
+
+
+def costs_of(*modules: nn.Module, x: Tensor | None = None, **options) -> Costs:
+    sample = torch.randn(64, 64) if x is None else x
+    return pipepart.profile(nn.Sequential(*modules), sample, seconds=0.1, **options).costs[0]
+
+
+class Busy(nn.Module):
+    """Multiplies matrices so and so often in the forward, and so and so often in the backward."""
+
+    def __init__(self, forward: int, backward: int) -> None:
+        super().__init__()
+        self.rounds = forward, backward
+        self.matrix = torch.eye(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        forward, backward = self.rounds
+        y = self.work(x.detach(), forward) * 0 + x
+        if y.requires_grad:
+            y.register_hook(lambda gradient: self.work(gradient, backward))
+        return y
+
+    def work(self, x: Tensor, rounds: int) -> Tensor:
+        for _ in range(rounds):
+            x = x @ self.matrix
+        return x
+
+
+def test_a_layer_that_works_four_times_as_much_takes_more():
+    """The ratio is 4; anything from 2 to 8 tells the planner which is which."""
+    costs = costs_of(nn.Linear(64, 64), Busy(100, 400), Busy(400, 100))
+    first, second = costs.layers[1:]
+    assert 2 < second.forward.seconds / first.forward.seconds < 8
+    assert 2 < first.backward_seconds / second.backward_seconds < 8
+
+
+def test_smaller_micro_batches_take_less_time():
+    profile = pipepart.profile(
+        nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)),
+        torch.randn(512, 256),
+        micro_batches=[1, 16],
+        seconds=0.1,
+    )
+    whole, part = profile.at(1), profile.at(16)
+    assert sum(layer.seconds for layer in part.layers) < sum(layer.seconds for layer in whole.layers)
+
+
+def test_layers_without_trained_parameters_have_no_weight_part():
+    frozen = nn.Linear(64, 64).requires_grad_(False)
+    costs = costs_of(nn.Linear(64, 64), nn.ReLU(), frozen, nn.ReLU(inplace=True), nn.Linear(64, 64))
+    assert [layer.backward_weight.seconds > 0 for layer in costs.layers] == [True, False, False, False, True]
+    assert all(layer.backward_input.seconds > 0 for layer in costs.layers[1:])
+
+
+def test_the_first_trained_layer_has_no_input_part_and_what_is_before_it_no_backward():
+    frozen = nn.Linear(64, 64).requires_grad_(False)
+    costs = costs_of(frozen, nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64))
+    assert [layer.backward_seconds > 0 for layer in costs.layers] == [False, False, True, True]
+    assert costs.layers[2].backward_input.seconds == 0
+    assert costs.layers[3].backward_input.seconds > 0
+    assert all(layer.forward.seconds > 0 for layer in costs.layers)
+
+
+def test_the_loss_has_costs_of_its_own():
+    y = torch.randint(64, (64,))
+    with_loss = costs_of(nn.Linear(64, 64), loss_fn=nn.CrossEntropyLoss(), target=y)
+    assert with_loss.loss.forward.seconds > 0
+    assert with_loss.loss.backward_seconds > 0
+    assert costs_of(nn.Linear(64, 64)).loss.seconds == 0
+
+
+def test_every_layer_is_timed_several_times_however_little_time_there_is():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    for seconds in (0, 1e-9):
+        assert pipepart.profile(model, torch.randn(8, 4), seconds=seconds).costs[0].repeats >= 5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_layers_run_with_the_threads_that_are_asked_for(threads):
+    class Ask(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(torch.get_num_threads())
+            return x * 1
+
+    seen: set[int] = set()
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(4, 4), Ask())
+    pipepart.capture.capture(model, torch.randn(8, 4))
+    seen.clear()
+    profile = pipepart.profile(model, torch.randn(8, 4), seconds=0.01, threads=threads)
+    assert profile.threads == threads
+    assert threads in seen
+    assert seen <= {1, threads}
+    assert torch.get_num_threads() == 1
