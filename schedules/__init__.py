@@ -1,6 +1,7 @@
 """Pipeline schedules: what order, how long, how much memory, and what is the best there can be."""
 
 from .action import Action, Kind, ScheduleError
+from .bounds import bound
 from .build import build, names
 from .check import check
 from .costs import StageCosts
@@ -12,10 +13,12 @@ from .passes import (
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
+    permute_devices,
     split_backward,
     split_overlaps,
 )
 from .schedule import Schedule
+from .search import search
 from .simulate import simulate
 from .timeline import Timeline
 
@@ -27,6 +30,7 @@ __all__ = [
     "ScheduleError",
     "StageCosts",
     "Timeline",
+    "bound",
     "build",
     "check",
     "fuse_backward",
@@ -36,6 +40,8 @@ __all__ = [
     "insert_recompute",
     "insert_reduce_grad",
     "names",
+    "permute_devices",
+    "search",
     "simulate",
     "split_backward",
     "split_overlaps",

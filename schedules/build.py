@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from .action import ScheduleError
-from .chimera import chimera
-from .controllable_memory import v_half, v_min
-from .dualpipe import dualpipe_v
-from .gpipe import gpipe
-from .hanayo import hanayo
-from .interleaved import interleaved_1f1b, interleaved_zb
-from .looped_bfs import looped_bfs
-from .one_f_one_b import one_f_one_b
-from .pipedream import pipedream, pipedream_2bw
+from .generators import GENERATORS, generate
 from .schedule import Schedule
-from .sequential import sequential
-from .zb_v import zb_v
-from .zero_bubble import zb_h1, zb_h2
-
-
-def _eager(devices: int, micro_batches: int) -> Schedule:
-    return one_f_one_b(devices, micro_batches, eager=True)
-
-
-_GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
-    {
-        "sequential": sequential,
-        "gpipe": gpipe,
-        "1f1b": one_f_one_b,
-        "eager-1f1b": _eager,
-        "interleaved-1f1b": interleaved_1f1b,
-        "looped-bfs": looped_bfs,
-        "zb-h1": zb_h1,
-        "zb-h2": zb_h2,
-        "zb-v": zb_v,
-        "v-half": v_half,
-        "v-min": v_min,
-        "interleaved-zb": interleaved_zb,
-        "dualpipe-v": dualpipe_v,
-        "chimera": chimera,
-        "hanayo": hanayo,
-        "pipedream": pipedream,
-        "pipedream-2bw": pipedream_2bw,
-    }
-)
+from .search import search
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `build` knows."""
-    return tuple(_GENERATORS)
+    """Return the names of the schedules that need no costs; `build` knows "search" besides."""
+    return tuple(GENERATORS)
 
 
 def build(name: str, devices: int, micro_batches: int, chunks: int | None = None, **options: Any) -> Schedule:
     """Return the named schedule for so many devices and micro-batches.
 
     chunks: stages per device; None takes what the schedule uses by itself.
-    options: what else the generator of that name takes.
+    options: what else the generator of that name takes: `waves` (hanayo), `eager` (1f1b), `accumulate`
+        (pipedream-2bw), and for "search" everything that `schedules.search` takes, `costs` first.
 
     Raises ScheduleError when there is no such name or option, or the schedule does not exist for these
     numbers.
@@ -68,24 +29,10 @@ def build(name: str, devices: int, micro_batches: int, chunks: int | None = None
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
     """
-    if name not in _GENERATORS:
-        raise ScheduleError(f"no schedule is called {name!r}; there are {', '.join(names())}")
-    if devices < 1 or micro_batches < 1:
-        raise ScheduleError(
-            f"{name} needs at least 1 device and 1 micro-batch, got {devices} and {micro_batches}"
-        )
-    generator = _GENERATORS[name]
-    known = inspect.signature(generator).parameters.keys() - {"devices", "micro_batches"}
-    if chunks is not None and "chunks" in known:
-        options["chunks"] = chunks
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        raise ScheduleError(
-            f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
-        )
-    schedule = generator(devices, micro_batches, **options)
-    if chunks not in (None, schedule.model_stages // devices):
-        raise ScheduleError(
-            f"{name} has {schedule.model_stages // devices} chunks per device, got chunks={chunks}"
-        )
-    return schedule
+    if name in GENERATORS:
+        return generate(name, devices, micro_batches, chunks, options)
+    if name in ("search", "auto"):
+        if "costs" not in options:
+            raise ScheduleError(f"{name!r} is made from costs: build({name!r}, ..., costs=StageCosts(...))")
+        return search(devices=devices, micro_batches=micro_batches, **options)
+    raise ScheduleError(f"no schedule is called {name!r}; there are {', '.join(names())}, and search")

@@ -87,6 +87,18 @@ def insert_optimizer_step(schedule: Schedule) -> Schedule:
     return replace(schedule, actions=tuple(rows))
 
 
+def permute_devices(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """Return the schedule with what device d does moved to device order[d].
+
+    Raises ScheduleError when order is no permutation of the devices.
+    """
+    if sorted(order) != list(range(schedule.devices)):
+        raise ScheduleError(f"{tuple(order)} is no permutation of the devices 0 to {schedule.devices - 1}")
+    came_from = sorted(range(schedule.devices), key=order.__getitem__)
+    rows = tuple(schedule.actions[device] for device in came_from)
+    return replace(schedule, actions=rows, device_of=tuple(order[device] for device in schedule.device_of))
+
+
 def _each_row(schedule: Schedule, change: Callable[[_Row], Iterable[Action]]) -> Schedule:
     return replace(schedule, actions=tuple(tuple(change(row)) for row in schedule.actions))
 
