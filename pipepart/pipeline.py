@@ -264,10 +264,12 @@ class Pipeline:
     def _backward(self, forward: Run, end: OutputEnd) -> Sequence[boundary.Gradients]:
         with self._claimed():
             parts = len(forward.input_gradients)
-            run = Run(
-                self._schedule(parts, Kind.B), self._stages, [None] * parts, end, stashes=forward.stashes
-            )
-            self._engine.execute(run)
+            actions = self._schedule(parts, Kind.B)
+            run = Run(actions, self._stages, [None] * parts, end, stashes=forward.stashes)
+            if all(stage.device.type == "cpu" for stage in self._stages):
+                self._engine.execute(run)
+            else:
+                run.backward_here()
         return run.input_gradients
 
     def _schedule(self, micro_batches: int, only: Kind | None = None) -> schedules.Schedule:

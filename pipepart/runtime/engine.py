@@ -51,7 +51,9 @@ class Engine:
             try:
                 raise failure
             finally:
-                del failure  # else the traceback holds this frame, the frame the error, the error the traceback
+                del (
+                    failure
+                )  # else the traceback holds this frame, the frame the error, the error the traceback
 
     def close(self, reason: str) -> None:
         """Ends the workers; every later run is refused for ``reason``. Closing twice does nothing."""

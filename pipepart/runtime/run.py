@@ -82,6 +82,20 @@ class Run:
         finally:
             done.put(None)
 
+    def backward_here(self) -> None:
+        """Goes backward through all stages on the calling thread, one micro-batch after the other.
+
+        Autograd runs the backward of an accelerator's tensors on a thread of that device. One that called the
+        workers and waited would wait for ever: their backwards need the same thread.
+        """
+        for micro_batch in range(self.schedule.micro_batches):
+            for stage in reversed(range(len(self._stages))):
+                try:
+                    self._backward(stage, micro_batch)
+                except BaseException as error:
+                    add_note(error, self._place(Action(Kind.B, stage, micro_batch)))
+                    raise
+
     def fail(self, error: BaseException) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
         with self._lock:
