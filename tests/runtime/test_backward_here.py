@@ -1,4 +1,4 @@
-"""The backward of a pipeline that runs on the caller's thread, as it must where an accelerator's autograd thread calls."""
+"""A backward on the calling thread, as is needed where an accelerator's autograd thread calls."""
 
 import pytest
 import torch
