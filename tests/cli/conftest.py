@@ -1,0 +1,115 @@
+"""A directory with a file of models in it, and the command line to try on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from pipepart import Profile, profile
+from pipepart.cli import app
+
+MODELS = """
+import torch
+from torch import nn
+
+print("imported")
+
+
+def layers():
+    print("made")
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def whole():
+    return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
+
+
+def with_sample():
+    return layers(), torch.randn(12, 8)
+
+
+def tokens():
+    return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 2))
+
+
+def sized(width, depth=2):
+    return layers()
+
+
+def nothing():
+    pass
+
+
+def five():
+    return 1, 2, 3, 4, 5
+
+
+def swapped():
+    return torch.randn(12, 8), layers()
+
+
+def swapped_loss():
+    return layers(), torch.randn(12, 8), nn.MSELoss(), torch.randn(12, 4)
+
+
+def other_target():
+    return layers(), torch.randn(12, 8), torch.randn(11, 4), nn.MSELoss()
+
+
+def no_chain():
+    return nn.Linear(8, 4), torch.randn(12, 8)
+
+
+def breaks():
+    raise ValueError("no data on this disk")
+
+
+class Breaking(nn.Module):
+    def forward(self, x):
+        raise ValueError("this layer breaks")
+
+
+def breaking_layer():
+    return nn.Sequential(nn.Linear(8, 8), Breaking()), torch.randn(12, 8)
+
+
+instance = nn.Sequential(nn.Linear(8, 4))
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of every test, with ``models.py`` in it."""
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in ("models", "needy"):  # other tests have imported theirs from elsewhere
+        sys.modules.pop(name, None)
+    return tmp_path
+
+
+@pytest.fixture
+def run() -> Callable[[str], Result]:
+    """Runs a command line, all after ``pipepart``."""
+    return lambda line: CliRunner().invoke(app, line.split())
+
+
+@pytest.fixture(scope="session")
+def measured() -> Profile:
+    """A profile of 12 samples in 2 and 4 micro-batches, of five layers."""
+    chain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    return profile(chain, torch.randn(12, 8), micro_batches=[2, 4], seconds=0)
+
+
+@pytest.fixture
+def saved(measured: Profile, directory: Path) -> str:
+    """The name of a file with that profile."""
+    measured.save(directory / "saved.json")
+    return "saved.json"

@@ -1,0 +1,102 @@
+"""``pipepart plan``: what it prints, saves and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from pipepart import Cluster, Plan, Profile, plan
+
+Run = Callable[[str], Result]
+
+
+def test_a_saved_profile_is_planned(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 2")
+    assert result.exit_code == 0, result.stderr
+    for title in ("Plan", "Stages: time", "Stages: memory", "Predicted timeline"):
+        assert title in result.stdout
+
+
+def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) -> None:
+    result = run(f"plan {saved} --devices 2 --schedule gpipe --micro-batches 4 --json -o plan.json")
+    expected = plan(Profile.load(saved), Cluster.virtual(2), schedule="gpipe", micro_batches=4)
+    assert Plan.model_validate_json(result.stdout) == expected == Plan.load(directory / "plan.json")
+
+
+def test_a_model_is_measured_first(run: Run) -> None:
+    result = run("plan models.py:whole --devices 2 --micro-batches 3 --seconds 0 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches == 3
+
+
+def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
+    result = run("plan models.py:whole --devices 2 --seconds 0 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 8}
+
+
+def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --link 1GB/s --json")
+    cluster = Plan.model_validate_json(result.stdout).cluster
+    assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
+
+
+def test_a_cluster_is_read_from_its_file(run: Run, saved: str, directory: Path) -> None:
+    Cluster.virtual(3).save(directory / "cluster.json")
+    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --json")
+    assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 3
+
+
+def test_torch_devices_are_named(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices cpu,cpu --json")
+    assert Plan.model_validate_json(result.stdout).cluster == Cluster.of(["cpu", "cpu"])
+
+
+def test_the_number_of_stages_can_be_asked_for(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 3 --stages 2 --json")
+    assert len(Plan.model_validate_json(result.stdout).stages) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "no devices are given"),
+        ("--devices 2 --device 1GiB", "more than one way"),
+        ("--devices 0", "at least 1 device"),
+        ("--devices two", "give a number, or torch devices"),
+        ("--devices 9", "the model has 5 layers"),
+        ("--devices 2 --link 1GB/s", "goes with devices described"),
+        ("--device 1GiB --memory 1GiB", "has its memory already"),
+        ("--device 1Gi", "'1Gi' is not a size"),
+        ("--device 1GiB@fast", "'fast' is not a speed"),
+        ("--device 1GiB --link 12", "'12' is not a bandwidth"),
+        ("--devices 2 --memory lots", "'lots' is not a size"),
+        ("--devices 2 --memory 1KiB", "is short by"),
+        ("--devices 2 --schedule zigzag", "'zigzag'"),
+        ("--devices 2 --micro-batches 3", "measured for [2, 4] micro-batches, not for 3"),
+        ("--devices 2 --micro-batches some", "--micro-batches 'some'"),
+        ("--devices 2 --stages 3", "between 1 and 2"),
+        ("--devices 2 --input 3x3 --threads 1", "--input, --threads cannot change saved.json"),
+        ("--cluster nofile.json", "cannot read the cluster 'nofile.json'"),
+        ("--cluster saved.json", "is not a Cluster"),
+    ],
+)
+def test_a_mistake_is_told_in_a_few_lines(run: Run, saved: str, line: str, says: str) -> None:
+    result = run(f"plan {saved} {line}")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "Invalid JSON"), ('{"a": 1}', "model: Field required")])
+def test_a_file_that_is_no_profile_is_told_so(run: Run, directory: Path, text: str, says: str) -> None:
+    (directory / "odd.json").write_text(text)
+    result = run("plan odd.json --devices 2")
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_a_profile_that_is_not_there_is_told_so(run: Run) -> None:
+    assert "cannot read the profile 'gone.json'" in run("plan gone.json --devices 2").stderr

@@ -1,0 +1,143 @@
+"""Tables of layers, sizes, stages and memory."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.console import RenderableType
+
+from pipepart import Plan, Profile
+from pipepart.reporting import layer_table, memory_table, show, size_table, stage_table
+
+Printed = Callable[[RenderableType], str]
+WIDTHS = (80, 100, 140)
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.strip().startswith(name))
+
+
+def test_a_layer_shows_its_times_in_one_unit_and_its_sizes(printed: Printed, profile: Profile) -> None:
+    shown = " ".join(row(printed(layer_table(profile)), "embedding"))
+    assert shown == (
+        "embedding Linear 16×8×4 1.250 10% – 2.000 10% 26% ██████▌ 1.5 KiB 4.0 KiB 2.0 KiB 3.0 KiB"
+    )
+
+
+def test_what_is_too_short_for_the_unit_is_not_shown_as_nothing(printed: Printed, profile: Profile) -> None:
+    costs = profile.costs[0]
+    brief = costs.layers[2].model_copy(
+        update={"forward": costs.layers[2].forward.model_copy(update={"seconds": 1e-8})}
+    )
+    short = costs.model_copy(update={"layers": (*costs.layers[:2], brief)})
+    text = printed(layer_table(profile.model_copy(update={"costs": (short,)})))
+    assert "<0.001" in row(text, "head")
+
+
+def test_the_loss_has_a_row_and_all_is_added_up(printed: Printed, profile: Profile) -> None:
+    text = printed(layer_table(profile))
+    assert row(text, "loss")[:5] == ["loss", "0.500", "10%", "0.750", "10%"]
+    assert row(text, "total")[:4] == ["total", "3.752", "5.750", "3.000"]
+
+
+def test_memory_that_layers_share_is_once_in_the_total(printed: Printed, profile: Profile) -> None:
+    text = printed(layer_table(profile))
+    assert " ".join(row(text, "total")).endswith("2.0 MiB 8.0 KiB 3.0 KiB")
+    assert "once in the total" in text
+
+
+def test_shapes_are_those_of_the_size_that_is_shown(printed: Printed, profile: Profile) -> None:
+    assert "8×8×4" in row(printed(layer_table(profile, 4)), "embedding")
+
+
+def test_a_size_that_was_not_profiled_is_refused(profile: Profile) -> None:
+    with pytest.raises(ValueError, match="not for 3"):
+        layer_table(profile, 3)
+
+
+def test_sizes_are_compared_by_the_whole_mini_batch(printed: Printed, profile: Profile) -> None:
+    text = printed(size_table(profile))
+    assert row(text, "2 ")[:4] == ["2", "16", "12.50", "25.00"]
+    assert row(text, "4 ")[:4] == ["4", "8", "12.50", "50.01"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_the_terminal(
+    printed: Printed, profile: Profile, two_stages: Plan, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for table in (
+        layer_table(profile),
+        size_table(profile),
+        stage_table(two_stages),
+        memory_table(two_stages),
+    ):
+        assert max(map(len, printed(table).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, *WIDTHS])
+def test_columns_that_have_no_room_are_named_and_the_rest_is_whole(
+    printed: Printed, profile: Profile, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = printed(layer_table(profile))
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = printed(layer_table(profile))
+    assert "…" not in narrow
+    assert (
+        {"embedding", "1.250", "2.000", "26%"} <= set(row(narrow, "embedding")) <= set(row(wide, "embedding"))
+    )
+    assert ("Not shown at this width: output shape, spread" in " ".join(narrow.split())) == (width < 140)
+
+
+def test_a_long_name_is_folded_not_cut(
+    printed: Printed, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first_column = [line.split(" ")[0] for line in printed(layer_table(profile)).splitlines()]
+    assert "body.a_layer_with_a_very_long_name.attention" in "".join(first_column)
+
+
+def test_a_file_gets_every_column_and_no_colour(
+    printed: Printed, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = printed(layer_table(profile))
+    assert "\x1b" not in text
+    assert "Not shown" not in text
+    assert not re.search(r" +\n", text)
+
+
+def test_a_file_of_another_encoding_gets_what_it_can_hold(profile: Profile) -> None:
+    held = io.BytesIO()
+    file = io.TextIOWrapper(held, encoding="ascii")
+    show(layer_table(profile), file=file)
+    assert b"embedding" in held.getvalue()
+    file.close()
+
+
+def test_a_stage_shows_device_layers_load_and_its_share_of_the_bottleneck(
+    printed: Printed, two_stages: Plan
+) -> None:
+    text = printed(stage_table(two_stages))
+    assert row(text, "1 ")[:2] == ["1", "virtual:1"]
+    assert "embedding" in " ".join(row(text, "0 "))
+    assert "100%" in text
+
+
+def test_the_memory_of_a_stage_is_held_against_its_device(printed: Printed, two_stages: Plan) -> None:
+    text = printed(memory_table(two_stages))
+    assert "64.0 MiB" in text
+    assert row(text, "0 ")[2:9] == ["8.0", "MiB", "2", "×", "8.0", "KiB", "5.0"]
+
+
+def test_devices_without_a_limit_have_no_limit_column(
+    printed: Printed, profile: Profile, two_stages: Plan
+) -> None:
+    devices = tuple(d.model_copy(update={"memory_bytes": None}) for d in two_stages.cluster.devices)
+    free = two_stages.model_copy(
+        update={"cluster": two_stages.cluster.model_copy(update={"devices": devices})}
+    )
+    assert "limit" not in printed(memory_table(free))
