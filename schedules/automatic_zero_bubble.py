@@ -137,8 +137,9 @@ class _Making:
                 extra[stage] += 1
             done = max(clock, arrival) + self.seconds[I][stage]
         for stage in range(1, self.stages):
-            while extra[stage] > 0 and extra[stage] >= extra[stage - 1] and 1 + extra[stage] < self.m:
-                extra[stage] -= 1
+            extra[stage] = min(extra[stage], extra[stage - 1])
+            if extra[stage] == extra[stage - 1] and 1 + extra[stage] < self.m:
+                extra[stage] = max(0, extra[stage] - 1)
         return extra
 
     def _wants_forward(self, stage: int) -> bool:
@@ -185,7 +186,10 @@ class _Making:
         source = stage - 1 if kind == F else stage + 1
         if not 0 <= source < self.stages:
             return 0.0
-        return self.ends[kind][source][self.count[kind][stage]] + self._delay(kind, stage)
+        made, k = self.ends[kind][source], self.count[kind][stage]
+        if k >= len(made):
+            raise ScheduleError(f"the heuristic runs ahead of stage {source} on stage {stage}")
+        return made[k] + self._delay(kind, stage)
 
     def _delay(self, kind: int, stage: int) -> float:
         return self.problem.delay[self.problem.operation(kind, stage, 0)]

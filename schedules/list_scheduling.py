@@ -40,8 +40,8 @@ def rules() -> Iterator[Rule]:
 def list_schedule(problem: Problem, rule: Rule) -> list[Row]:
     """Return the rows of operations that the rule makes.
 
-    A micro-batch is let in on a device when the stash of all the stages there fits, so that it can always go
-    on: there is no deadlock, whatever the placement.
+    A forward begins when its stash fits and, beside it, that of the device's later stages for one micro-batch.
+    So the oldest micro-batch can always go on: there is no deadlock, whatever the placement.
     """
     return _Clockwork(problem, rule).run()
 
@@ -57,8 +57,13 @@ class _Clockwork:
             self.stages_on[device].append(stage)
         self.seconds = (costs.forward, costs.backward_input, costs.backward_weight)
         self.done = [[0] * stages for _ in range(3)]  # how many of each kind have begun on each stage
-        self.reserves = [sum(costs.stash_bytes[stage] for stage in on) for on in self.stages_on]
-        self.reserved = [0.0] * problem.devices
+        self.needs = [
+            0.0
+        ] * stages  # bytes that must be free for a forward: this stage and the device's later ones
+        for on in self.stages_on:
+            for at, stage in enumerate(on):
+                self.needs[stage] = sum(costs.stash_bytes[later] for later in on[at:])
+        self.held = [0.0] * problem.devices
         self.arrivals: list[list[list[float]]] = [[[] for _ in range(stages)] for _ in range(2)]
         self.arrivals[F][0] = [0.0] * problem.micro_batches
         self.free = [0.0] * problem.devices
@@ -113,10 +118,7 @@ class _Clockwork:
         return best
 
     def _has_room(self, device: int, stage: int) -> bool:
-        """Whether the device can let a micro-batch in; those that are in already have their room."""
-        if stage != self.stages_on[device][0]:
-            return True
-        return self.reserved[device] + self.reserves[device] <= self.problem.memory[device] * (1 + _EPSILON)
+        return self.held[device] + self.needs[stage] <= self.problem.memory[device] * (1 + _EPSILON)
 
     def _pending_weight(self, device: int) -> int:
         """The stage whose W has been put off longest; -1 for none."""
@@ -143,10 +145,7 @@ class _Clockwork:
         end = now + self.seconds[kind][stage]
         self.free[device] = end
         heapq.heappush(self.events, (end, device))
-        if kind != F:
-            self.reserved[device] += problem.taken[operation]
-        elif stage == self.stages_on[device][0]:
-            self.reserved[device] += self.reserves[device]
+        self.held[device] += problem.taken[operation]
         if kind != W:
             self._send(kind, stage, k, end, now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -43,7 +44,8 @@ def improve(
         device, position = critical[random.randrange(len(critical))]
         old = rows[device]
         new = _moved(problem, old, position, random)
-        if new is None or not _fits(problem, device, new):
+        new = _repaired(problem, device, new) if new is not None else None
+        if new is None:
             continue
         rows[device] = new
         ends = play(problem, rows)
@@ -59,14 +61,39 @@ def improve(
     return best
 
 
-def _fits(problem: Problem, device: int, row: Row) -> bool:
-    room = problem.memory[device] * (1 + 1e-9)
-    level, taken = 0.0, problem.taken
+def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
+    """The row with W's brought forward to where a forward has no room; None where none can make it."""
+    room = problem.memory[device] * (1 + _TOLERANCE)
+    taken = problem.taken
+    level, highest = 0.0, 0.0
     for operation in row:
         level += taken[operation]
-        if level > room:
-            return False
-    return True
+        highest = max(highest, level)
+    if highest <= room:
+        return row
+    first_weight = 2 * problem.stages * problem.micro_batches
+    stride = problem.stages * problem.micro_batches
+    pending: deque[int] = deque()
+    brought: set[int] = set()
+    repaired: Row = []
+    level = 0.0
+    for operation in row:
+        if operation in brought:
+            continue
+        while level + taken[operation] > room and pending:
+            weight = pending.popleft()
+            brought.add(weight)
+            repaired.append(weight)
+            level += taken[weight]
+        if level + taken[operation] > room:
+            return None
+        level += taken[operation]
+        repaired.append(operation)
+        if stride <= operation < first_weight:
+            pending.append(operation + stride)
+        elif operation >= first_weight:
+            pending.remove(operation)
+    return repaired
 
 
 def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | None:
