@@ -178,6 +178,55 @@ def test_a_function_that_ignores_targets_is_either_exact_or_refused():
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
+def penalised(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over the targets that count and one over all samples."""
+    return functional.cross_entropy(output, target) + 0.5 * output.pow(2).mean()
+
+
+def masked(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over the samples whose target is no padding."""
+    kept = (target >= 0).double()
+    return (output.pow(2).sum(dim=1) * kept).sum() / kept.sum()
+
+
+@pytest.mark.parametrize("loss_fn", [penalised, masked])
+def test_a_count_that_shows_from_the_second_step_on_is_either_exact_or_refused(loss_fn):
+    model = classifier()
+    x = torch.randn(8, 4).double()
+    full, padded = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), torch.tensor([0, -100, 2, -100, 4, 0, -100, 2])
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
+        pipe.step(x, target=full)
+        pipe.zero_grad()
+        reference = plain.twin(model)
+        try:
+            loss = pipe.step(x, target=padded)
+        except ValueError as error:
+            assert "mean" in str(error)  # noqa: PT017
+            return
+    plain.assert_near(loss, plain.whole_step(reference, x, padded, loss_fn))
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_model_whose_own_loss_is_a_sum_is_either_exact_or_refused():
+    class OwnSum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.pow(2).sum()
+
+    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnSum()])
+    reference = plain.twin(model)
+    x = torch.randn(7, 4).double()
+    try:
+        with cut_by_hand(model, [1]) as pipe:
+            loss = pipe.step(x)
+    except ValueError as error:
+        assert "sum" in str(error)  # noqa: PT017
+        return
+    expected = reference(x)
+    expected.backward()
+    plain.assert_near(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
 def test_a_loss_that_is_neither_mean_nor_sum_is_refused_with_its_values():
     def worst(output: Tensor, target: Tensor) -> Tensor:
         return (output - target).abs().max() ** 2

@@ -1,0 +1,201 @@
+"""Random layers: what they draw hangs on the seed alone, not on the cut, the schedule or the threads."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+
+def noisy() -> nn.Sequential:
+    """Six layers, half of which draw."""
+    return nn.Sequential(
+        nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 16), nn.RReLU(), nn.Dropout(0.3), nn.Linear(16, 1)
+    )
+
+
+X, Y = torch.linspace(-1, 1, 256).reshape(16, 16), torch.zeros(16, 1)
+
+
+def train_once(
+    model: nn.Sequential, borders: Sequence[int], schedule: str = "1f1b", seed: int = 0
+) -> dict[str, Tensor | None]:
+    """The gradients of one seeded step."""
+    ours = plain.twin(model)
+    with cut_by_hand(ours, borders, loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
+        torch.manual_seed(seed)
+        pipe.step(X, target=Y)
+    return plain.gradients(ours)
+
+
+def test_a_seed_gives_the_same_gradients_under_every_cut_and_schedule():
+    model = noisy()
+    expected = train_once(model, [])
+    for schedule in ("1f1b", "gpipe", "sequential"):
+        for borders in ([1], [2], [4], [1, 3, 4], [1, 2, 3, 4, 5]):
+            plain.assert_same(train_once(model, borders, schedule), expected)
+
+
+def test_the_same_seed_gives_the_same_step_again_and_again():
+    model = noisy()
+    losses = set()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
+        for _ in range(10):
+            torch.manual_seed(0)
+            losses.add(float(pipe.step(X, target=Y)))
+    assert len(losses) == 1
+
+
+def test_steps_seeds_layers_and_micro_batches_draw_differently():
+    class Remember(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            masks.append(tuple((x == 0).flatten().tolist()))
+            return x
+
+    masks: list[tuple[bool, ...]] = []
+    model = nn.Sequential(nn.Identity(), nn.Dropout(), Remember(), nn.Linear(64, 64), nn.Identity())
+    second = nn.Sequential(*model[:3], nn.Identity(), nn.Dropout(), Remember())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    x = torch.ones(8, 64)
+    with cut_by_hand(second, [3]) as pipe, torch.no_grad():
+        for _ in range(3):
+            pipe(x)
+    with cut_by_hand(model, [3]) as pipe, torch.no_grad():
+        torch.manual_seed(1)
+        pipe(x)
+    seen = [mask for mask in masks if len(mask) == 3 * 64]
+    assert len(set(seen)) == len(seen) > 10
+
+
+def test_dropout_drops_its_share():
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.25))
+    with cut_by_hand(model, [1], micro_batches=4) as pipe, torch.no_grad():
+        output = pipe(torch.ones(100, 100))
+    assert 0.23 < float((output == 0).float().mean()) < 0.27
+    assert output[output != 0].unique().tolist() == pytest.approx([1 / 0.75])
+
+
+def test_the_backward_uses_the_mask_of_the_forward():
+    """The gradient of the input is 0 exactly where the output is."""
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
+    x = torch.ones(16, 16, requires_grad=True)
+    with cut_by_hand(model, [1], micro_batches=4) as pipe:
+        output = pipe(x)
+        output.sum().backward()
+    assert x.grad is not None
+    assert x.grad.equal(output.detach())
+
+
+def test_a_model_that_draws_nothing_leaves_the_callers_random_numbers_alone():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(X, target=Y)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_evaluation_draws_nothing():
+    model = noisy().eval()
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [2]) as pipe:
+        plain.assert_near(pipe(X).detach(), model(X).detach(), 1e-6)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_layer_that_begins_to_draw_later():
+    """Its rate is raised after the first step."""
+    model = nn.Sequential(
+        nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 1)
+    )
+    losses = set()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
+        pipe.step(X, target=Y)
+        for layer in model:
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.5
+        for _ in range(10):
+            torch.manual_seed(0)
+            losses.add(float(pipe.step(X, target=Y)))
+    assert len(losses) == 1
+
+
+def test_dropout_under_a_checkpoint_is_either_exact_or_refused():
+    """The recomputed forward must drop what the first one dropped."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = checkpoint(self.inner, x, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    class Straight(Checkpointed):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    checkpointed = nn.Sequential(nn.Linear(16, 16), Checkpointed(), nn.Linear(16, 1))
+    straight = nn.Sequential(nn.Linear(16, 16), Straight(), nn.Linear(16, 1))
+    straight.load_state_dict(checkpointed.state_dict())
+    try:
+        found = train_once(checkpointed, [1])
+    except RuntimeError as error:
+        assert "checkpoint" in str(error)  # noqa: PT017
+        assert "layer '1' (Checkpointed)" in "".join(error.__notes__)  # noqa: PT017
+        return
+    plain.assert_same(found, train_once(straight, [1]))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_attention_without_dropout_draws_nothing(checkpointed):
+    """Operations that could draw but are told not to leave the caller's random numbers alone."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 24)
+
+        def attend(self, x: Tensor) -> Tensor:
+            heads = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not checkpointed:
+                return self.attend(x)
+            found = checkpoint(self.attend, x, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    model = nn.Sequential(Attention(), nn.Linear(8, 1))
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 5, 8), torch.randn(6, 5, 1)
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    assert torch.get_rng_state().equal(state)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_seed_means_the_same_in_every_process():
+    script = (
+        "from tests.pipeline.test_randomness import noisy, train_once\n"
+        "import torch; torch.manual_seed(5); torch.set_num_threads(1)\n"
+        "print([float(g.double().sum()) for g in train_once(noisy(), [2]).values()])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(outputs) == 1
