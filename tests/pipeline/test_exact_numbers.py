@@ -90,7 +90,7 @@ def check_against_plain(training) -> None:
 
 
 @given(trainings())
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_loss_and_gradients_equal_the_plain_models(training):
     """To 1e-12 those of the whole mini-batch, bit for bit those of its micro-batches one after the other."""
     check_against_plain(training)
@@ -98,7 +98,7 @@ def test_loss_and_gradients_equal_the_plain_models(training):
 
 @pytest.mark.slow
 @given(trainings())
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_loss_and_gradients_of_many_models_equal_the_plain_models(training):
     check_against_plain(training)
 

@@ -269,15 +269,15 @@ def test_a_layer_without_state_may_stand_in_several_stages():
 
 def test_tied_weights_within_a_stage():
     class Head(nn.Module):
-        def __init__(self, weight: nn.Parameter) -> None:
+        def __init__(self, embedding: nn.Embedding) -> None:
             super().__init__()
-            self.weight = weight
+            self.weight = embedding.weight
 
         def forward(self, x: Tensor) -> Tensor:
             return functional.linear(x, self.weight)
 
     embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, nn.Linear(4, 4), Head(embedding.weight), nn.Flatten(), nn.Linear(27, 2))
+    model = nn.Sequential(embedding, nn.Linear(4, 4), Head(embedding), nn.Flatten(), nn.Linear(27, 2))
     reference = plain.twin(model)
     x, y = torch.randint(9, (7, 3)), torch.randn(7, 2)
     with cut_by_hand(model, [3], loss_fn=nn.MSELoss()) as pipe:

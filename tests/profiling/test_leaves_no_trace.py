@@ -154,9 +154,10 @@ def test_parameters_of_the_loss_stay_as_they_were():
 
 def test_hooks_of_parameters_do_not_fire_and_stay():
     calls: list[str] = []
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[0].weight.register_hook(lambda gradient: calls.append("gradient"))
-    model[1].weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("accumulated"))
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(first, second)
+    first.weight.register_hook(lambda gradient: calls.append("gradient"))
+    second.weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("accumulated"))
     measure(model, torch.randn(6, 4), loss_fn=nn.MSELoss(), target=torch.zeros(6, 4))
     assert calls == []
     model(torch.randn(6, 4)).sum().backward()

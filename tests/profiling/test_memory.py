@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pipepart
 from pipepart.profiling import Costs
@@ -131,7 +132,7 @@ def test_checkpointed_layers_save_their_input_alone():
             self.inner = nn.Sequential(*[layer for _ in range(4) for layer in (linear(), nn.Tanh())])
 
         def forward(self, x: Tensor) -> Any:
-            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+            return checkpoint(self.inner, x, use_reentrant=False)
 
     assert stash(costs_of(linear(), Checkpointed())) == 2 * ACTIVATION
 

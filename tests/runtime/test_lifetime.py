@@ -245,13 +245,15 @@ def test_each_worker_has_the_threads_of_its_device():
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
 def test_a_traced_step_keeps_the_start_and_end_of_every_action(schedule):
     with cut_by_hand(network(), [1, 2], loss_fn=nn.MSELoss(), schedule=schedule, trace=True) as pipe:
-        assert pipe.last_trace is None
+        before = pipe.last_trace
+        assert before is None
         pipe.step(X, target=Y)
         trace = pipe.last_trace
         assert trace is not None
         assert trace.schedule == pipe.plan.build_schedule()
         assert min(start for row in trace.starts for start in row) == 0
-        begin, end = {}, {}
+        begin: dict[str, float] = {}
+        end: dict[str, float] = {}
         for actions, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
             assert list(starts) == sorted(starts)
             for action, start, stop in zip(actions, starts, ends, strict=True):

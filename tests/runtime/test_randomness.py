@@ -1,8 +1,13 @@
-"""Random layers draw the same numbers wherever the model is cut and whatever order its stages run in."""
+"""Random layers: what they draw hangs on the seed alone, not on the cut, the schedule or the threads."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests import plain
 from tests.chains import cut_by_hand
@@ -12,73 +17,222 @@ class Noise(nn.Module):
     """Draws through an operation that takes no generator of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn(x.shape)
+        return x + torch.randn_like(x)
 
 
-def network() -> nn.Sequential:
+def noisy() -> nn.Sequential:
+    """Seven layers, most of which draw."""
     return nn.Sequential(
-        nn.Linear(12, 16), nn.Dropout(0.3), nn.GELU(), Noise(), nn.Linear(16, 16), nn.RReLU(), nn.Linear(16, 1)
+        nn.Linear(16, 16),
+        nn.Dropout(0.5),
+        Noise(),
+        nn.Linear(16, 16),
+        nn.RReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 1),
     )
 
 
-def train(model: nn.Module, borders: list[int], schedule: str, steps: int = 3) -> list[dict[str, Tensor | None]]:
-    torch.manual_seed(7)
-    x, y = torch.linspace(-1, 1, 9 * 12).view(9, 12), torch.linspace(0, 1, 9).view(9, 1)
-    found = []
-    with cut_by_hand(model, borders, loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
-        for _ in range(steps):
-            pipe.zero_grad()
-            pipe.step(x, target=y)
-            found.append(plain.gradients(model))
-    return found
+X, Y = torch.linspace(-1, 1, 256).reshape(16, 16), torch.zeros(16, 1)
 
 
-@pytest.mark.parametrize("borders", [[1], [2, 4], [1, 2, 3, 5]])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "sequential"])
-def test_masks_do_not_depend_on_the_cut_or_the_schedule(borders: list[int], schedule: str):
-    model = network()
-    for ours, theirs in zip(train(model, borders, schedule), train(model, [], "1f1b"), strict=True):
-        plain.assert_same(ours, theirs)
+def train_once(
+    model: nn.Sequential, borders: Sequence[int], schedule: str = "1f1b", seed: int = 0
+) -> dict[str, Tensor | None]:
+    """The gradients of one seeded step."""
+    ours = plain.twin(model)
+    with cut_by_hand(ours, borders, loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
+        torch.manual_seed(seed)
+        pipe.step(X, target=Y)
+    return plain.gradients(ours)
 
 
-def test_each_step_draws_other_numbers():
-    first, second, third = train(network(), [3], "1f1b")
-    assert not torch.equal(first["0.weight"], second["0.weight"])
-    assert not torch.equal(second["0.weight"], third["0.weight"])
+def tensors(gradients: dict[str, Tensor | None]) -> list[Tensor]:
+    return [gradient for gradient in gradients.values() if gradient is not None]
 
 
-def test_micro_batches_of_equal_samples_draw_other_masks():
-    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout())
-    seen: list[Tensor] = []
-    model[1].register_forward_hook(lambda module, inputs, output: seen.append(output == 0))
-    with cut_by_hand(model, [1], loss_fn=lambda output: output.mean(), micro_batches=2) as pipe:
-        pipe.step(torch.ones(2, 64))
-    assert len(seen) == 2
-    assert 0.2 < float((seen[0] != seen[1]).float().mean()) < 0.8
+def test_a_seed_gives_the_same_gradients_under_every_cut_and_schedule():
+    model = noisy()
+    expected = train_once(model, [])
+    for schedule in ("1f1b", "gpipe", "sequential"):
+        for borders in ([1], [2], [4], [1, 3, 5], [1, 2, 4, 6]):
+            plain.assert_same(train_once(model, borders, schedule), expected)
 
 
-def test_the_global_generator_stays_where_it_is_without_random_layers():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1)).eval()
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-        before = torch.get_rng_state()
-        pipe.step(torch.ones(6, 4), target=torch.zeros(6, 1))
-        assert torch.equal(torch.get_rng_state(), before)
-        pipe.train()
-        pipe.step(torch.ones(6, 4), target=torch.zeros(6, 1))
-        assert not torch.equal(torch.get_rng_state(), before)
+def test_the_same_seed_gives_the_same_step_again_and_again():
+    model = noisy()
+    losses = set()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
+        for _ in range(10):
+            torch.manual_seed(0)
+            losses.add(float(pipe.step(X, target=Y)))
+    assert len(losses) == 1
 
 
-def test_an_explicit_generator_is_left_to_its_owner():
+def test_layers_micro_batches_and_steps_draw_differently():
+    """Twenty-four masks, of which no two are the same."""
+
+    class Remember(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            masks.append(tuple((x == 0).flatten().tolist()))
+            return torch.ones_like(x)
+
+    masks: list[tuple[bool, ...]] = []
+    model = nn.Sequential(nn.Dropout(), Remember(), nn.Dropout(), Remember())
+    with cut_by_hand(model, [2], micro_batches=4) as pipe, torch.no_grad():
+        for _ in range(3):
+            pipe(torch.ones(8, 64))
+    assert len(masks) == len(set(masks)) == 24
+
+
+def test_another_seed_draws_other_numbers():
+    model = noisy()
+    first, second = train_once(model, [3], seed=1), train_once(model, [3], seed=2)
+    assert all(not torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
+
+
+def test_a_generator_of_the_layers_own_is_left_to_it():
     generator = torch.Generator().manual_seed(3)
 
     class Own(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.rand(x.shape, generator=generator)
 
-    outputs: list[Tensor] = []
-    model = nn.Sequential(nn.Identity(), Own())
-    model[1].register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
-    with cut_by_hand(model, [1], loss_fn=lambda output: output.mean(), micro_batches=2) as pipe:
-        pipe.step(torch.ones(2, 5, requires_grad=True))
-    expected = torch.rand((2, 1, 5), generator=torch.Generator().manual_seed(3))
-    assert torch.equal(torch.stack(outputs), expected)
+    with cut_by_hand(nn.Sequential(nn.Identity(), Own()), [1], micro_batches=2) as pipe, torch.no_grad():
+        output = pipe(torch.ones(2, 5))
+    assert output.equal(torch.rand((2, 5), generator=torch.Generator().manual_seed(3)))
+
+
+def test_dropout_drops_its_share():
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.25))
+    with cut_by_hand(model, [1], micro_batches=4) as pipe, torch.no_grad():
+        output = pipe(torch.ones(100, 100))
+    assert 0.23 < float((output == 0).float().mean()) < 0.27
+    assert output[output != 0].unique().tolist() == pytest.approx([1 / 0.75])
+
+
+def test_the_backward_uses_the_mask_of_the_forward():
+    """The gradient of the input is 0 exactly where the output is."""
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
+    x = torch.ones(16, 16, requires_grad=True)
+    with cut_by_hand(model, [1], micro_batches=4) as pipe:
+        output = pipe(x)
+        output.sum().backward()
+    assert x.grad is not None
+    assert x.grad.equal(output.detach())
+
+
+def test_a_model_that_draws_nothing_leaves_the_callers_random_numbers_alone():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(X, target=Y)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_evaluation_draws_nothing():
+    model = noisy().eval()
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [2]) as pipe:
+        plain.assert_near(pipe(X).detach(), model(X).detach(), 1e-6)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_layer_that_begins_to_draw_later():
+    """Its rate is raised after the first step."""
+    model = nn.Sequential(
+        nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 1)
+    )
+    losses = set()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
+        pipe.step(X, target=Y)
+        for layer in model:
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.5
+        for _ in range(10):
+            torch.manual_seed(0)
+            losses.add(float(pipe.step(X, target=Y)))
+    assert len(losses) == 1
+
+
+def test_dropout_under_a_checkpoint_is_either_exact_or_refused():
+    """The recomputed forward must drop what the first one dropped."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = checkpoint(self.inner, x, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    class Straight(Checkpointed):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    checkpointed = nn.Sequential(nn.Linear(16, 16), Checkpointed(), nn.Linear(16, 1))
+    straight = nn.Sequential(nn.Linear(16, 16), Straight(), nn.Linear(16, 1))
+    straight.load_state_dict(checkpointed.state_dict())
+    try:
+        found = train_once(checkpointed, [1])
+    except RuntimeError as error:
+        assert "checkpoint" in str(error)  # noqa: PT017
+        assert "layer '1' (Checkpointed)" in "".join(error.__notes__)  # noqa: PT017
+        return
+    plain.assert_same(found, train_once(straight, [1]))
+
+
+def test_a_step_that_draws_moves_the_callers_random_numbers_on():
+    state = torch.get_rng_state()
+    with cut_by_hand(noisy(), [1], loss_fn=nn.MSELoss()) as pipe:
+        torch.set_rng_state(state)
+        pipe.step(X, target=Y)
+    assert not torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_attention_without_dropout_draws_nothing(checkpointed):
+    """Operations that could draw but are told not to leave the caller's random numbers alone."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 24)
+
+        def attend(self, x: Tensor) -> Tensor:
+            heads = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not checkpointed:
+                return self.attend(x)
+            found = checkpoint(self.attend, x, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    model = nn.Sequential(Attention(), nn.Linear(8, 1))
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 5, 8), torch.randn(6, 5, 1)
+    state = torch.get_rng_state()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    assert torch.get_rng_state().equal(state)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_seed_means_the_same_in_every_process():
+    script = (
+        "from tests.runtime.test_randomness import noisy, train_once\n"
+        "import torch; torch.manual_seed(5); torch.set_num_threads(1)\n"
+        "print([float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(outputs) == 1
