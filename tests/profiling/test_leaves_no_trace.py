@@ -112,6 +112,26 @@ def test_weights_that_a_forward_changes_are_put_back():
     assert_unchanged(before, snapshot(model))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["scripted", "traced"])
+def test_layers_of_torchscript_come_back_as_they_were(how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer: Any = nn.Linear(4, 4)
+        layer = torch.jit.script(layer) if how == "scripted" else torch.jit.trace(layer, torch.randn(2, 4))
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
+    x = torch.randn(6, 4)
+    expected = model(x)
+    values = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    memory = [parameter.data_ptr() for parameter in model.parameters()]
+    profile = measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros(6, 4))
+    assert len(profile.layers) == 3
+    assert model(x).equal(expected)
+    plain.assert_same(model.state_dict(), values)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == memory
+    assert all(gradient is None for gradient in plain.gradients(model).values())
+
+
 def test_random_numbers_that_layers_draw_are_put_back():
     class Draws(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

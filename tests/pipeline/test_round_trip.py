@@ -1,0 +1,94 @@
+"""From a model to files and back to a pipeline: each noun may be saved, sent and loaded on the way."""
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from tests import plain
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "auto"])
+def test_a_plan_from_files_trains_as_the_plain_model(schedule, tmp_path):
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3)
+    )
+    reference = plain.twin(model)
+    x, y = torch.randn(9, 4), torch.randint(3, (9,))
+    pipepart.profile(
+        model, x, loss_fn=nn.CrossEntropyLoss(), target=y, micro_batches=[2, 4], seconds=0.01
+    ).save(tmp_path / "profile.json")
+    pipepart.Cluster.virtual(3, memory="1GiB").save(tmp_path / "cluster.json")
+    pipepart.plan(
+        pipepart.Profile.load(tmp_path / "profile.json"),
+        pipepart.Cluster.load(tmp_path / "cluster.json"),
+        schedule=schedule,
+        micro_batches=4,
+    ).save(tmp_path / "plan.json")
+    plan = pipepart.Plan.load(tmp_path / "plan.json")
+    with pipepart.Pipeline(model, plan, loss_fn=nn.CrossEntropyLoss()) as pipe:
+        assert pipe.plan == plan
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_plan_made_for_one_model_serves_a_fresh_copy_of_it():
+    """As after a restart: the plan knows layers by name, not by object."""
+    make = lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))  # noqa: E731
+    x = torch.randn(8, 4)
+    plan = pipepart.plan(
+        pipepart.profile(make(), x, micro_batches=4, seconds=0.01), pipepart.Cluster.virtual(2)
+    )
+    model = make()
+    with pipepart.Pipeline(model, plan) as pipe, torch.no_grad():
+        plain.assert_near(pipe(x), model(x), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "devices", [1, 2, ["cpu", "cpu"], pipepart.Cluster.virtual(3, memory="100MiB", threads=1)], ids=str
+)
+def test_devices_as_a_number_a_list_or_a_cluster(devices):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    with pipepart.Pipeline.auto(
+        model, (x,), target=y, loss_fn=nn.CrossEntropyLoss(), devices=devices, micro_batches=2
+    ) as pipe:
+        expected = devices if isinstance(devices, int) else len(devices)
+        assert len(pipe.plan.stages) == expected
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 2)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_auto_finds_a_number_of_micro_batches_that_the_batch_has():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    x, y = torch.randn(3, 4), torch.randint(3, (3,))
+    with pipepart.Pipeline.auto(model, x, target=y, loss_fn=nn.CrossEntropyLoss()) as pipe:
+        assert 1 <= pipe.plan.micro_batches <= 3
+
+
+def test_auto_passes_over_numbers_of_micro_batches_that_a_layer_refuses():
+    """Batch normalisation trains on no micro-batch of one sample."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    x = torch.randn(8, 4)
+    with pipepart.Pipeline.auto(model, x, target=x, loss_fn=nn.MSELoss(), devices=2) as pipe:
+        assert pipe.plan.micro_batches in (2, 4)
+        pipe.step(x, target=x)
+
+
+def test_memory_that_does_not_suffice_says_so_before_anything_runs():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    x = torch.randn(8, 64)
+    with pytest.raises(pipepart.DoesNotFit, match=r"stage \d .* short by \d+ bytes") as caught:
+        pipepart.Pipeline.auto(
+            model,
+            x,
+            target=x,
+            loss_fn=nn.MSELoss(),
+            devices=pipepart.Cluster.virtual(2, memory="10KiB"),
+            micro_batches=2,
+        )
+    assert caught.value.short_bytes > 0
+    assert model.state_dict()["1.num_batches_tracked"] == 0
