@@ -126,6 +126,22 @@ def test_convolutions_equal_micro_batched_training_bit_for_bit(dtype, schedule, 
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
+def test_gradients_keep_their_memory_layout_across_a_border():
+    """A bias sums its gradient in the order of memory, so that another layout gives other last bits."""
+
+    class Transposed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.t().contiguous().sigmoid().t()
+
+    model = nn.Sequential(nn.Linear(16, 48), Transposed(), nn.Linear(48, 16))
+    reference = plain.twin(model)
+    x, y = torch.randn(99, 16), torch.randn(99, 16)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_a_layer_a_stage_up_to_five_stages(stages):
     model = plain.in_double([nn.Linear(4, 4) for _ in range(stages)])
