@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import race, tables
-from benchmarks.models import RACED
+from benchmarks.models import BUILDERS, RACED
 from benchmarks.peers.distributed import Ranks
 from benchmarks.quiet import TRIES
 
@@ -30,9 +30,7 @@ def main(
     """Race the plain model, pipepart, torchgpipe and torch.distributed.pipelining on this machine's CPU."""
     if quick:
         rounds, models, micro_batches = 3, "mlp16,convnet", "4"
-    names = [name for name in models.split(",") if name]
-    counts = [int(count) for count in micro_batches.split(",")]
-    courses = [(name, count) for name in names for count in counts]
+    courses = [(name, count) for name in _names(models) for count in _counts(micro_batches)]
     results = []
     console = Console()
     console.print(tables.machine())
@@ -66,6 +64,21 @@ def main(
         }
         json_file.write_text(json.dumps(report, indent=1))
         console.print(f"Every sample is in {json_file}.")
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in BUILDERS:
+            raise typer.BadParameter(f"no model is called {name!r}; there are {', '.join(BUILDERS)}")
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(count) if count.isdecimal() else 0 for count in text.split(",")]
+    if min(counts) < 1:
+        raise typer.BadParameter(f"numbers of micro-batches are like '4,8', got {text!r}")
+    return counts
 
 
 if __name__ == "__main__":

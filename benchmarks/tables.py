@@ -31,7 +31,7 @@ def disturbances(result: Result) -> str:
     """How many of the timed steps shared the processor with other programs."""
     disturbed = sum(samples.disturbed for samples in result.samples.values())
     steps = sum(len(samples.steps) for samples in result.samples.values())
-    return f"{disturbed} of {steps} steps were disturbed by other programs"
+    return f"medians; {disturbed} of {steps} steps were disturbed by other programs"
 
 
 def step_table(result: Result) -> Table:
@@ -42,7 +42,7 @@ def step_table(result: Result) -> Table:
         caption=disturbances(result),
     )
     table.add_column("framework", no_wrap=True)
-    for heading in ("median ms", "of plain", "spread", "predicted", "error"):
+    for heading in ("ms", "of plain", "spread", "predicted", "error"):
         table.add_column(heading, justify="right")
     plain = result.samples[PLAIN].wall
     for name, samples in result.samples.items():
