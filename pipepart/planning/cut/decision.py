@@ -1,0 +1,207 @@
+"""Decides whether some cut has a bottleneck of at most T seconds: reachable borders, device by device."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .devices import Walk
+from .dominance import Dominance
+from .incidence import Incidence
+from .lattice import Downsets
+from .problem import Floats, Ints, Problem, Split
+from .windows import SLACK, Windows
+
+# Pairs of borders looked at in one go: enough for numpy, and a few hundred bytes each.
+CHUNK = 200_000
+
+
+class TooMuchWork(Exception):
+    """The decision would look at more pairs of borders than it was given."""
+
+
+@dataclass
+class _Reached:
+    """Borders reached in one state of the walk, and from where."""
+
+    rows: list[Ints] = field(default_factory=list)
+    origins: list[Ints] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+
+    def add(self, rows: Ints, origins: Ints, state: int, kind: int) -> None:
+        """Records that ``rows`` are one stage on a device of type ``kind`` behind ``origins``, reached in ``state``."""
+        if len(rows):
+            self.rows.append(rows)
+            self.origins.append(origins)
+            self.states.append(state)
+            self.types.append(kind)
+
+    def origin(self, row: int) -> tuple[int, int, int]:
+        """The border before ``row``, the state it was reached in, and the type of device between."""
+        for rows, origins, state, kind in zip(self.rows, self.origins, self.states, self.types, strict=True):
+            places = np.nonzero(rows == row)[0]
+            if len(places):
+                return int(origins[places[0]]), state, kind
+        raise LookupError(f"border {row} was not reached")
+
+
+class Decider:
+    """Asks for cuts of one problem whose borders are among given downsets.
+
+    A border ``I`` is reached with some devices used if it is empty, or a border inside it is reached with one device
+    fewer and the nodes between are a stage of at most T seconds that fits this device. What is reached is kept for
+    each state of the walk over the devices, so the order of unlike devices is part of the search; a border reached
+    with fewer devices is not looked at again with more.
+
+    The load of the stage between two borders is compute + crossing(I) + crossing(I'), less what is cut at both: once
+    for a tensor that has a pin between, twice for one that has none. Only pairs that need it pay for that correction.
+    """
+
+    def __init__(self, problem: Problem, walk: Walk, sets: Downsets, most_pairs: int = 10**12) -> None:
+        self._problem, self._walk, self._sets = problem, walk, sets
+        self._incidence = Incidence(problem, sets)
+        self._dominance = Dominance(problem, sets, self._incidence)
+        self._left_pairs = most_pairs
+        self._memory = _free_memory(problem, walk)
+        self._steps: list[list[tuple[int, int]]] = [[] for _ in range(len(walk))]
+        for kind, (before, after) in enumerate(walk.moves):
+            for state, target in zip(before.tolist(), after.tolist(), strict=True):
+                self._steps[state].append((kind, target))
+
+    def split(self, seconds: float) -> Split | None:
+        """A cut whose bottleneck is at most ``seconds``, or None: there is none.
+
+        Raises:
+            TooMuchWork: the pairs granted to this decider are spent.
+        """
+        windows = Windows(self._problem, self._walk, seconds)
+        reached = np.zeros((len(self._walk), len(self._sets)), dtype=bool)
+        found = [_Reached() for _ in range(len(self._walk))]
+        reached[0, 0] = True
+        found[0].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
+        for state in range(len(self._walk)):
+            if not found[state].rows:
+                continue
+            news = np.concatenate(found[state].rows)
+            sources = np.sort(self._dominance.undominated(news, np.nonzero(reached[state])[0]))
+            for kind, target in self._steps[state]:
+                reached[target] |= reached[state]
+                open_targets = np.nonzero(self._eligible(windows, target) & ~reached[target])[0]
+                rows, origins = self._stages(sources, open_targets, kind, windows)
+                reached[target, rows] = True
+                found[target].add(rows, origins, state, kind)
+                if reached[target, -1]:
+                    return self._trace(found, target)
+        return None
+
+    def _eligible(self, windows: Windows, state: int) -> NDArray[np.bool_]:
+        """Borders behind which the devices that are free in ``state`` have room for the rest."""
+        sets = self._sets
+        need = windows.mass[-1] - sets.quickest
+        if windows.pays[state]:
+            need = need + windows.charge * sets.crossing
+        fits = sets.bytes[-1] - sets.bytes <= self._memory[state]
+        return fits & (need <= windows.room[state] + SLACK * windows.room[0])
+
+    def _stages(self, sources: Ints, targets: Ints, kind: int, windows: Windows) -> tuple[Ints, Ints]:
+        """The targets that are one stage on a device of type ``kind`` behind a source, and for each such a source."""
+        quickest = self._sets.quickest
+        goals = quickest[targets]
+        limit = quickest[sources] + windows.reach[kind] * (1 + SLACK) + SLACK * windows.mass[-1]
+        low = np.searchsorted(goals, quickest[sources])
+        counts = np.maximum(np.searchsorted(goals, limit, side="right") - low, 0)
+        self._left_pairs -= int(counts.sum())
+        if self._left_pairs < 0:
+            raise TooMuchWork
+        origin = np.full(len(targets), -1, dtype=np.int64)
+        ends = np.cumsum(counts)
+        start = 0
+        while start < len(sources):
+            done = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
+            amount = counts[start:stop]
+            first = np.repeat(low[start:stop] - np.append(0, np.cumsum(amount)[:-1]), amount)
+            places = first + np.arange(len(first))
+            self._connect(
+                np.repeat(sources[start:stop], amount), places, targets, kind, windows.seconds, origin
+            )
+            start = stop
+        hit = origin >= 0
+        return targets[hit], origin[hit]
+
+    def _connect(
+        self, sources: Ints, places: Ints, targets: Ints, kind: int, seconds: float, origin: Ints
+    ) -> None:
+        """Writes into ``origin``, for pairs of a source and a place in ``targets``, the sources that reach it."""
+        sets, device = self._sets, self._problem.types[kind]
+        limit = seconds * (1 + SLACK)
+
+        def narrow(kept: NDArray[np.bool_], *arrays: NDArray) -> list[NDArray]:
+            return [array[kept] for array in arrays]
+
+        sources, places = narrow(origin[places] < 0, sources, places)
+        rows = targets[places]
+        load = sets.seconds[kind, rows] - sets.seconds[kind, sources]
+        # What is cut at one border and not at the other is cut by the stage.
+        least = np.abs(sets.crossing[rows] - sets.crossing[sources]) if device.pays else 0.0
+        fits = (load + least <= limit) & (sets.banned[kind, rows] == sets.banned[kind, sources])
+        fits &= sets.bytes[rows] - sets.bytes[sources] <= device.memory
+        sources, places, load = narrow(fits, sources, places, load)
+        sources, places, load = narrow(self._inside(sources, targets[places]), sources, places, load)
+        if not device.pays:
+            origin[places] = sources
+            return
+        most = load + sets.crossing[targets[places]] + sets.crossing[sources]
+        sure = most <= limit
+        origin[places[sure]] = sources[sure]
+        sources, places, most = narrow(~sure & (origin[places] < 0), sources, places, most)
+        self._correct(sources, places, most, targets, limit, origin)
+
+    def _correct(
+        self, sources: Ints, places: Ints, most: Floats, targets: Ints, limit: float, origin: Ints
+    ) -> None:
+        if not len(sources):
+            return
+        starts = np.nonzero(np.append(True, sources[1:] != sources[:-1]))[0]
+        bounds = np.append(starts, len(sources))
+        for low, high in itertools.pairwise(bounds.tolist()):
+            source = int(sources[low])
+            todo = low + np.nonzero(origin[places[low:high]] < 0)[0]
+            if not len(todo):
+                continue
+            relief = self._incidence.cut_twice(source, targets[places[todo]])
+            good = todo[most[todo] - relief <= limit]
+            origin[places[good]] = source
+
+    def _inside(self, sources: Ints, rows: Ints) -> NDArray[np.bool_]:
+        """Whether each source is a subset of the row beside it."""
+        sets = self._sets
+        result = sets.block[sources] < sets.block[rows]
+        unclear = np.nonzero(sets.block[sources] == sets.block[rows])[0]
+        missing = sets.words[sources[unclear]] & ~sets.words[rows[unclear]]
+        result[unclear] = ~missing.any(axis=1)
+        return result
+
+    def _trace(self, found: list[_Reached], state: int) -> Split:
+        row = len(self._sets) - 1
+        borders, types = [row], []
+        while row:
+            row, state, kind = found[state].origin(row)
+            borders.append(row)
+            types.append(kind)
+        inside = self._incidence.unpacked(np.array(borders[::-1]))
+        # A node is in the stage behind the last border that does not hold it.
+        stage_of = (~inside).sum(axis=0) - 1
+        return Split(tuple(stage_of.tolist()), tuple(types[::-1]))
+
+
+def _free_memory(problem: Problem, walk: Walk) -> list[int]:
+    """Bytes that the free devices of each state have together."""
+    return [
+        sum(int(free) * kind.memory for free, kind in zip(row, problem.types, strict=True))
+        for row in walk.free
+    ]

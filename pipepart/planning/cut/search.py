@@ -1,0 +1,120 @@
+"""Finds the best cut of a problem, and proves that it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .decision import Decider, TooMuchWork
+from .devices import Walk, walk
+from .intervals import best_intervals
+from .lattice import Downsets, blocks, downsets
+from .moves import bettered
+from .orders import orders
+from .problem import Problem, Split
+from .windows import Windows, slowness
+
+# A bottleneck is taken for the smallest when none is smaller by more than this fraction of it.
+RESOLUTION = 1e-9
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work a search may do before it settles for less than a proof; counted, so that runs repeat.
+
+    Attributes:
+        sets: borders kept at once.
+        pairs: pairs of borders looked at.
+    """
+
+    sets: int = 400_000
+    pairs: int = 200_000_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best cut found, None where none fits, what no cut can beat, and the borders where that takes telling why."""
+
+    split: Split | None
+    lower_bound: float
+    optimal: bool
+    sets: Downsets | None = None
+
+
+def search(problem: Problem, effort: Effort) -> Found:
+    """The cut with the smallest bottleneck.
+
+    First a good cut: the best intervals of a few topological orders, bettered by moves. Then the question whether any
+    cut is better, answered over the downsets in the windows of that bottleneck. Usually the answer is no, and the
+    cut is proven optimal by one decision; otherwise the gap to the lower bound is halved until it is.
+    """
+    devices = walk(problem)
+    low = floor(problem)
+    split = first_cut(problem, devices, low)
+    if split and devices.complete and all(high - start == 1 for start, high in blocks(problem)):
+        return Found(split, split.bottleneck(problem), optimal=True)  # One order only.
+    return _narrowed(problem, devices, split, low, effort)
+
+
+def floor(problem: Problem) -> float:
+    """Seconds that no cut can beat: the largest node, and all work shared out evenly."""
+    room = sum(
+        len(kind.devices) / ratio for kind, ratio in zip(problem.types, slowness(problem), strict=True)
+    )
+    work = math.fsum(problem.quickest)
+    return max(float(problem.quickest.max()), work / room if room else 0.0)
+
+
+def ceiling(problem: Problem) -> float:
+    """Seconds that no stage can exceed."""
+    slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
+               zip(*(kind.seconds.tolist() for kind in problem.types), strict=True)]  # fmt: skip
+    return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
+
+
+def first_cut(problem: Problem, devices: Walk, low: float) -> Split | None:
+    """A good cut, or None where no interval of the orders tried fits."""
+    best: Split | None = None
+    limit, most = math.inf, ceiling(problem)
+    for order in orders(problem):
+        # Narrow first: short intervals are quick to look at, and mostly enough.
+        guess = min(2 * low, most) if best is None else limit
+        while True:
+            found = best_intervals(problem, order, devices, guess)
+            if found or guess >= most or best:
+                break
+            guess = min(4 * guess, most) if guess else most
+        if not found:
+            continue
+        better = bettered(problem, found)
+        value = better.bottleneck(problem)
+        if value < limit:
+            best, limit = better, value * (1 - RESOLUTION)
+        if value <= low * (1 + RESOLUTION):
+            break
+    return best
+
+
+def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, effort: Effort) -> Found:
+    high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
+    sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets)
+    if sets is None:
+        return Found(split, low, optimal=False)
+    decider = Decider(problem, devices, sets, effort.pairs)
+    ask = high * (1 - RESOLUTION)
+    try:
+        while low < high * (1 - RESOLUTION):
+            found = decider.split(ask)
+            if found is None:
+                low = ask if ask < high * (1 - RESOLUTION) else high
+            else:
+                split = bettered(problem, found)
+                high = split.bottleneck(problem)
+            # Mostly nothing is left below; else halve, and ask for the proof again when little is left.
+            close = high - low <= 1e-4 * high
+            ask = high * (1 - RESOLUTION) if close else (low + high) / 2
+    except TooMuchWork:
+        return Found(split, low, optimal=False)
+    if split is None:
+        return Found(None, math.inf, devices.complete, sets)
+    return Found(split, high, optimal=devices.complete)
