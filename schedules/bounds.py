@@ -123,7 +123,7 @@ def _slot_bound(problem: Problem, trips: _Trips, stage: int, from_zero: bool) ->
     """Micro-batches in groups of as many as fit on a stage, one group after the other."""
     costs, m = problem.costs, problem.micro_batches
     size = costs.stash_bytes[stage]
-    slots = min(m, int(problem.memory[problem.device_of[stage]] * _SLACK / size)) if size else m
+    slots = int(min(m, problem.memory[problem.device_of[stage]] * _SLACK / size)) if size else m
     held = trips.turn[stage] + costs.backward_input[stage]
     groups, rest = divmod(m - 1, slots)
     released_late = costs.weight_stash_bytes[stage] >= size

@@ -23,13 +23,13 @@ def improve(
     random: Random,
     goal: float,
     deadline: float = math.inf,
-    heat: float = 0.01,
+    heat: float = 0.5,
 ) -> list[Row]:
     """Return rows at least as good, after simulated annealing with so many plays.
 
     Each round moves one operation of the critical path; it stops early when the objective reaches `goal`,
     or `time.monotonic()` the deadline.
-    `heat` is the first temperature, as a part of the objective.
+    `heat` is the first temperature, in mean lengths of an operation.
     """
     rows = [list(row) for row in rows]
     ends = play(problem, rows)
@@ -37,10 +37,11 @@ def improve(
     value = objective(problem, rows, ends)
     best, best_value = [list(row) for row in rows], value
     critical = _critical(problem, rows, ends)
+    hottest = heat * sum(problem.seconds) / problem.operations
     for round_ in range(plays):
         if best_value <= goal * (1 + _TOLERANCE) or (round_ % 64 == 0 and time.monotonic() >= deadline):
             break
-        temperature = heat * best_value * (1 - round_ / plays) ** 2
+        temperature = hottest * (1 - round_ / plays) ** 2
         device, position = critical[random.randrange(len(critical))]
         old = rows[device]
         new = _moved(problem, old, position, random)

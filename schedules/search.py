@@ -25,11 +25,13 @@ from .simulate import simulate
 from .timeline import Timeline
 
 _OBJECTIVES = {"makespan": makespan, "zero-bubble": longest_span}
-_EFFORT = 2_000_000  # operations played; about a second
-_EFFORT_PER_OPERATION = 150
-_GATHERING = 0.5  # of the allowance
+_EFFORT = 4_000_000  # operations played; about a second
+_EFFORT_PER_OPERATION = 100
+_GATHERING = 0.4  # of the allowance
 _MAKING = 12  # making an order by a rule costs so many times what playing it does
-_STARTS = 3  # orders that local search starts from
+_MOVING = 150  # making a move costs as much as playing so many operations
+_MOST_STARTS = 4  # orders that local search starts from
+_PLAYS_PER_START = 3000
 _TOLERANCE = 1e-9
 
 
@@ -64,7 +66,7 @@ def search(
     >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
     >>> found = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])
     >>> simulate(found, costs).makespan
-    46.0
+    41.0
     """
     tried = [tuple(placement)] if placement else placements(costs.stages, devices)
     deadline = time.monotonic() + seconds
@@ -110,15 +112,17 @@ class _Search:
                 self._add(make())
 
     def improve(self, effort: float) -> None:
-        """Spend the rest of the allowance on local search, from the best few orders."""
+        """Spend the rest of the allowance on local search, from the best few orders if there is enough."""
         limit = effort * self._allowance()
-        starts = sorted(self.found, key=itemgetter(0))[:_STARTS]
-        for turn, (_, rows) in enumerate(starts):
-            plays = int((limit - self.work) / self.problem.operations / (len(starts) - turn))
-            if plays < 1 or self._is_done(limit):
+        work_per_play = self.problem.operations + _MOVING
+        plays = (limit - self.work) / work_per_play
+        turns = min(_MOST_STARTS, max(1, int(plays / _PLAYS_PER_START)))
+        for _, rows in sorted(self.found, key=itemgetter(0))[:turns]:
+            share = int(plays / turns)
+            if share < 1 or self._is_done(limit):
                 return
-            self._add(improve(self.problem, rows, self.measure, plays, self.random, self.goal, self.deadline))
-            self.work += plays * self.problem.operations
+            self._add(improve(self.problem, rows, self.measure, share, self.random, self.goal, self.deadline))
+            self.work += share * work_per_play
 
     def schedule(self) -> Schedule:
         """The best order as a schedule; each I is one B with its W where that costs nothing."""

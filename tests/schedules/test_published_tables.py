@@ -1,0 +1,84 @@
+"""Table 5 of the zero-bubble paper, from the profiles of its Table 9."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedules import StageCosts, build, search, simulate
+
+TABLES = Path(__file__).parents[2].parent / "shared" / "data" / "schedules" / "zero_bubble_tables.json"
+if not TABLES.exists():
+    pytest.skip("the published tables are not beside this checkout", allow_module_level=True)
+ROWS = json.loads(TABLES.read_text())["rows"]
+
+
+def name_of(row):
+    return f"{row['model']}-{row['micro_batches']}"
+
+
+def costs_of(row):
+    """A micro-batch keeps M_B until its I and M_W from there to its W (the paper's Table 1)."""
+    p, h, a, s = row["devices"], row["hidden"], row["heads"], row["sequence"]
+    return StageCosts(
+        [row["forward_ms"]] * p,
+        [row["backward_input_ms"]] * p,
+        [row["backward_weight_ms"]] * p,
+        latency=row["communication_ms"],
+        stash_bytes=[1.0] * p,
+        weight_stash_bytes=[32 * h / (34 * h + 5 * a * s)] * p,
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+def test_the_handcrafted_columns_to_four_decimals(row, name):
+    timeline = simulate(build(name, row["devices"], row["micro_batches"]), costs_of(row))
+    assert round(timeline.zero_bubble, 4) == row["bubble"][name]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_interleaved_column_by_its_closed_form(row):
+    p, m, v = row["devices"], row["micro_batches"], row["chunks_interleaved"]
+    work = row["forward_ms"] + row["backward_input_ms"] + row["backward_weight_ms"]
+    step = m * work + (p - 1) * work / v + (2 * p * (v - 1) + p - 2) * row["communication_ms"]
+    assert round(1 - m * work / step, 4) == row["bubble"]["interleaved-1f1b"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_a_replay_of_interleaved_1f1b_takes_one_trip_of_latency_more_than_printed(row):
+    p, m, v = row["devices"], row["micro_batches"], row["chunks_interleaved"]
+    stages = p * v
+    costs = StageCosts(
+        [row["forward_ms"] / v] * stages,
+        [row["backward_input_ms"] / v] * stages,
+        [row["backward_weight_ms"] / v] * stages,
+        latency=row["communication_ms"],
+    )
+    work = row["forward_ms"] + row["backward_input_ms"] + row["backward_weight_ms"]
+    printed = m * work + (p - 1) * work / v + (2 * p * (v - 1) + p - 2) * row["communication_ms"]
+    replayed = simulate(build("interleaved-1f1b", p, m, chunks=v), costs).zero_bubble_seconds
+    assert replayed == pytest.approx(printed + p * row["communication_ms"])
+
+
+def automatic(row, factor):
+    """The bubble of a searched schedule with memory for factor * devices micro-batches."""
+    p, m = row["devices"], row["micro_batches"]
+    costs = costs_of(row)
+    found = search(costs, p, m, [factor * p] * p, objective="zero-bubble", effort=0.05)
+    timeline = simulate(found, costs)
+    assert max(timeline.peak_bytes) <= factor * p + 1e-9
+    return timeline.zero_bubble
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["devices"] == 8], ids=name_of)
+@pytest.mark.parametrize(("name", "factor"), [("zb-1p", 1), ("zb-2p", 2)])
+def test_the_automatic_columns_as_printed_or_lower(row, name, factor):
+    assert round(automatic(row, factor), 4) <= row["bubble"][name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in ROWS if row["devices"] > 8], ids=name_of)
+@pytest.mark.parametrize(("name", "factor"), [("zb-1p", 1), ("zb-2p", 2)])
+def test_the_automatic_columns_of_many_devices_as_printed_or_lower(row, name, factor):
+    assert round(automatic(row, factor), 4) <= row["bubble"][name]
