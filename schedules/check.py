@@ -77,6 +77,8 @@ def _check_place(schedule: Schedule, leaf: Action, here: Place) -> None:
         raise ScheduleError(f"{leaf} at {here}: there is no stage {leaf.stage} among {schedule.stages}")
     if leaf.micro_batch is None and leaf.kind not in (Kind.REDUCE_GRAD, Kind.OPT_STEP):
         raise ScheduleError(f"{leaf} at {here} names no micro-batch")
+    if leaf.micro_batch is not None and leaf.kind is Kind.REDUCE_GRAD:
+        raise ScheduleError(f"{leaf} at {here}: gradients are reduced once, for all micro-batches")
     if leaf.micro_batch is not None and not 0 <= leaf.micro_batch < schedule.micro_batches:
         raise ScheduleError(
             f"{leaf} at {here}: there is no micro-batch {leaf.micro_batch} among {schedule.micro_batches}"

@@ -42,6 +42,10 @@ def check_steps(schedule: Schedule, place: Mapping[Action, Place]) -> None:
                 raise ScheduleError(f"{missing} is missing, though {example} at {place[example]} is there")
             if len(own) > 1:
                 raise ScheduleError(f"{own[1]} repeats {own[0]}: one optimizer step ends a synchronous step")
+            if own[0].micro_batch is not None:
+                raise ScheduleError(
+                    f"{own[0]} at {place[own[0]]} ends a synchronous step: it names no micro-batch"
+                )
             _check_last(own[0], last.get(stage), place)
 
 

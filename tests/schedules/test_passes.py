@@ -1,0 +1,159 @@
+"""Passes: what each adds or takes apart, and that legal schedules stay legal."""
+
+import pytest
+
+from schedules import (
+    Schedule,
+    ScheduleError,
+    StageCosts,
+    build,
+    check,
+    fuse_backward,
+    insert_messages,
+    insert_optimizer_step,
+    insert_recompute,
+    insert_reduce_grad,
+    names,
+    permute_devices,
+    simulate,
+    split_backward,
+    split_overlaps,
+)
+
+PASSES = (
+    split_overlaps,
+    split_backward,
+    fuse_backward,
+    insert_recompute,
+    insert_reduce_grad,
+    insert_messages,
+)
+SIZES = [(2, 3), (4, 4), (4, 8)]
+
+
+def rows(schedule):
+    return [" ".join(map(str, row)) for row in schedule.actions]
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("apply", PASSES)
+def test_every_pass_keeps_a_schedule_legal_and_is_idempotent(name, apply):
+    for p, m in SIZES:
+        try:
+            schedule = build(name, p, m)
+        except ScheduleError:
+            continue
+        once = apply(schedule)
+        check(once)
+        assert apply(once) == once
+
+
+@pytest.mark.parametrize("name", names())
+def test_all_passes_together_make_a_legal_schedule_that_can_be_played(name):
+    for p, m in SIZES:
+        try:
+            schedule = split_overlaps(build(name, p, m))
+        except ScheduleError:
+            continue
+        whole = insert_reduce_grad(insert_recompute(schedule))
+        whole = whole if whole.versions else insert_optimizer_step(whole)
+        whole = insert_messages(whole)
+        check(whole)
+        stages = whole.model_stages
+        costs = StageCosts([1] * stages, [1] * stages, [1] * stages, latency=0.1, reduce_grad=[0.5] * stages)
+        assert simulate(whole, costs).makespan > simulate(schedule, costs).makespan
+
+
+def test_split_and_fused_backwards():
+    schedule = build("1f1b", 2, 2)
+    split = split_backward(schedule)
+    assert rows(split) == ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"]
+    assert fuse_backward(split) == schedule
+    assert rows(fuse_backward(build("zb-h1", 2, 3))) == [
+        "0F0 0F1 0B0 0F2 0B1 0B2",
+        "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2",
+    ]
+
+
+def test_overlapped_pairs_come_apart():
+    overlapped = Schedule.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    assert rows(split_overlaps(overlapped)) == ["0F0 0F1 0B0 0B1"]
+    assert rows(split_backward(overlapped)) == ["0F0 0F1 0I0 0W0 0I1 0W1"]
+
+
+def test_messages_stand_after_what_makes_them_and_before_what_needs_them():
+    assert rows(insert_messages(build("1f1b", 2, 2))) == [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
+    ]
+
+
+def test_stages_on_the_same_device_need_no_message():
+    assert not any("SEND" in row for row in rows(insert_messages(build("zb-v", 1, 3))))
+
+
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v", "v-half", "chimera", "hanayo"]
+)
+def test_messages_change_no_time(name):
+    schedule = build(name, 4, 8)
+    stages = schedule.model_stages
+    costs = StageCosts(
+        [1 + 0.1 * s for s in range(stages)], [1.2] * stages, [0.7] * stages, latency=0.3,
+        message_bytes=[1] * stages, bandwidth=10.0,
+    )  # fmt: skip
+    with_messages = insert_messages(schedule)
+    for contention in (False, True):
+        implicit, explicit = (simulate(s, costs, contention=contention) for s in (schedule, with_messages))
+        assert explicit.makespan == pytest.approx(implicit.makespan)
+        for device, row in enumerate(schedule.actions):
+            for action in row:
+                assert explicit.span(action) == pytest.approx(implicit.span(action)), device
+
+
+def test_a_trace_draws_messages_as_arrows_from_send_to_receive():
+    schedule = insert_messages(build("1f1b", 2, 2))
+    timeline = simulate(schedule, StageCosts([1, 1], [1, 1], [1, 1], latency=0.5))
+    events = timeline.to_trace()["traceEvents"]
+    arrows = [event for event in events if event["ph"] in "sf"]
+    assert {(event["ph"], event["tid"]) for event in arrows} == {("s", 1), ("f", 2)}
+    assert [event["ts"] for event in arrows[:2]] == [1e6, 1.5e6]
+    assert timeline.span(schedule.actions[0][1]) == (1.0, 1.5)
+
+
+def test_recompute_of_some_stages_only():
+    assert rows(insert_recompute(build("1f1b", 2, 1), [0])) == ["0F0 0RECOMPUTE0 0B0", "1F0 1B0"]
+    with pytest.raises(ScheduleError, match="1f1b has no stage 5 to recompute among 2"):
+        insert_recompute(build("1f1b", 2, 1), [5])
+
+
+def test_gradients_are_reduced_after_the_last_backward_of_each_stage():
+    assert rows(insert_reduce_grad(build("zb-v", 1, 1))) == [
+        "0F0 1F0 1I0 1W0 1REDUCE_GRAD 0I0 0W0 0REDUCE_GRAD"
+    ]
+
+
+def test_copies_of_a_model_wait_for_each_other_before_they_reduce():
+    reduced = insert_reduce_grad(build("chimera", 2, 2))
+    assert [row.split()[-2:] for row in rows(reduced)] == [
+        ["0REDUCE_GRAD", "3REDUCE_GRAD"],
+        ["2REDUCE_GRAD", "1REDUCE_GRAD"],
+    ]
+    timeline = simulate(reduced, StageCosts([1, 4], [1, 4], [1, 4], reduce_grad=[2, 3]))
+    first, second = (timeline.span(reduced.actions[device][-2])[0] for device in range(2))
+    assert first == second
+
+
+def test_one_optimizer_step_a_stage_ends_a_synchronous_schedule():
+    assert rows(insert_optimizer_step(build("1f1b", 2, 1))) == ["0F0 0B0 0OPT_STEP", "1F0 1B0 1OPT_STEP"]
+    with pytest.raises(ScheduleError, match="pipedream is asynchronous"):
+        insert_optimizer_step(build("pipedream", 2, 2))
+
+
+def test_devices_can_be_permuted():
+    schedule = permute_devices(build("1f1b", 3, 4), (2, 0, 1))
+    check(schedule)
+    assert schedule.device_of == (2, 0, 1)
+    assert str(schedule.actions[2][0]) == "0F0"
+    with pytest.raises(ScheduleError, match="no permutation"):
+        permute_devices(schedule, (0, 0, 1))
