@@ -8,8 +8,9 @@ from ...cluster import Cluster
 from .misfit import CutDoesNotFit, nearest, refuse_at_sight
 from .problem import Split
 from .reading import Reading, Tensors, devices_of_types, read
+from .reductions import reduced
 from .result import Cut
-from .search import Effort, Found, ceiling, search
+from .search import Effort, Found, search
 
 
 def cut(
@@ -64,17 +65,18 @@ def cut(
     reading = read(graph, cluster, tensors, host)
     refuse_at_sight(reading, cluster)
     problem = reading.problem
-    found = search(problem, Effort())
+    smaller = reduced(problem)
+    found = search(smaller.problem, Effort())
     if found.split is None:
-        if found.sets is None:
+        if not found.optimal:
             raise CutDoesNotFit(
                 "no cut was found that fits the memory of the devices, and the graph is too large to prove that there "
                 "is none: give the devices more memory, or tie nodes with the attribute 'together'",
                 list(graph),
                 0,
             )
-        raise nearest(reading, cluster, found.sets, ceiling(problem))
-    return _cut(reading, cluster, found.split, found)
+        raise nearest(reading, cluster)
+    return _cut(reading, cluster, smaller.whole(found.split), found)
 
 
 def _cut(reading: Reading, cluster: Cluster, split: Split, found: Found) -> Cut:

@@ -7,12 +7,9 @@ from dataclasses import replace
 
 from ...cluster import Cluster
 from ...units import format_bytes
-from .decision import Decider
-from .devices import walk
-from .intervals import best_intervals
-from .lattice import Downsets
-from .problem import UNLIMITED, Problem, Split
+from .problem import UNLIMITED, DeviceType, Problem, Split
 from .reading import Reading, devices_of_types
+from .search import Effort, search
 
 
 class CutDoesNotFit(ValueError):
@@ -64,15 +61,12 @@ def refuse_at_sight(reading: Reading, cluster: Cluster) -> None:
         )
 
 
-def nearest(reading: Reading, cluster: Cluster, sets: Downsets, seconds: float) -> CutDoesNotFit:
-    """Why nothing fits, told by the cut whose largest shortage is smallest; no stage takes ``seconds``."""
+def nearest(reading: Reading, cluster: Cluster) -> CutDoesNotFit:
+    """Why nothing fits, told by the cut whose largest shortage is smallest."""
     problem = reading.problem
-    devices = walk(problem)
 
     def attempt(extra: int) -> Split | None:
-        roomier = _with_more(problem, extra)
-        quick = best_intervals(roomier, range(len(problem)), devices)
-        return quick or Decider(roomier, devices, sets).split(seconds)
+        return search(replace(problem, types=_with_more(problem, extra)), Effort(), any_will_do=True).split
 
     low, high = 0, int(problem.bytes.sum())
     split = attempt(high)
@@ -92,9 +86,8 @@ def nearest(reading: Reading, cluster: Cluster, sets: Downsets, seconds: float) 
     return _told(reading, cluster, split)
 
 
-def _with_more(problem: Problem, extra: int) -> Problem:
-    kinds = (replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
-    return replace(problem, types=tuple(kinds))
+def _with_more(problem: Problem, extra: int) -> tuple[DeviceType, ...]:
+    return tuple(replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
 
 
 def _told(reading: Reading, cluster: Cluster, split: Split) -> CutDoesNotFit:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .decision import Decider, TooMuchWork
 from .devices import Walk, walk
 from .intervals import best_intervals
-from .lattice import Downsets, blocks, downsets
+from .lattice import blocks, downsets
 from .moves import bettered
 from .orders import orders
 from .problem import Problem, Split
@@ -33,24 +33,26 @@ class Effort:
 
 @dataclass(frozen=True)
 class Found:
-    """The best cut found, None where none fits, what no cut can beat, and the borders where that takes telling why."""
+    """The best cut found, None where none fits, and what no cut can beat; ``optimal`` where both are proven."""
 
     split: Split | None
     lower_bound: float
     optimal: bool
-    sets: Downsets | None = None
 
 
-def search(problem: Problem, effort: Effort) -> Found:
+def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Found:
     """The cut with the smallest bottleneck.
 
     First a good cut: the best intervals of a few topological orders, bettered by moves. Then the question whether any
     cut is better, answered over the downsets in the windows of that bottleneck. Usually the answer is no, and the
-    cut is proven optimal by one decision; otherwise the gap to the lower bound is halved until it is.
+    cut is proven optimal by one decision; otherwise the gap to the lower bound is halved until it is. With
+    ``any_will_do`` the first cut that fits is enough.
     """
     devices = walk(problem)
     low = floor(problem)
     split = first_cut(problem, devices, low)
+    if split and any_will_do:
+        return Found(split, low, optimal=False)
     if split and devices.complete and all(high - start == 1 for start, high in blocks(problem)):
         return Found(split, split.bottleneck(problem), optimal=True)  # One order only.
     return _narrowed(problem, devices, split, low, effort)
@@ -76,7 +78,11 @@ def first_cut(problem: Problem, devices: Walk, low: float) -> Split | None:
     """A good cut, or None where no interval of the orders tried fits."""
     best: Split | None = None
     limit, most = math.inf, ceiling(problem)
+    tried: set[tuple[int, ...]] = set()
     for order in orders(problem):
+        if tuple(order) in tried:
+            continue
+        tried.add(tuple(order))
         # Narrow first: short intervals are quick to look at, and mostly enough.
         guess = min(2 * low, most) if best is None else limit
         while True:
@@ -116,5 +122,5 @@ def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, 
     except TooMuchWork:
         return Found(split, low, optimal=False)
     if split is None:
-        return Found(None, math.inf, devices.complete, sets)
+        return Found(None, math.inf, optimal=devices.complete)
     return Found(split, high, optimal=devices.complete)

@@ -1,0 +1,168 @@
+"""Takes nodes that cost nothing out of a problem, so that fewer downsets are left; no optimum is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .problem import Net, Problem, Split, tidy_nets
+
+Pins = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A smaller problem, and how its cuts become cuts of the whole one.
+
+    Attributes:
+        problem: what is left.
+        kept: the node of the whole problem that each node of it is.
+        steps: what was taken out, in order: the node, the nodes beside it then, and whether it goes with the first or
+            the last stage among theirs.
+        nodes: number of nodes of the whole problem.
+    """
+
+    problem: Problem
+    kept: tuple[int, ...]
+    steps: tuple[tuple[int, tuple[int, ...], Callable[[list[int]], int]], ...]
+    nodes: int
+
+    def whole(self, split: Split) -> Split:
+        """The cut of the whole problem that costs the same."""
+        stage_of = [0] * self.nodes
+        for node, stage in zip(self.kept, split.stage_of, strict=True):
+            stage_of[node] = stage
+        for node, beside, pick in reversed(self.steps):
+            stage_of[node] = pick([stage_of[other] for other in beside])
+        return Split(tuple(stage_of), split.types)
+
+
+def reduced(problem: Problem) -> Reduced:
+    """The problem without the nodes that take no time and whose best stage is known from their neighbours'.
+
+    Nodes with bytes count as such only where all bytes fit any one device. Each rule moves a node from wherever it is
+    to its known stage without raising the load of any stage:
+
+    - a source or sink with one neighbour that is in all its tensors goes with that neighbour;
+    - between one predecessor and one successor, with tensors of these three alone, it goes across the dearer tensor;
+    - a source whose tensors go to just its successors goes with the first of them, a sink with the last predecessor.
+
+    Rules repeat until none applies: O(nodes + edges + pins) for each round.
+    """
+    work = _Shrinking(problem)
+    while work.round():
+        pass
+    return work.result()
+
+
+class _Shrinking:
+    """A problem from which nodes are being taken out."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._before = [set(nodes) for nodes in problem.predecessors]
+        self._after = [set(nodes) for nodes in problem.successors]
+        self._cost: dict[Pins, float] = {frozenset(net.pins): net.seconds for net in problem.nets}
+        self._nets: list[set[Pins]] = [set() for _ in range(len(problem))]
+        for pins in self._cost:
+            for pin in pins:
+                self._nets[pin].add(pins)
+        free = np.all([kind.seconds == 0 for kind in problem.types], axis=0)
+        if problem.bytes.sum() > min(kind.memory for kind in problem.types):
+            free &= problem.bytes == 0
+        self._candidates = np.nonzero(free)[0].tolist()
+        self._steps: list[tuple[int, tuple[int, ...], Callable[[list[int]], int]]] = []
+        self._gone: set[int] = set()
+
+    def round(self) -> bool:
+        """Applies the rules to each node once; whether any did apply."""
+        changed = False
+        for node in self._candidates:
+            if node not in self._gone:
+                changed |= self._beside_one(node) or self._between_two(node) or self._with_all(node)
+        return changed
+
+    def _beside_one(self, node: int) -> bool:
+        beside = self._before[node] | self._after[node]
+        if len(beside) != 1:
+            return False
+        (other,) = beside
+        if not all(other in pins for pins in self._nets[node]):
+            return False
+        self._merge(node, other)
+        return True
+
+    def _between_two(self, node: int) -> bool:
+        if len(self._before[node]) != 1 or len(self._after[node]) != 1:
+            return False
+        (first,), (last,) = self._before[node], self._after[node]
+        if not all(pins <= {first, node, last} for pins in self._nets[node]):
+            return False
+        dear = self._cost.get(frozenset({first, node}), 0.0)
+        cheap = self._cost.get(frozenset({node, last}), 0.0)
+        self._merge(node, first if dear >= cheap else last)
+        return True
+
+    def _with_all(self, node: int) -> bool:
+        source = not self._before[node]
+        beside = self._after[node] if source else self._before[node]
+        if not beside or (not source and self._after[node]):
+            return False
+        if any(pins != beside | {node} for pins in self._nets[node]):
+            return False
+        self._steps.append((node, tuple(sorted(beside)), min if source else max))
+        for pins in list(self._nets[node]):
+            self._replace(pins, pins - {node})
+        self._remove(node)
+        return True
+
+    def _merge(self, node: int, other: int) -> None:
+        """Lets ``node`` go with ``other``, which takes over its edges and tensors."""
+        self._steps.append((node, (other,), min))
+        for pins in list(self._nets[node]):
+            self._replace(pins, pins - {node} | {other})
+        before, after = self._before[node] - {other}, self._after[node] - {other}
+        self._remove(node)
+        for earlier in before:
+            self._after[earlier].add(other)
+            self._before[other].add(earlier)
+        for later in after:
+            self._before[later].add(other)
+            self._after[other].add(later)
+
+    def _remove(self, node: int) -> None:
+        self._gone.add(node)
+        for earlier in self._before[node]:
+            self._after[earlier].discard(node)
+        for later in self._after[node]:
+            self._before[later].discard(node)
+
+    def _replace(self, pins: Pins, by: Pins) -> None:
+        seconds = self._cost.pop(pins)
+        for pin in pins:
+            self._nets[pin].discard(pins)
+        if len(by) > 1:
+            self._cost[by] = self._cost.get(by, 0.0) + seconds
+            for pin in by:
+                self._nets[pin].add(by)
+
+    def result(self) -> Reduced:
+        """What is left, numbered anew in the same order."""
+        whole = self._problem
+        kept = [node for node in range(len(whole)) if node not in self._gone]
+        number = {node: index for index, node in enumerate(kept)}
+        size = whole.bytes.copy()
+        for node, beside, _ in self._steps:
+            if len(beside) == 1:
+                size[beside[0]] += size[node]
+        problem = Problem(
+            successors=tuple(tuple(sorted(number[other] for other in self._after[node])) for node in kept),
+            bytes=size[kept],
+            nets=tidy_nets(
+                Net(seconds, tuple(number[pin] for pin in pins)) for pins, seconds in self._cost.items()
+            ),
+            types=tuple(replace(kind, seconds=kind.seconds[kept]) for kind in whole.types),
+        )
+        return Reduced(problem, tuple(kept), tuple(self._steps), len(whole))
