@@ -53,7 +53,7 @@ problems = {
 
 
 @given(**problems)
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_no_cut_that_fits_has_a_smaller_bottleneck(
     layers, cluster, schedule, micro_batches, stages, loss_seconds
 ):
