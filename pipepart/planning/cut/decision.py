@@ -87,7 +87,7 @@ class Decider:
             if not found[state].rows:
                 continue
             news = np.concatenate(found[state].rows)
-            sources = np.sort(self._dominance.undominated(news, np.nonzero(reached[state])[0]))
+            sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
             for kind, target in self._steps[state]:
                 reached[target] |= reached[state]
                 open_targets = np.nonzero(self._eligible(windows, target) & ~reached[target])[0]

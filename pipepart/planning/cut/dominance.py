@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.sparse import csr_array
 
 from .incidence import Incidence
-from .lattice import Downsets
-from .problem import Ints, Problem
+from .lattice import Downsets, blocks
+from .problem import Floats, Ints, Problem
 
 # Rows whose flags are unpacked at once.
 CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Nodes ``low`` to ``high``, the edges between them, and the tensors with pins there."""
+
+    low: int
+    high: int
+    edges: csr_array
+    pins: csr_array
+    before: Ints
+    sizes: Ints
+    costs: Floats
 
 
 class Dominance:
@@ -31,6 +46,8 @@ class Dominance:
         )
         shape = (len(problem), len(problem))
         self._edges = csr_array((np.ones(len(edges)), (before, behind)), shape=shape)
+        self._blocks = blocks(problem)
+        self._parts: dict[tuple[int, int], _Part] = {}
         paying = [kind.seconds for kind in problem.types if kind.pays]
         self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
 
@@ -38,6 +55,7 @@ class Dominance:
         """Those of ``rows`` that no set among ``reached`` (which holds them) makes superfluous."""
         order = reached[np.argsort(self._sets.key[reached], kind="stable")]
         keys = self._sets.key[order]
+        rows = np.sort(rows)
         kept = np.ones(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             part = rows[start : start + CHUNK]
@@ -54,10 +72,29 @@ class Dominance:
 
     def _profitable(self, rows: Ints) -> tuple[Ints, Ints]:
         """Pairs of a place in ``rows`` and a node whose move into that set cannot hurt what follows."""
-        inside = self._incidence.unpacked(rows)
-        missing = (~inside).astype(np.float64) @ self._edges
-        counts, costs = self._incidence.counts(inside), self._incidence.costs
-        balance = costs * ((self._incidence.sizes - counts == 1).astype(np.float64) - (counts == 0))
-        gain = self._seconds + balance @ self._incidence.matrix.T
+        # What may join a set is of the block that it ends in, or of the next; all before is in, all behind is out.
+        ends = self._sets.block[rows]
+        part = self._part(int(ends.min()), min(int(ends.max()) + 1, len(self._blocks) - 1))
+        inside = self._incidence.unpacked(rows, part.low, part.high)
+        missing = (~inside).astype(np.float64) @ part.edges
+        counts = part.before + inside.astype(np.float64) @ part.pins
+        balance = part.costs * ((part.sizes - counts == 1).astype(np.float64) - (counts == 0))
+        gain = self._seconds[part.low : part.high] + balance @ part.pins.T
         index, nodes = np.nonzero(~inside & (missing == 0) & (gain >= 0))
-        return index.astype(np.int64), nodes.astype(np.int64)
+        return index.astype(np.int64), nodes.astype(np.int64) + part.low
+
+    def _part(self, first: int, last: int) -> _Part:
+        if (first, last) not in self._parts:
+            low, high = self._blocks[first][0], self._blocks[last][1]
+            pins = self._incidence.matrix[low:high]
+            nets = np.unique(pins.indices)
+            self._parts[first, last] = _Part(
+                low,
+                high,
+                self._edges[low:high, low:high],
+                pins[:, nets],
+                self._incidence.pins_before(low, nets),
+                self._incidence.sizes[nets],
+                self._incidence.costs[nets],
+            )
+        return self._parts[first, last]

@@ -26,14 +26,17 @@ class Incidence:
         self._firsts = np.array([net.pins[0] for net in problem.nets], dtype=np.int64)
         self._nodes = len(problem)
 
-    def unpacked(self, rows: Ints) -> NDArray[np.bool_]:
-        """The sets as flags, shape (rows, nodes)."""
-        words = self._sets.words[rows].astype("<u8")
-        return np.unpackbits(words.view(np.uint8), axis=1, count=self._nodes, bitorder="little").astype(bool)
+    def unpacked(self, rows: Ints, low: int = 0, high: int | None = None) -> NDArray[np.bool_]:
+        """Which of the nodes from ``low`` to ``high`` the sets hold, shape (rows, nodes)."""
+        end = self._nodes if high is None else high
+        words = self._sets.words[rows, low >> 6 : (end + 63) >> 6].astype("<u8")
+        flags = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        start = low & ~63
+        return flags[:, low - start : end - start].astype(bool)
 
-    def counts(self, inside: NDArray[np.bool_]) -> Floats:
-        """How many pins of each tensor the sets hold, shape (sets, tensors)."""
-        return inside.astype(np.float64) @ self.matrix
+    def pins_before(self, node: int, nets: Ints) -> Ints:
+        """How many pins each of the tensors has before a node."""
+        return np.array([int(np.searchsorted(self._pins[net], node)) for net in nets], dtype=np.int64)
 
     def cut_twice(self, source: int, rows: Ints) -> Floats:
         """Seconds that crossing(source) + crossing(row) counts too much for the stage between, for each row.
