@@ -25,9 +25,9 @@ from .simulate import simulate
 from .timeline import Timeline
 
 _OBJECTIVES = {"makespan": makespan, "zero-bubble": longest_span}
-_EFFORT = 4_000_000  # operations played; about a second
-_EFFORT_PER_OPERATION = 100
-_GATHERING = 0.4  # of the allowance
+_EFFORT = 3_000_000  # operations played; about a second
+_EFFORT_PER_OPERATION = 80
+_GATHERING = 0.6  # of the allowance
 _MAKING = 12  # making an order by a rule costs so many times what playing it does
 _MOVING = 150  # making a move costs as much as playing so many operations
 _MOST_STARTS = 4  # orders that local search starts from
@@ -92,6 +92,7 @@ class _Search:
         self.deadline = deadline
         self.work = 0.0
         self.found: list[tuple[float, list[Row]]] = []
+        self.played: set[int] = set()  # hashes of the fixed schedules, of which some coincide
         self.overlapped: list[tuple[float, Schedule]] = []
 
     @property
@@ -147,8 +148,9 @@ class _Search:
     def _add_fixed(self, name: str) -> None:
         """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement."""
         schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
-        if schedule is None:
+        if schedule is None or hash(schedule.actions) in self.played:
             return
+        self.played.add(hash(schedule.actions))
         self._add(self.problem.rows_of(schedule))
         if self.problem.costs.overlap and schedule != split_overlaps(schedule):
             timeline = simulate(schedule, self.problem.costs)

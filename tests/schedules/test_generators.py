@@ -117,15 +117,25 @@ def test_dualpipe_v_run_one_after_the_other_idles_like_interleaved_zb(p, m, seed
     assert timeline("dualpipe-v", p, m, costs).makespan == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16)])
-def test_dualpipe_v_overlaps_forward_and_backward(p, m):
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (3, 9), (4, 24)])
+def test_dualpipe_v_idles_no_longer_than_its_readme_says(p, m):
     schedule = build("dualpipe-v", p, m)
-    f, i, w = 1.0, 1.1, 0.8
+    f, i, w = 0.5, 0.55, 0.4
     pair = f + i + w - 0.5 * f  # half of the forward is hidden
-    idle = (p - 1) * (pair + i + w - 3 * w) / 2
-    pairs = sum(action.parts != () for action in schedule.actions[0])
-    found = simulate(schedule, equal(schedule, f, i, w, overlap=0.5))
-    assert found.makespan == pytest.approx(m * (f + i + w) - pairs * 0.25 * f + idle, rel=0.05)
+    costs = StageCosts([f] * 2 * p, [i] * 2 * p, [w] * 2 * p, overlap=0.5)
+    found = simulate(schedule, costs)
+    assert found.makespan - min(found.busy) <= (p - 1) * (pair + i + w - 3 * w)
+    assert found.makespan < simulate(build("zb-v", p, m), costs).makespan
+
+
+@pytest.mark.parametrize("p", [4, 6, 8, 16])
+def test_v_half_idles_for_three_halves_of_a_forward_per_device(p):
+    assert timeline("v-half", p, 3 * p).makespan == pytest.approx(9 * p + 1.5 * p - 3.5)
+
+
+@pytest.mark.parametrize("p", [4, 8, 16])
+def test_v_min_idles_for_two_forwards_per_device(p):
+    assert timeline("v-min", p, 3 * p).makespan == pytest.approx(9 * p + 2 * p - 2.5)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What the simulator says of schedules whose times are known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,7 @@ def test_contention_changes_nothing_on_links_that_are_never_shared():
 
 
 def test_cost_sequences_may_be_arrays():
-    ones = np.ones(3)
+    ones: Any = np.ones(3)
     assert simulate(build("1f1b", 3, 3), StageCosts(ones, ones, ones)).makespan == 15.0
 
 
