@@ -13,6 +13,9 @@ from .windows import Windows
 
 Words = NDArray[np.uint64]
 
+# Amounts of work that a thinned family tells apart.
+THIN_BUCKETS = 256
+
 _ONES = np.uint64(2**64 - 1)
 
 
@@ -51,8 +54,10 @@ class Downsets:
         return (picked >> (nodes & 63).astype(np.uint64)[None, :] & np.uint64(1)).astype(bool)
 
 
-def downsets(problem: Problem, windows: Windows, most: int) -> Downsets | None:
+def downsets(problem: Problem, windows: Windows, most: int, *, thin: bool = False) -> Downsets | None:
     """All downsets that lie in the windows, or None where more than ``most`` would have to be kept.
+
+    With ``thin`` those that the most crosses are left out instead, for each amount of work as many.
 
     Nodes are taken in turn; a set of those before stays as it is, and once more with the node where it holds all
     predecessors, so each downset comes up once. A separator, a node that is comparable with every other, starts anew
@@ -70,7 +75,7 @@ def downsets(problem: Problem, windows: Windows, most: int) -> Downsets | None:
         block = _Block(problem, windows, keys, columns, start, low, high)
         for node in range(low, high):
             start = start + columns[node]
-        if not block.enumerate(most - kept):
+        if not block.enumerate(most if thin else most - kept, thin=thin):
             return None
         kept += len(block.work)
         parts.append(block)
@@ -146,12 +151,14 @@ class _Block:
         """Quickest seconds of each set."""
         return self.sums[:, 0]
 
-    def enumerate(self, most: int) -> bool:
-        """Fills the columns; False where they would be longer than ``most``."""
+    def enumerate(self, most: int, *, thin: bool) -> bool:
+        """Fills the columns; False where they would be longer than ``most``, unless some may be left out."""
         for node in range(self.low, self.high):
             self._take(node)
             if len(self.work) > most:
-                return False
+                if not thin:
+                    return False
+                self._thin(most // 2)
         self._close()
         return True
 
@@ -186,6 +193,27 @@ class _Block:
         rest = self._windows.mass[node + 1] - self.work + self._lost_mass[self._lost, node + 1 - self.low]
         crossing = self.crossing + np.where(self._lost < self.high - self.low, self._spanning, 0.0)
         self._keep(self._windows.allow(self.work, rest, crossing))
+
+    def _thin(self, most: int) -> None:
+        """Keeps about ``most`` sets: of each amount of work as many, those that the least crosses.
+
+        The set that has lost nothing stays: all others of later blocks grow from it.
+        """
+        lost = self._lost < self.high - self.low
+        span = max(float(self.work.max() - self.work.min()), 1e-300)
+        bucket = ((self.work - self.work.min()) / span * (THIN_BUCKETS - 1)).astype(np.int64)
+        order = np.lexsort((self.crossing, lost, bucket))
+        sizes = np.bincount(bucket, minlength=THIN_BUCKETS)
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)[:-1]])
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order)) - starts[bucket[order]]
+        # The most per bucket that keeps the total within bounds, by the sizes in ascending order.
+        ascending = np.sort(sizes)
+        total = np.cumsum(ascending) + ascending * np.arange(THIN_BUCKETS - 1, -1, -1)
+        fitting = int(np.searchsorted(total, most, side="right"))
+        below = int(ascending[:fitting].sum())
+        each = max(1, (most - below) // max(1, THIN_BUCKETS - fitting))
+        self._keep((rank < each) | ~lost)
 
     def _close(self) -> None:
         for number, pins in self._pins.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .approach import beam, climb
 from .decision import Decider, TooMuchWork
 from .devices import Walk, walk
 from .intervals import best_intervals
@@ -50,11 +51,12 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Fo
     """
     devices = walk(problem)
     low = floor(problem)
-    split = first_cut(problem, devices, low)
+    one_order = all(high - start == 1 for start, high in blocks(problem))
+    split = first_cut(problem, devices, low, one_order=one_order)
     if split and any_will_do:
         return Found(split, low, optimal=False)
-    if split and devices.complete and all(high - start == 1 for start, high in blocks(problem)):
-        return Found(split, split.bottleneck(problem), optimal=True)  # One order only.
+    if split and devices.complete and one_order:
+        return Found(split, split.bottleneck(problem), optimal=True)
     return _narrowed(problem, devices, split, low, effort)
 
 
@@ -74,12 +76,12 @@ def ceiling(problem: Problem) -> float:
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
 
 
-def first_cut(problem: Problem, devices: Walk, low: float) -> Split | None:
+def first_cut(problem: Problem, devices: Walk, low: float, *, one_order: bool = False) -> Split | None:
     """A good cut, or None where no interval of the orders tried fits."""
     best: Split | None = None
     limit, most = math.inf, ceiling(problem)
     tried: set[tuple[int, ...]] = set()
-    for order in orders(problem):
+    for order in [range(len(problem))] if one_order else orders(problem):
         if tuple(order) in tried:
             continue
         tried.add(tuple(order))
@@ -105,7 +107,7 @@ def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, 
     high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
     sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets)
     if sets is None:
-        return Found(split, low, optimal=False)
+        return _approached(problem, devices, split, low)
     decider = Decider(problem, devices, sets, effort.pairs)
     ask = high * (1 - RESOLUTION)
     try:
@@ -124,3 +126,11 @@ def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, 
     if split is None:
         return Found(None, math.inf, optimal=devices.complete)
     return Found(split, high, optimal=devices.complete)
+
+
+def _approached(problem: Problem, devices: Walk, split: Split | None, low: float) -> Found:
+    if split is None:
+        return Found(None, low, optimal=False)
+    split, low = climb(problem, devices, beam(problem, devices, split, low), low)
+    high = split.bottleneck(problem)
+    return Found(split, low, optimal=devices.complete and low >= high * (1 - RESOLUTION))

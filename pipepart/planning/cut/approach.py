@@ -1,0 +1,92 @@
+"""Comes near the best cut where the downsets are too many to keep: from above by a beam, from below by proofs."""
+
+from __future__ import annotations
+
+from .decision import Decider, TooMuchWork
+from .devices import Walk
+from .lattice import downsets
+from .moves import bettered
+from .problem import Problem, Split
+from .windows import Windows
+
+# Borders kept by a beam, pairs of them looked at, and how often it starts anew below the cut that it found.
+BEAM_SETS = 20_000
+BEAM_PAIRS = 20_000_000
+BEAMS = 6
+
+# Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
+PROOF_SETS = 60_000
+PROOFS = 12
+
+
+def beam(problem: Problem, devices: Walk, split: Split, low: float) -> Split:
+    """A cut as good as ``split`` or better, among borders that few tensors cross.
+
+    Of the downsets of each amount of work only those that the least crosses are kept, and the cut with the smallest
+    bottleneck among these borders is found by halving; each better one narrows the windows of the next beam.
+    """
+    for _ in range(BEAMS):
+        high = split.bottleneck(problem)
+        sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, thin=True)
+        if sets is None:
+            return split
+        better = _halved(problem, split, Decider(problem, devices, sets, BEAM_PAIRS), low)
+        if better.bottleneck(problem) > high * (1 - 1e-4):
+            return min(better, split, key=lambda found: found.bottleneck(problem))
+        split = better
+    return split
+
+
+def _halved(problem: Problem, split: Split, decider: Decider, low: float) -> Split:
+    high = split.bottleneck(problem)
+    ask = high * (1 - 1e-9)
+    try:
+        while high - low > 1e-4 * high:
+            found = decider.split(ask)
+            if found is None:
+                low = ask
+            else:
+                split = bettered(problem, found)
+                high = split.bottleneck(problem)
+            ask = (low + high) / 2
+    except TooMuchWork:
+        pass
+    return split
+
+
+def climb(problem: Problem, devices: Walk, split: Split, low: float) -> tuple[Split, float]:
+    """A bound raised by proofs: a small bottleneck leaves so few downsets open that all can be looked at.
+
+    Returns:
+        The cut, or a better one where a proof fails because there is one, and the bound.
+    """
+    high = split.bottleneck(problem)
+    step = (high - low) / 8
+    for _ in range(PROOFS):
+        ask = min(low + step, high * (1 - 1e-9))
+        if ask <= low * (1 + 1e-5):
+            break
+        found = _decided(problem, devices, ask)
+        if found is None:
+            step /= 4  # Too many downsets are open.
+        elif found:
+            split = bettered(problem, found[0])
+            high = split.bottleneck(problem)
+            step = (high - low) / 2
+        else:
+            low = high if ask >= high * (1 - 1e-9) else ask
+            if low >= high:
+                break
+    return split, low
+
+
+def _decided(problem: Problem, devices: Walk, seconds: float) -> list[Split] | None:
+    """One cut of at most ``seconds``, none where there is none, and None where it takes too much to know."""
+    sets = downsets(problem, Windows(problem, devices, seconds), PROOF_SETS)
+    if sets is None:
+        return None
+    try:
+        found = Decider(problem, devices, sets, BEAM_PAIRS).split(seconds)
+    except TooMuchWork:
+        return None
+    return [found] if found else []
