@@ -158,6 +158,8 @@ def _real_device(index: int, devices: Sequence[torch.device], threads: int | Non
     if device.type != "cuda":
         share = threads if device.type == "cpu" else None
         return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no {device} here: torch finds {torch.cuda.device_count()} CUDA devices")
     properties = torch.cuda.get_device_properties(device)
     return Device(
         name=name, kind=properties.name, memory_bytes=properties.total_memory, torch_device=str(device)

@@ -21,7 +21,7 @@ from .capture import flatten
 from .cluster import Cluster, as_cluster
 from .loss import LossWeights, Reduction, check_loss_is_scalar, declared_reduction
 from .microbatch import batch_size, gather, sizes, split
-from .planning import Plan, plan
+from .planning import Plan, micro_batches_worth_trying, plan
 from .profiling import profile, single_argument
 from .runtime import (
     Engine,
@@ -46,6 +46,8 @@ class Pipeline:
         plan: the cut and the schedule.
         loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or ``loss_fn(output)`` without a target;
             None for a model whose output is the loss. It must be a mean or a sum over samples.
+        reduction: how the loss sums up its samples; None to take its own word, as torch's losses give it, or to find
+            out by trying it on halves of micro-batches. A model that computes its own loss is taken for a mean.
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
 
     Raises:
@@ -55,12 +57,20 @@ class Pipeline:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, loss_fn: LossFunction | None = None, *, trace: bool = False
+        self,
+        model: nn.Module,
+        plan: Plan,
+        loss_fn: LossFunction | None = None,
+        *,
+        reduction: Literal["mean", "sum"] | None = None,
+        trace: bool = False,
     ) -> None:
         self._model = model
         self._plan = plan
         self._loss_fn = loss_fn
-        self._reduction: Reduction | None = declared_reduction(loss_fn)
+        self._reduction = Reduction(reduction) if reduction else declared_reduction(loss_fn)
+        self._declared = self._reduction is not None
+        self._steps = 0
         self._loss_checked = loss_fn is None
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
@@ -84,6 +94,7 @@ class Pipeline:
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
         optimizer: str = "adam",
+        reduction: Literal["mean", "sum"] | None = None,
         trace: bool = False,
     ) -> Pipeline:
         """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
@@ -98,7 +109,7 @@ class Pipeline:
             schedule: a name, or ``"auto"`` for the best.
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
             optimizer: whose state the memory of a stage counts.
-            trace: as for :class:`Pipeline`.
+            reduction, trace: as for :class:`Pipeline`.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
@@ -113,7 +124,7 @@ class Pipeline:
             )
         batch = batch_size(single_argument(sample), target)
         counts: int | Sequence[int] = (
-            micro_batches if micro_batches != "auto" else _worth_trying(batch, len(cluster))
+            micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))
         )
         measured = profile(
             model,
@@ -124,7 +135,9 @@ class Pipeline:
             optimizer=optimizer,
             threads=cluster.devices[0].threads,
         )
-        return cls(model, plan(measured, cluster, schedule=schedule), loss_fn, trace=trace)
+        return cls(
+            model, plan(measured, cluster, schedule=schedule), loss_fn, reduction=reduction, trace=trace
+        )
 
     @property
     def plan(self) -> Plan:
@@ -167,7 +180,8 @@ class Pipeline:
         if not self._loss_checked and self._loss_fn is not None:
             check_loss_is_scalar(self._loss_fn, self._plan.outputs, targets[0], sizes(batch, parts)[0])
             self._loss_checked = True
-        weights = LossWeights(self._loss_fn, sizes(batch, parts), targets, self._reduction)
+        doubted = None if self._declared else self._steps % parts
+        weights = LossWeights(self._loss_fn, sizes(batch, parts), targets, self._reduction, doubted)
         end = LossEnd(self._loss_fn, targets, weights)
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             inputs = split(value, parts)
@@ -180,6 +194,7 @@ class Pipeline:
                 [gradient for gradients in run.input_gradients for gradient in gradients],
             )
         self._reduction = weights.reduction
+        self._steps += 1
         self._last_trace = run.timeline()
         return end.total
 
@@ -299,8 +314,3 @@ class Pipeline:
             yield
         finally:
             self._busy.release()
-
-
-def _worth_trying(batch: int, stages: int) -> list[int]:
-    """Numbers of micro-batches to measure: more of them idle less, but each costs more for its size."""
-    return sorted({min(batch, stages * factor) for factor in (1, 2, 4)})

@@ -1,7 +1,7 @@
 """Pipelines cut by hand at given layers, so that a test chooses every border."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -35,8 +35,9 @@ def cut_by_hand(
     micro_batches: int = 3,
     schedule: str = "1f1b",
     trace: bool = False,
+    reduction: Literal["mean", "sum"] | None = None,
 ) -> Pipeline:
     """The model as a pipeline whose stages begin at layer 0 and at each of ``borders``."""
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(names, borders, micro_batches=micro_batches, schedule=schedule)
-    return Pipeline(model, plan, loss_fn=loss_fn, trace=trace)
+    return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace)

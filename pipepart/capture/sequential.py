@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,8 +60,9 @@ def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _runs_children_in_order(module: nn.Module) -> bool:
-    own_forward = "forward" in vars(module) or type(module).forward is not nn.Sequential.forward
-    return isinstance(module, nn.Sequential) and not own_forward
+    if not isinstance(module, nn.Sequential):
+        return False
+    return "forward" not in vars(module) and type(module).forward is nn.Sequential.forward
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -132,7 +135,7 @@ def _describe(layer: nn.Module) -> str:
 def _fake_call(name: str, layer: nn.Module, value: Any) -> Any:
     """The layer's output for ``value`` in shape and dtype only: fake tensors, of no values."""
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
             state: dict[str, Tensor] = {
                 key: mode.from_tensor(tensor.detach())
                 for key, tensor in (*layer.named_parameters(), *layer.named_buffers())
@@ -147,6 +150,17 @@ def _fake_call(name: str, layer: nn.Module, value: Any) -> Any:
             f"pipepart: layer {name!r} ({type(layer).__name__}), while its output's shape was found"
         )
         raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging what a fake tensor could not do: the real layer speaks for itself."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _as_fake(mode: FakeTensorMode, value: Any) -> Any:

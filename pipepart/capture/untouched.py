@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,21 +19,29 @@ def untouched(model: nn.Module) -> Iterator[None]:
     Covers the states of torch, ``random`` and numpy, and attributes of every kind: parameters, buffers and what
     a ``forward`` binds, such as a counter. A value that is changed in place, as a list is by ``append``, stays so.
     """
-    modules = list(model.modules())
-    bound = [dict(vars(module)) for module in modules]
-    tables = [(dict(module._parameters), dict(module._buffers)) for module in modules]
+    # Of each module what its attributes, parameters and buffers are bound to.
+    before = [
+        [(table, dict(table)) for table in (vars(module), module._parameters, module._buffers)]
+        for module in model.modules()
+    ]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list({tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            for module, attributes, (parameters, buffers) in zip(modules, bound, tables, strict=True):
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._parameters.clear()
-                module._parameters.update(parameters)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+            for tables in before:
+                for table, bound in tables:
+                    _put_back(table, bound)
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def _put_back(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:
+    """Binds again what is bound to something else, and nothing more: some modules refuse to be written to."""
+    now = dict(table)
+    for name in now.keys() - bound.keys():
+        del table[name]
+    for name, value in bound.items():
+        if name not in now or now[name] is not value:
+            table[name] = value

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..cluster import Cluster
-from ..planning import plan
+from ..planning import micro_batches_worth_trying, plan
 from ..profiling import Profile
 from . import options
 from .devices import DeviceOptions
@@ -115,6 +115,6 @@ def _measure(name: str, how: HowToMeasure, cluster: Cluster, count: int | Litera
     threads = how.threads or cluster.devices[0].threads
 
     def sizes(batch: int) -> list[int]:
-        return [count] if count != "auto" else sorted({min(batch, len(cluster) * k) for k in (1, 2, 4)})
+        return [count] if count != "auto" else micro_batches_worth_trying(batch, len(cluster))
 
     return measure(name, HowToMeasure(how.sample, how.optimizer, threads, how.seconds), sizes)

@@ -26,6 +26,7 @@ class LossWeights:
         sizes: samples in each micro-batch.
         targets: their targets.
         reduction: how the loss sums up; None to find out from the micro-batches as they come.
+        doubted: the micro-batch on which a ``reduction`` that was found out is tried again; None to trust it.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class LossWeights:
         sizes: Sequence[int],
         targets: Sequence[Any],
         reduction: Reduction | None,
+        doubted: int | None = None,
     ) -> None:
-        self.reduction = Reduction.MEAN if loss_fn is None else reduction
-        self._observed = self.reduction is None
+        self.reduction = Reduction.MEAN if loss_fn is None and reduction is None else reduction
+        self._known = self.reduction is not None
+        self._doubted = doubted
         self._loss_fn = loss_fn
         self._sizes = sizes
         self._targets = targets
@@ -48,19 +51,24 @@ class LossWeights:
         Raises:
             ValueError: the loss is neither a mean nor a sum.
         """
-        if self._observed and self._loss_fn is not None:
-            found = observe(self._loss_fn, output, self._targets[micro_batch], self._sizes[micro_batch])
-            if found and self.reduction and found != self.reduction:
-                raise ValueError(
-                    f"the loss is a {self.reduction} over the samples of one micro-batch and a {found} over those of "
-                    f"micro-batch {micro_batch}: write it as one of both"
-                )
-            self.reduction = found or self.reduction
+        if not self._known or micro_batch == self._doubted:
+            self._observe(micro_batch, output)
         if self.reduction is Reduction.SUM:
             return 1.0
         if not self._shares:
             self._shares = self._find_shares(micro_batch, output)
         return self._shares[micro_batch]
+
+    def _observe(self, micro_batch: int, output: Any) -> None:
+        if self._loss_fn is None:
+            return
+        found = observe(self._loss_fn, output, self._targets[micro_batch], self._sizes[micro_batch])
+        if found and self.reduction and found != self.reduction:
+            raise ValueError(
+                f"the loss is a {self.reduction} over the samples of one micro-batch and a {found} over those of "
+                f"micro-batch {micro_batch}: write it as one of both"
+            )
+        self.reduction = found or self.reduction
 
     def _find_shares(self, micro_batch: int, output: Any) -> list[float]:
         """What part of a mean each micro-batch makes up."""
@@ -72,7 +80,10 @@ class LossWeights:
                 for size, target in zip(self._sizes, self._targets, strict=True)
             ]
             counts = [number for number in counted if number is not None]
-            assert len(counts) == len(counted)
+            ratios = {number / size for number, size in zip(counts, self._sizes, strict=True)}
+            if self._doubted is not None and len(ratios) > 1:
+                self._known = False  # targets do not count alike, which the rest of the loss may not follow
+                self._observe(micro_batch, output)
         total = sum(counts)
         return [number / total if total else 1 / len(counts) for number in counts]
 

@@ -2,6 +2,16 @@
 
 from .cut import Cut, CutDoesNotFit, cut
 from .plan import Plan, Prediction, StagePlan
-from .planner import DoesNotFit, plan
+from .planner import DoesNotFit, micro_batches_worth_trying, plan
 
-__all__ = ["Cut", "CutDoesNotFit", "DoesNotFit", "Plan", "Prediction", "StagePlan", "cut", "plan"]
+__all__ = [
+    "Cut",
+    "CutDoesNotFit",
+    "DoesNotFit",
+    "Plan",
+    "Prediction",
+    "StagePlan",
+    "cut",
+    "micro_batches_worth_trying",
+    "plan",
+]

@@ -82,6 +82,19 @@ def plan(
     raise min(misfits, key=lambda misfit: misfit.short_bytes or math.inf)
 
 
+def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
+    """Numbers of micro-batches to measure for a mini-batch of ``batch`` samples: more idle less, but cost more each.
+
+    As many as stages, twice and four times that; where there are enough samples each part has two at least, as a
+    BatchNorm needs.
+
+    >>> micro_batches_worth_trying(64, stages=2), micro_batches_worth_trying(8, stages=2)
+    ([2, 4, 8], [2, 4])
+    """
+    most = max(batch // 2, min(batch, stages))
+    return sorted({min(most, stages * factor) for factor in (1, 2, 4)})
+
+
 def _best(plans: Sequence[Plan]) -> Plan:
     """The fastest; of those that no measurement could tell from it, the one that needs the least memory."""
     fastest = min(made.predicted.step_seconds for made in plans)

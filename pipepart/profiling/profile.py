@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -157,6 +156,6 @@ def check_optimizer(name: str) -> str:
         ValueError: an optimizer whose state is not known.
     """
     if name.lower() not in STATE_PER_GRADIENT:
-        known: Sequence[str] = sorted(STATE_PER_GRADIENT)
+        known = ", ".join(map(repr, sorted(STATE_PER_GRADIENT)))
         raise ValueError(f"the state of optimizer {name!r} is not known: choose one of {known}")
     return name.lower()

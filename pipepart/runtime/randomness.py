@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,7 +55,7 @@ class LayerDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         _refuse_checkpoint()
         self._draws.drawn = True
@@ -65,6 +66,25 @@ class LayerDraws(TorchDispatchMode):
             generator = torch.Generator(device or "cpu").manual_seed(seed)
             return func(*args, **kwargs, generator=generator)
         return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a module is of a kind that draws in training, if its present settings let it."""
+    return any(isinstance(part, _DRAWING) for part in module.modules())
+
+
+_DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation draws from a global generator; attention without dropout, say, is merely marked so."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    arguments = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    idle = given.get("dropout_p") == 0 or given.get("training") is False or given.get("train") is False
+    return not idle and given.get("generator") is None
 
 
 def _refuse_checkpoint() -> None:

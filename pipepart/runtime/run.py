@@ -31,6 +31,9 @@ from .randomness import Draws
 from .stage import Stage, Stash
 
 Stashes = list[dict[int, Stash]]
+Span = tuple[
+    float, float
+]  # start and end of an action, which has its input at the start and sends after the end
 
 
 class Run:
@@ -58,9 +61,7 @@ class Run:
         self.stashes: Stashes = [{} for _ in stages] if stashes is None else stashes
         self.failure: BaseException | None = None
         self.draws = Draws()
-        self.spans: list[list[tuple[float, float]]] | None = (
-            [[] for _ in schedule.actions] if traced else None
-        )
+        self.spans: list[list[Span]] | None = [[] for _ in schedule.actions] if traced else None
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
         self._stages = stages
         self._inputs = inputs
@@ -133,17 +134,17 @@ class Run:
             kind, stage, micro_batch, _ = action
             assert micro_batch is not None
             try:
-                start = _DO[kind](self, stage, micro_batch)
+                span = _DO[kind](self, stage, micro_batch)
             except Stopped:
                 raise
             except BaseException as error:
                 add_note(error, self._place(action))
                 raise
             if spans is not None:
-                spans.append((start, time.perf_counter()))
+                spans.append(span)
 
-    def _forward(self, stage: int, micro_batch: int) -> float:
-        """F: takes the input, runs the layers, passes the output on; returns when it had its input."""
+    def _forward(self, stage: int, micro_batch: int) -> Span:
+        """F: takes the input, runs the layers, passes the output on."""
         message = (
             self._inputs[micro_batch]
             if stage == 0
@@ -151,36 +152,37 @@ class Run:
         )
         start = time.perf_counter()
         with self._modes.autocasting():
-            value, inputs, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
-        del message
-        if stage + 1 < len(self._stages):
-            message, roots = boundary.cut(value)
-            self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
-        else:
+            value, received, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
+        last = stage + 1 == len(self._stages)
+        if last:
             with self._modes.autocasting():
                 roots = self._end.receive(micro_batch, value)
             nodes.extend(root.node for root in roots)
-        if torch.is_grad_enabled():
-            self.stashes[stage][micro_batch] = Stash(inputs, roots, tuple(nodes))
-        return start
-
-    def _backward(self, stage: int, micro_batch: int) -> float:
-        """B: takes the gradients of the output, runs the graph, passes the input's on; returns when it had them."""
-        stash = self.stashes[stage].pop(micro_batch)
-        if not stash.roots:
-            start, found = time.perf_counter(), [None] * len(stash.inputs)
         else:
-            if stage + 1 < len(self._stages):
-                gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
-            else:
-                gradients = self._end.gradients(micro_batch)
-            start = time.perf_counter()
-            found = self._stages[stage].backward(stash, gradients)
+            message, roots = boundary.cut(value)
+        if torch.is_grad_enabled():
+            self.stashes[stage][micro_batch] = Stash(received, roots, tuple(nodes))
+        end = time.perf_counter()
+        if not last:
+            self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
+        return start, end
+
+    def _backward(self, stage: int, micro_batch: int) -> Span:
+        """B: takes the gradients of the output, runs the graph, passes the input's on."""
+        stash = self.stashes[stage].pop(micro_batch)
+        gradients: boundary.Gradients = ()
+        if stash.roots and stage + 1 < len(self._stages):
+            gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
+        elif stash.roots:
+            gradients = self._end.gradients(micro_batch)
+        start = time.perf_counter()
+        found = self._stages[stage].backward(stash, gradients)
+        end = time.perf_counter()
         if not stage:
             self.input_gradients[micro_batch] = found
-        elif stash.inputs:
+        elif found:
             self._mailbox_of[stage - 1].put((Kind.B, stage - 1, micro_batch), found)
-        return start
+        return start, end
 
     def _place(self, action: Action) -> str:
         stage = self._stages[action.stage]
@@ -189,11 +191,12 @@ class Run:
             f"micro-batch {action.micro_batch} of {self.schedule.micro_batches} (action {action})"
         )
 
-    def _nothing(self, stage: int, micro_batch: int) -> float:
-        return time.perf_counter()
+    def _nothing(self, stage: int, micro_batch: int) -> Span:
+        now = time.perf_counter()
+        return now, now
 
 
-_DO: dict[str, Callable[[Run, int, int], float]] = {
+_DO: dict[str, Callable[[Run, int, int], Span]] = {
     Kind.F: Run._forward,
     Kind.B: Run._backward,
     Kind.I: Run._backward,  # the gradients of the weights come with it: W finds its work done

@@ -131,7 +131,7 @@ def test_a_model_that_draws_nothing_leaves_the_callers_random_numbers_alone():
 
 
 def test_evaluation_draws_nothing():
-    model = noisy().eval()
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.RReLU(), nn.Linear(16, 1)).eval()
     state = torch.get_rng_state()
     with cut_by_hand(model, [2]) as pipe:
         plain.assert_near(pipe(X).detach(), model(X).detach(), 1e-6)
