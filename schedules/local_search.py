@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from .play import play
+from .play import play, replay
 from .problem import Problem, Row
 
 Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]
@@ -48,14 +48,15 @@ def improve(
         new = _repaired(problem, device, new) if new is not None else None
         if new is None:
             continue
+        first = next((at for at, (a, b) in enumerate(zip(old, new, strict=True)) if a != b), 0)
         rows[device] = new
-        ends = play(problem, rows)
-        after = objective(problem, rows, ends) if ends else math.inf
+        played = replay(problem, rows, ends, device, first)
+        after = objective(problem, rows, played) if played else math.inf
         worse = after - value
-        if ends is None or (worse > 0 and random.random() >= math.exp(-worse / (temperature + 1e-12))):
+        if played is None or (worse > 0 and random.random() >= math.exp(-worse / (temperature + 1e-12))):
             rows[device] = old
             continue
-        value = after
+        value, ends = after, played
         critical = _critical(problem, rows, ends)
         if value < best_value - _TOLERANCE:
             best, best_value = [list(row) for row in rows], value

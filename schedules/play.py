@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from .problem import Problem, Row
@@ -10,13 +11,35 @@ _PENDING = -1.0
 
 
 def play(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
-    """Return when each operation ends, each device as early as it can in the order of its row; None on deadlock."""
+    """Return when each operation ends, each device as early as its row lets it; None on deadlock."""
+    return _run(problem, rows, [_PENDING] * problem.operations, [0] * len(rows), [0.0] * len(rows))
+
+
+def replay(
+    problem: Problem, rows: Sequence[Row], ends: Sequence[float], device: int, first: int
+) -> list[float] | None:
+    """Return when each operation ends after a change to one row, from its position `first` on; None on deadlock.
+
+    ends: when each ended before the change. What had ended before it can matter is not played again.
+    """
+    moment = ends[rows[device][first - 1]] if first else 0.0
+    position = [bisect_right(row, moment, key=ends.__getitem__) for row in rows[:device]]
+    position += [first, *(bisect_right(row, moment, key=ends.__getitem__) for row in rows[device + 1 :])]
+    clock = [ends[row[at - 1]] if at else 0.0 for row, at in zip(rows, position, strict=True)]
+    ends = list(ends)
+    for row, at in zip(rows, position, strict=True):
+        for operation in row[at:]:
+            ends[operation] = _PENDING
+    return _run(problem, rows, ends, position, clock)
+
+
+def _run(
+    problem: Problem, rows: Sequence[Row], ends: list[float], position: list[int], clock: list[float]
+) -> list[float] | None:
+    """Play on from a position and a time on each device; `ends` holds what is known and is filled up."""
     seconds, source, delay = problem.seconds, problem.source, problem.delay
-    ends = [_PENDING] * problem.operations
-    position = [0] * len(rows)
-    clock = [0.0] * len(rows)
+    left = sum(map(len, rows)) - sum(position)
     able = list(range(len(rows) - 1, -1, -1))
-    left = problem.operations
     while able:
         device = able.pop()
         row, now = rows[device], clock[device]
