@@ -12,11 +12,11 @@ from .windows import Windows
 # Borders kept by a beam, pairs of them looked at, and how often it starts anew below the cut that it found.
 BEAM_SETS = 20_000
 BEAM_PAIRS = 20_000_000
-BEAMS = 6
+BEAMS = 3
 
 # Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
-PROOF_SETS = 60_000
-PROOFS = 12
+PROOF_SETS = 30_000
+PROOFS = 6
 
 
 def beam(problem: Problem, devices: Walk, split: Split, low: float) -> Split:

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.planning`: how long the cut of a layer graph takes, by its size, and how that grows."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import Annotated
+
+import networkx as nx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipepart.cluster import Cluster
+from pipepart.planning import cut
+
+
+def chain(layers: int) -> nx.DiGraph:
+    """Layers that each feed the next one."""
+    return _with_costs(nx.path_graph(layers, create_using=nx.DiGraph))
+
+
+def residual(layers: int) -> nx.DiGraph:
+    """A chain in which each third layer also feeds the third behind it, as in a residual network."""
+    graph = chain(layers)
+    graph.add_edges_from((layer, layer + 3) for layer in range(0, layers - 3, 3))
+    return graph
+
+
+def inception(layers: int) -> nx.DiGraph:
+    """Modules of four branches of up to eight layers, each module behind the last."""
+    draw = random.Random(0)
+    graph = nx.DiGraph()
+    last, count = 0, 1
+    graph.add_node(0)
+    while count < layers:
+        ends = []
+        for _ in range(4):
+            branch = [last, *range(count, count + draw.randint(1, 8))]
+            nx.add_path(graph, branch)
+            ends.append(branch[-1])
+            count = branch[-1] + 1
+        graph.add_edges_from((end, count) for end in ends)
+        last, count = count, count + 1
+    return _with_costs(graph)
+
+
+def tangled(layers: int) -> nx.DiGraph:
+    """Each layer uses two of the eight before it: too many downsets to look at, so the answer has a bound only."""
+    draw = random.Random(0)
+    graph = nx.empty_graph(layers, create_using=nx.DiGraph)
+    for layer in range(1, layers):
+        graph.add_edges_from((draw.randint(max(0, layer - 8), layer - 1), layer) for _ in range(2))
+    return _with_costs(graph)
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="The two smallest sizes of each.")] = False,
+) -> None:
+    """Print the CPU seconds of the cut for graphs of growing size, and the exponent of the growth."""
+    table = Table("graph", "layers", "devices", "CPU seconds", "growth", "bottleneck", "may be off by")
+    for name, family, sizes, devices in (
+        ("chain", chain, [1250, 2500, 5000, 10_000], 64),
+        ("residual", residual, [1250, 2500, 5000, 10_000], 64),
+        ("inception", inception, [250, 500, 1000, 2000], 16),
+        ("tangled", tangled, [250, 500, 1000, 2000], 16),
+    ):
+        before: tuple[int, float] | None = None
+        for size in sizes[:2] if quick else sizes:
+            graph = family(size)
+            start = time.process_time()
+            found = cut(graph, Cluster.parse(["24GiB"] * devices))
+            seconds = time.process_time() - start
+            growth = f"n^{_exponent(before, (len(graph), seconds)):.1f}" if before else ""
+            off = "proven" if found.optimal else f"{found.gap:.1%}"
+            table.add_row(
+                name, f"{len(graph)}", f"{devices}", f"{seconds:.2f}", growth, f"{found.bottleneck:.2f}", off
+            )
+            before = len(graph), seconds
+    Console().print(table)
+
+
+def _exponent(before: tuple[int, float], after: tuple[int, float]) -> float:
+    return math.log(after[1] / before[1]) / math.log(after[0] / before[0])
+
+
+def _with_costs(graph: nx.DiGraph) -> nx.DiGraph:
+    draw = random.Random(1)
+    for node in graph:
+        graph.nodes[node].update(seconds=draw.uniform(0.5, 1.5), transfer_seconds=draw.uniform(0, 1))
+    return graph
+
+
+if __name__ == "__main__":
+    typer.run(main)
