@@ -71,12 +71,12 @@ def test_no_slower_and_no_larger_than_torch(name, p, m):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 8, 12])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 8, 10])
 def test_no_slower_and_no_larger_than_torch_over_a_sweep(name, p):
     draw = random.Random(f"{name} {p}")
-    for m in range(1, 4 * p + 2):
-        for chunks in CHUNKS.get(name, [2, 3, 4]):
-            if supported(name, p, m) and not (p == 1 and name in ("gpipe",)):
+    for m in range(1, 4 * p + 2, max(1, p // 2)):
+        for chunks in CHUNKS.get(name, [2, 4]):
+            if supported(name, p, m):
                 compare(name, p, m, chunks, random_costs(draw, p * chunks, p))
 
 
