@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from .problem import Problem, Row
@@ -20,11 +20,11 @@ def replay(
 ) -> list[float] | None:
     """Return when each operation ends after a change to one row, from its position `first` on; None on deadlock.
 
-    ends: when each ended before the change. What had ended before it can matter is not played again.
+    ends: when each ended before the change. What ended before the change can matter is not played again.
     """
     moment = ends[rows[device][first - 1]] if first else 0.0
-    position = [bisect_right(row, moment, key=ends.__getitem__) for row in rows[:device]]
-    position += [first, *(bisect_right(row, moment, key=ends.__getitem__) for row in rows[device + 1 :])]
+    position = [bisect_left(row, moment, key=ends.__getitem__) for row in rows[:device]]
+    position += [first, *(bisect_left(row, moment, key=ends.__getitem__) for row in rows[device + 1 :])]
     clock = [ends[row[at - 1]] if at else 0.0 for row, at in zip(rows, position, strict=True)]
     ends = list(ends)
     for row, at in zip(rows, position, strict=True):

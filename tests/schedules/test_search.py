@@ -8,6 +8,8 @@ import pytest
 
 from schedules import ScheduleError, StageCosts, bound, build, check, names, search, simulate
 from schedules.placement import linear, looped, vee
+from schedules.play import play, replay
+from schedules.problem import make_problem
 
 OPTIMA = Path(__file__).parents[2].parent / "shared" / "data" / "schedules" / "optima_small.json"
 RECORDS = json.loads(OPTIMA.read_text()) if OPTIMA.exists() else []
@@ -207,3 +209,24 @@ def test_what_no_schedule_can_do_is_refused_with_the_numbers():
         bound(costs, 2, 4, memory=[4])
     with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
         bound(costs, 2, 4, objective="speed")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replaying_after_a_change_is_playing_from_the_start(seed):
+    draw = random.Random(seed)
+    p, m = 4, 6
+    seconds = [[draw.choice([0.0, 0.5, 1.0, draw.random()]) for _ in range(p)] for _ in range(3)]
+    costs = StageCosts(*seconds, latency=0.1 * seed, stash_bytes=[1.0] * p)
+    problem = make_problem(costs, p, m, (), range(p))
+    rows = problem.rows_of(build("zb-h1", p, m))
+    ends = play(problem, rows)
+    assert ends is not None
+    for _ in range(300):
+        device, at = draw.randrange(p), draw.randrange(3 * m - 1)
+        rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
+        played = play(problem, rows)
+        assert replay(problem, rows, ends, device, at) == played
+        if played is None:
+            rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
+        else:
+            ends = played
