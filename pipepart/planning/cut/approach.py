@@ -12,7 +12,7 @@ from .windows import Windows
 # Borders kept by a beam, pairs of them looked at, and how often it starts anew below the cut that it found.
 BEAM_SETS = 20_000
 BEAM_PAIRS = 20_000_000
-BEAMS = 3
+BEAMS = 2
 
 # Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
 PROOF_SETS = 30_000
