@@ -25,8 +25,8 @@ from .simulate import simulate
 from .timeline import Timeline
 
 _OBJECTIVES = {"makespan": makespan, "zero-bubble": longest_span}
-_EFFORT = 4_000_000  # operations played; about a second
-_EFFORT_PER_OPERATION = 80
+_EFFORT = 6_000_000  # operations played; about a second
+_EFFORT_PER_OPERATION = 120
 _GATHERING = 0.6  # of the allowance
 _MAKING = 12  # making an order by a rule costs so many times what playing it does
 _MOVING = 150  # making a move costs as much as playing so many operations
