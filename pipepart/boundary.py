@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 Gradients = Sequence[Tensor | None]
@@ -96,7 +96,10 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
         used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
     if roots:
-        torch.autograd.backward(roots, gradients)
+        # What torch.autograd.backward calls once it has checked the gradients, which here are right by construction.
+        _engine_run_backward(
+            tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 class _Alias(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Every test starts from the same seed, on one thread."""
+"""Every test starts from the same seed, on one thread, in no terminal."""
 
 import random
 
@@ -8,7 +8,9 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def _same_start():
+def _same_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
+    monkeypatch.delenv("LINES", raising=False)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -152,7 +152,7 @@ class Run:
         )
         start = time.perf_counter()
         with self._modes.autocasting():
-            value, received, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
+            value, awaited, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
         last = stage + 1 == len(self._stages)
         if last:
             with self._modes.autocasting():
@@ -161,7 +161,7 @@ class Run:
         else:
             message, roots = boundary.cut(value)
         if torch.is_grad_enabled():
-            self.stashes[stage][micro_batch] = Stash(received, roots, tuple(nodes))
+            self.stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes))
         end = time.perf_counter()
         if not last:
             self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)

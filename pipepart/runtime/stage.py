@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
 from .blame import failed_layers
+from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
 from .randomness import Draws, may_draw
 
@@ -20,12 +20,12 @@ class Stash(NamedTuple):
     """What a stage keeps of one micro-batch from its forward to its backward.
 
     Attributes:
-        received: a place for the gradient of each leaf of its input, for which the stage before waits.
+        inputs: the gradients of its input, for which the stage before waits.
         roots: where gradients of its output enter its graph.
         nodes: the autograd node of each layer's output, to name the layer whose backward fails.
     """
 
-    received: list[Tensor | None]
+    inputs: Awaited
     roots: tuple[GradientEdge, ...]
     nodes: tuple[Node | None, ...]
 
@@ -47,6 +47,7 @@ class Stage:
         self.device = device
         self.where = where
         self._modules = [module for _, module in layers]
+        self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; else known once it has run in that mode.
         self._draws: dict[tuple[int, bool], bool] = {
             (index, True): True for index, module in enumerate(self._modules) if may_draw(module)
@@ -56,22 +57,20 @@ class Stage:
         flags = (getattr(part, "inplace", False) for module in self._modules for part in module.modules())
         self._writes_input = dict.fromkeys((False, True), True) if any(flags) else {}
 
-    def forward(
-        self, message: Any, micro_batch: int, draws: Draws
-    ) -> tuple[Any, list[Tensor | None], list[Node | None]]:
-        """Runs the layers; returns their output, where the input's gradients will be, and a node for each layer."""
+    def forward(self, message: Any, micro_batch: int, draws: Draws) -> tuple[Any, Awaited, list[Node | None]]:
+        """Runs the layers; returns their output, the input's gradients to come, and a node for each layer's output."""
         message = boundary.move(message, self.device)
         nodes: list[Node | None] = []
         inputs = boundary.leaves(message) if torch.is_grad_enabled() else ()
-        received = _receive(inputs)
+        awaited = self._input_gradients.await_for(inputs)
         training = self._modules[0].training
         if not inputs or self._writes_input.get(training) is False:
-            return self._run(message, nodes, micro_batch, draws), received, nodes
+            return self._run(message, nodes, micro_batch, draws), awaited, nodes
         versions = [leaf._version for leaf in inputs]
         value = self._run(boundary.alias(message), nodes, micro_batch, draws)
         if training not in self._writes_input:
             self._writes_input[training] = versions != [leaf._version for leaf in inputs]
-        return value, received, nodes
+        return value, awaited, nodes
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
@@ -80,7 +79,7 @@ class Stage:
         except BaseException as error:
             add_note(error, f"{LAYER}in the backward of {self._name(failed_layers(stash.nodes, error))}")
             raise
-        return stash.received
+        return self._input_gradients.collect(stash.inputs)
 
     def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws) -> Any:
         try:
@@ -100,15 +99,3 @@ class Stage:
     def _name(self, indices: Sequence[int]) -> str:
         named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
         return " or ".join([*named, "the loss"][index] for index in indices)
-
-
-def _receive(leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """A list that will hold the gradient of each leaf, as it comes.
-
-    A leaf's own ``grad`` may be a copy in another memory layout, in which the stage before would sum in another
-    order than it does without stages.
-    """
-    received: list[Tensor | None] = [None] * len(leaves)
-    for index, leaf in enumerate(leaves):
-        leaf.register_hook(partial(received.__setitem__, index))
-    return received
