@@ -92,14 +92,34 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
 
 def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
     """Runs the backward of one graph from its roots; a root without a gradient takes no part."""
+    _run_backward(roots, gradients, (), accumulate=True)
+
+
+def input_gradients(
+    roots: Sequence[GradientEdge], gradients: Gradients, inputs: Sequence[GradientEdge]
+) -> Gradients:
+    """The gradients of some edges of a graph and of no parameter, None for an edge that was not used."""
+    return _run_backward(roots, gradients, inputs, accumulate=False) or [None] * len(inputs)
+
+
+def _run_backward(
+    roots: Sequence[GradientEdge], gradients: Gradients, inputs: Sequence[GradientEdge], accumulate: bool
+) -> Gradients | None:
     if any(gradient is None for gradient in gradients):
         used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
-    if roots:
-        # What torch.autograd.backward calls once it has checked the gradients, which here are right by construction.
-        _engine_run_backward(
-            tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+    if not roots:
+        return None
+    # What torch.autograd.backward and grad call once they have checked gradients that here are right by construction.
+    return _engine_run_backward(
+        tuple(roots),
+        tuple(gradients),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=accumulate,
+    )
 
 
 class _Alias(torch.autograd.Function):

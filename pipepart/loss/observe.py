@@ -16,13 +16,16 @@ from .reduction import Reduction, title
 LossFunction = Callable[..., Tensor]
 
 
-def observe(loss_fn: LossFunction, output: Any, target: Any, samples: int) -> Reduction | None:
+def observe(
+    loss_fn: LossFunction, output: Any, target: Any, samples: int, loss: Tensor | None = None
+) -> Reduction | None:
     """Compares the loss of one micro-batch with the losses of its two halves.
 
     Args:
         loss_fn: the loss.
         output, target: of one micro-batch.
         samples: how many there are in it.
+        loss: what the loss gave for it, where that is known.
 
     Returns:
         The reduction; None where these values cannot tell, being zero or not finite.
@@ -33,25 +36,25 @@ def observe(loss_fn: LossFunction, output: Any, target: Any, samples: int) -> Re
     """
     with torch.no_grad():
         output, target = (_map(Tensor.detach, nest) for nest in (output, target))
-        for attempt in (output, _map(_shaken, output)):
-            found = _compare(loss_fn, attempt, target, samples)
-            if found is not None:
-                return found
-    return None
+        found = _compare(loss_fn, output, target, samples, loss)
+        return found or _compare(loss_fn, _map(_shaken, output), target, samples)
 
 
-def _compare(loss_fn: LossFunction, output: Any, target: Any, samples: int) -> Reduction | None:
+def _compare(
+    loss_fn: LossFunction, output: Any, target: Any, samples: int, loss: Tensor | None = None
+) -> Reduction | None:
     if samples < 2:  # nothing to halve: take the one sample twice
         output, target = (
             _map(lambda t: torch.cat([t, t]) if t.dim() else t, nest) for nest in (output, target)
         )
         samples *= 2
+        loss = None
     middle = samples // 2
     halves = [
         (_part(output, samples, a, b), _part(target, samples, a, b))
         for a, b in ((0, middle), (middle, samples))
     ]
-    whole = _value(loss_fn, output, target)
+    whole = _value(loss_fn, output, target) if loss is None else float(loss)
     first, second = (_value(loss_fn, *half) for half in halves)
     scale = max(abs(whole), abs(first), abs(second))
     if not math.isfinite(scale) or scale == 0:

@@ -45,24 +45,24 @@ class LossWeights:
         self._targets = targets
         self._shares: list[float] = []
 
-    def of(self, micro_batch: int, output: Any) -> float:
-        """The weight of a micro-batch, whose ``output`` is at hand.
+    def of(self, micro_batch: int, output: Any, loss: Tensor | None = None) -> float:
+        """The weight of a micro-batch, whose ``output`` and ``loss`` are at hand.
 
         Raises:
             ValueError: the loss is neither a mean nor a sum.
         """
         if not self._known or micro_batch == self._doubted:
-            self._observe(micro_batch, output)
+            self._observe(micro_batch, output, loss)
         if self.reduction is Reduction.SUM:
             return 1.0
         if not self._shares:
-            self._shares = self._find_shares(micro_batch, output)
+            self._shares = self._find_shares(micro_batch, output, loss)
         return self._shares[micro_batch]
 
-    def _observe(self, micro_batch: int, output: Any) -> None:
+    def _observe(self, micro_batch: int, output: Any, loss: Tensor | None) -> None:
         if self._loss_fn is None:
             return
-        found = observe(self._loss_fn, output, self._targets[micro_batch], self._sizes[micro_batch])
+        found = observe(self._loss_fn, output, self._targets[micro_batch], self._sizes[micro_batch], loss)
         if found and self.reduction and found != self.reduction:
             raise ValueError(
                 f"the loss is a {self.reduction} over the samples of one micro-batch and a {found} over those of "
@@ -70,7 +70,7 @@ class LossWeights:
             )
         self.reduction = found or self.reduction
 
-    def _find_shares(self, micro_batch: int, output: Any) -> list[float]:
+    def _find_shares(self, micro_batch: int, output: Any, loss: Tensor | None) -> list[float]:
         """What part of a mean each micro-batch makes up."""
         counts: Sequence[float] = self._sizes
         if self._loss_fn is not None and count(self._loss_fn, output, self._targets[micro_batch]) is not None:
@@ -83,7 +83,7 @@ class LossWeights:
             ratios = {number / size for number, size in zip(counts, self._sizes, strict=True)}
             if self._doubted is not None and len(ratios) > 1:
                 self._known = False  # targets do not count alike, which the rest of the loss may not follow
-                self._observe(micro_batch, output)
+                self._observe(micro_batch, output, loss)
         total = sum(counts)
         return [number / total if total else 1 / len(counts) for number in counts]
 

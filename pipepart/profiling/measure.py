@@ -24,10 +24,18 @@ Loss = Callable[[Any], Tensor] | None
 
 @dataclass
 class Times:
-    """Seconds of each layer, one entry a pass; the loss stands behind the last layer."""
+    """Seconds of each layer, one entry a pass; the loss stands behind the last layer.
+
+    Attributes:
+        forward: of every pass.
+        first_backward: where no parameter has a gradient yet, as for the first micro-batch of a step.
+        later_backward: where gradients are added up, as for all others.
+        backward_input: of the gradients of the inputs alone.
+    """
 
     forward: list[list[float]] = field(default_factory=list)
-    backward: list[list[float]] = field(default_factory=list)
+    first_backward: list[list[float]] = field(default_factory=list)
+    later_backward: list[list[float]] = field(default_factory=list)
     backward_input: list[list[float]] = field(default_factory=list)
 
 
@@ -44,8 +52,9 @@ class ChainTimer:
     """Runs a chain layer by layer, each on an autograd graph of its own, and keeps the time.
 
     A pass goes forward through all layers and the loss and then backward through all of them, so that caches are
-    as warm as in training and layers that work in place meet a fresh input. Passes of two kinds alternate: one
-    times the whole backward, the other the gradients of the inputs alone; the difference is the weights' part.
+    as warm as in training and layers that work in place meet a fresh input. Passes of three kinds take turns: the
+    whole backward of the first micro-batch of a step, that of a later one, and the gradients of the inputs alone;
+    what these lack is the weights' part.
     """
 
     def __init__(self, layers: Layers, loss: Loss, device: torch.device, stop: threading.Event) -> None:
@@ -60,30 +69,42 @@ class ChainTimer:
         self._engine_seconds = _engine_seconds(device)
 
     def measure(self, sample: Any, *, budget: float, passes: tuple[int, int]) -> None:
-        """Passes of both kinds until ``budget`` seconds are spent, within ``passes`` (least, most) of each."""
+        """Passes of all kinds until ``budget`` seconds are spent, within ``passes`` (least, most) of each."""
         least, most = passes
-        self._pass(sample, inputs_only=False, record=False)
-        self._pass(sample, inputs_only=True, record=False)
+        self._pass(sample, [])
+        self._pass(sample, [], inputs_only=True)
+        self.times.forward.clear()  # so far it was warm-up
         start = time.perf_counter()
         for count in range(1, most + 1):
-            self._pass(sample, inputs_only=False)
-            self._pass(sample, inputs_only=True)
+            self._forget_gradients()
+            self._pass(sample, self.times.first_backward)
+            self._pass(sample, self.times.later_backward)
+            self._pass(sample, self.times.backward_input, inputs_only=True)
             if count >= least and time.perf_counter() - start >= budget:
                 break
 
-    def timings(self) -> list[tuple[Timing, Timing, Timing]]:
-        """Forward, backward for inputs and backward for weights of each layer, and of the loss as the last."""
+    def timings(self, micro_batches: int) -> list[tuple[Timing, Timing, Timing]]:
+        """Forward, backward for inputs and backward for weights of each layer, and of the loss as the last.
+
+        The backward is the mean over the micro-batches of a step, of which the first adds nothing up.
+        """
         found = []
         for index, module in enumerate(self._modules):
             forward = [run[index] for run in self.times.forward]
-            whole = [run[index] for run in self.times.backward]
+            pairs = zip(self.times.first_backward, self.times.later_backward, strict=True)
+            whole = [(a[index] + (micro_batches - 1) * b[index]) / micro_batches for a, b in pairs]
             inputs = [run[index] for run in self.times.backward_input]
             trained = isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
             parts = _split(whole, inputs) if trained else (_timing(whole), Timing())
             found.append((_timing(forward), *parts))
         return found
 
-    def _pass(self, sample: Any, *, inputs_only: bool, record: bool = True) -> None:
+    def _forget_gradients(self) -> None:
+        for module in self._modules:
+            if isinstance(module, nn.Module):
+                module.zero_grad()
+
+    def _pass(self, sample: Any, record: list[list[float]], *, inputs_only: bool = False) -> None:
         forward = [0.0] * len(self._modules)
         backward = [0.0] * len(self._modules)
         steps: list[Step] = []
@@ -95,9 +116,8 @@ class ChainTimer:
             gradients: boundary.Gradients = [torch.ones_like(leaf) for leaf in boundary.leaves(message)]
             for index in reversed(range(len(steps))):
                 gradients, backward[index] = self._backward(index, steps.pop(), gradients, inputs_only)
-        if record:
-            self.times.forward.append(forward)
-            (self.times.backward_input if inputs_only else self.times.backward).append(backward)
+        self.times.forward.append(forward)
+        record.append(backward)
 
     def _forward(self, index: int, message: Any) -> tuple[Any, Step, float]:
         if self._stop.is_set():
@@ -118,7 +138,7 @@ class ChainTimer:
         start = self._now()
         with blaming(self._names[index], "backward"):
             if inputs_only:
-                found = torch.autograd.grad(step.roots, step.inputs, gradients, allow_unused=True)
+                found = boundary.input_gradients(step.roots, gradients, step.inputs)
             else:
                 boundary.backward(step.roots, gradients)
                 found = step.received

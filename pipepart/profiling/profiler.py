@@ -83,7 +83,7 @@ def profile(
                 timer = ChainTimer(layers, part.loss, device, stop)
                 memory = count_memory(model, layers, part.loss, part.sample)
                 timer.measure(part.sample, budget=seconds, passes=(5, 50))
-                found.append(_costs(count, part.samples, timer, memory))
+                found.append(_costs(count, min(count, batch), part.samples, timer, memory))
                 tick(len(found) / len(counts))
             return found
 
@@ -131,8 +131,8 @@ class _First:
             self.loss = lambda output: check_scalar(loss_fn(output, *arguments))
 
 
-def _costs(count: int, samples: int, timer: ChainTimer, memory: Memory) -> Costs:
-    timings = timer.timings()
+def _costs(count: int, parts: int, samples: int, timer: ChainTimer, memory: Memory) -> Costs:
+    timings = timer.timings(parts)
     layers = len(memory.saved_bytes)
     return Costs(
         micro_batches=count,

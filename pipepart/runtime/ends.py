@@ -42,7 +42,7 @@ class LossEnd:
         """Computes the loss of the micro-batch."""
         try:
             loss = self._loss(micro_batch, value)
-            weight = self._weights.of(micro_batch, value)
+            weight = self._weights.of(micro_batch, value, loss.detach())
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of the loss")
             raise
