@@ -79,7 +79,8 @@ class Pipeline:
         self._engine = Engine(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.devices]
         )
-        self._busy = threading.Lock()
+        self._lock = threading.Lock()
+        self._claim: object | None = None
         self._close = weakref.finalize(self, self._engine.close, "the pipeline is closed")
 
     @classmethod
@@ -308,9 +309,13 @@ class Pipeline:
         Raises:
             RuntimeError: another thread has it.
         """
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
-        try:
+        claim = object()
+        try:  # from before the claim on: an interrupt may come between any two instructions
+            with self._lock:
+                self._claim = self._claim or claim
+            if self._claim is not claim:
+                raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
             yield
         finally:
-            self._busy.release()
+            if self._claim is claim:
+                self._claim = None
