@@ -134,6 +134,7 @@ class Pipeline:
             target=target,
             micro_batches=counts,
             optimizer=optimizer,
+            devices=len(cluster),
             threads=cluster.devices[0].threads,
         )
         return cls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -17,6 +18,7 @@ from ..modes import Modes
 from ..worker import start_workers
 from .measure import ChainTimer, Loss, fresh
 from .memory import Memory, count_memory
+from .neighbours import neighbours
 from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
 from .progress import watch
 from .standin import stand_ins
@@ -32,6 +34,7 @@ def profile(
     target: Any = None,
     micro_batches: int | Sequence[int] = 1,
     optimizer: str = "adam",
+    devices: int = 2,
     threads: int | None = None,
     seconds: float = 1.0,
     progress: bool | None = None,
@@ -48,24 +51,30 @@ def profile(
         target: what the loss compares with, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
         micro_batches: how many parts the mini-batch will be split into; several numbers measure several sizes.
         optimizer: whose state to count: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
-        threads: intra-operation threads to measure with on CPU; by default half of torch's, which is what each of
-            two virtual devices gets.
+        devices: how many virtual devices will share the CPU: as many keep it busy while layers are timed. Without
+            meaning on an accelerator.
+        threads: intra-operation threads to measure with on CPU; by default torch's number shared out over ``devices``,
+            as :meth:`Cluster.virtual` does.
         seconds: time to spend on each size once each layer has been timed five times.
         progress: show a progress bar on standard error; by default when a terminal watches.
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``, or ``sample`` not its one argument.
-        ValueError: a number of micro-batches below 1, batches that differ, or a loss that is no scalar.
+        ValueError: a number of micro-batches or devices below 1, batches that differ, or a loss that is no scalar.
         Exception: whatever a layer raises, with a note that names it.
     """
     counts = _counts(micro_batches)
+    if devices < 1:
+        raise ValueError(f"devices must be at least 1, got {devices}")
     state = check_optimizer(optimizer)
     value = single_argument(sample)
     batch = batch_size(value, target)
     layers = flatten(model)
     graph = capture(model, split(value, min(min(counts), batch))[0])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    threads = (threads or max(1, torch.get_num_threads() // 2)) if device.type == "cpu" else None
+    on_cpu = device.type == "cpu"
+    threads = (threads or max(1, torch.get_num_threads() // devices)) if on_cpu else None
+    others = min(devices, os.cpu_count() or 1) - 1 if on_cpu else 0
 
     everything = nn.ModuleList([model, loss_fn]) if isinstance(loss_fn, nn.Module) else model
     stop = threading.Event()
@@ -82,7 +91,8 @@ def profile(
                 part = _First(value, target, loss_fn, min(count, batch))
                 timer = ChainTimer(layers, part.loss, device, stop)
                 memory = count_memory(model, layers, part.loss, part.sample)
-                timer.measure(part.sample, budget=seconds, passes=(5, 50))
+                with neighbours(model, part.sample, part.loss, others, threads):
+                    timer.measure(part.sample, budget=seconds, passes=(5, 50))
                 found.append(_costs(count, min(count, batch), part.samples, timer, memory))
                 tick(len(found) / len(counts))
             return found
@@ -189,6 +199,7 @@ def _on_own_thread(
         stop.set()
         outcome.get()
         raise
+    torch.set_num_threads(torch.get_num_threads())  # for threads to come, which the workers set to their own
     if isinstance(found, BaseException):
         raise found
     return found
