@@ -16,14 +16,15 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=290,
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path):
     report_file = tmp_path / "report.json"
-    shown = run("--models", "tiny", "--micro-batches", "4", "--rounds", "2", "--json", str(report_file))
+    shown = run("--models", "tiny", "--micro-batches", "4", "--rounds", "1", "--json", str(report_file))
     assert shown.returncode == 0, shown.stderr
     race, overhead = json.loads(report_file.read_text())["races"]
     pipelines = {
@@ -37,11 +38,11 @@ def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path):
     assert race["gradient_errors"].keys() == pipelines
     assert max(race["gradient_errors"].values()) <= TOLERANCE
     assert {name: len(samples["steps"]) for name, samples in race["samples"].items()} == dict.fromkeys(
-        {"plain", "plain, micro-batches"} | pipelines, 2
+        {"plain", "plain, micro-batches"} | pipelines, 1
     )
     assert {name: len(seconds) for name, seconds in race["predicted_seconds"].items()} == {
-        "pipepart gpipe": 2,
-        "pipepart 1f1b": 2,
+        "pipepart gpipe": 1,
+        "pipepart 1f1b": 1,
     }
     assert overhead["micro_batches"] == 64
     for heading in ("tiny, 4 micro-batches", "µs per action"):
