@@ -33,8 +33,10 @@ def fuse_backward(schedule: Schedule) -> Schedule:
     return _each_row(schedule, _fused)
 
 
-def insert_recompute(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
-    """Return the schedule with a RECOMPUTE before each backward of these stages, all of them by default.
+def insert_recompute(
+    schedule: Schedule, stages: Iterable[int] | None = None, micro_batches: Iterable[int] | None = None
+) -> Schedule:
+    """Return the schedule with a RECOMPUTE before each backward of these stages and micro-batches, all by default.
 
     Recomputes that are there already stay as they are; overlapped pairs with such a backward come apart.
 
@@ -44,12 +46,14 @@ def insert_recompute(schedule: Schedule, stages: Iterable[int] | None = None) ->
     for stage in chosen:
         if not 0 <= stage < schedule.stages:
             raise ScheduleError(f"{schedule.name} has no stage {stage} to recompute among {schedule.stages}")
+    parts = set(range(schedule.micro_batches)) if micro_batches is None else set(micro_batches)
     there = {action for row in schedule.actions for action in row if action.kind is Kind.RECOMPUTE}
 
     def row_with(row: _Row) -> Iterator[Action]:
         for leaf in (leaf for action in row for leaf in _apart(action, chosen)):
             recompute = Action(Kind.RECOMPUTE, leaf.stage, leaf.micro_batch)
-            if leaf.kind in (Kind.B, Kind.I) and leaf.stage in chosen and recompute not in there:
+            wanted = leaf.stage in chosen and leaf.micro_batch in parts
+            if leaf.kind in (Kind.B, Kind.I) and wanted and recompute not in there:
                 yield recompute
             yield leaf
 
