@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import schedules
-from schedules import Kind
 
 from . import boundary
 from .capture import flatten
@@ -26,6 +24,7 @@ from .profiling import profile, single_argument
 from .runtime import (
     Engine,
     LossEnd,
+    Orders,
     OutputEnd,
     Run,
     build_stages,
@@ -36,7 +35,7 @@ LossFunction = Callable[..., Tensor]
 
 
 class Pipeline:
-    """A model whose stages train on devices of their own, one worker thread a device.
+    """A model whose stages train on several devices, one worker thread a device.
 
     The layers stay those of the user's model, so that an optimizer over ``parameters()``, a checkpoint and the names in
     it know nothing of stages. One thread at a time may call ``step`` or the pipeline itself.
@@ -52,8 +51,8 @@ class Pipeline:
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``.
-        ValueError: the plan's layers are not the model's, layers that share parameters are in different stages, or
-            the loss reduces nothing.
+        ValueError: the plan's layers are not the model's, layers that share parameters are in different stages, the
+            loss reduces nothing, or the schedule runs several copies of the model or changes weights within a step.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class Pipeline:
         self._loss_checked = loss_fn is None
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
-        self._schedules: dict[tuple[int, Kind | None], schedules.Schedule] = {}
         self._stages = build_stages(model, plan)
+        self._orders = Orders(plan)
         self._engine = Engine(
-            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.devices]
+            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
         )
         self._lock = threading.Lock()
         self._claim: object | None = None
@@ -188,7 +187,7 @@ class Pipeline:
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             inputs = split(value, parts)
             messages = [boundary.part(one) for one in inputs]
-            run = Run(self._schedule(parts), self._stages, messages, end, traced=self._trace)
+            run = Run(self._orders.step(parts), self._stages, messages, end, traced=self._trace)
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
@@ -274,34 +273,20 @@ class Pipeline:
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
         with self._claimed():
-            run = Run(self._schedule(len(inputs), Kind.F), self._stages, inputs, end)
+            run = Run(self._orders.forwards(len(inputs)), self._stages, inputs, end)
             self._engine.execute(run)
         return run
 
     def _backward(self, forward: Run, end: OutputEnd) -> Sequence[boundary.Gradients]:
         with self._claimed():
             parts = len(forward.input_gradients)
-            actions = self._schedule(parts, Kind.B)
-            run = Run(actions, self._stages, [None] * parts, end, stashes=forward.stashes)
+            order = self._orders.backwards(parts)
+            run = Run(order, self._stages, [None] * parts, end, stashes=forward.stashes)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:
                 run.backward_here()
         return run.input_gradients
-
-    def _schedule(self, micro_batches: int, only: Kind | None = None) -> schedules.Schedule:
-        """The schedule of a step, or all forwards or all backwards of one."""
-        key = (micro_batches, only)
-        if key not in self._schedules:
-            if only is None:
-                made = self._plan.build_schedule(micro_batches)
-                schedules.check(made)
-            else:
-                whole = schedules.build("gpipe", devices=len(self._stages), micro_batches=micro_batches)
-                rows = tuple(tuple(a for a in row if a.kind == only) for row in whole.actions)
-                made = dataclasses.replace(whole, actions=rows)
-            self._schedules[key] = made
-        return self._schedules[key]
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:

@@ -5,25 +5,42 @@ from typing import Any, Literal
 
 from torch import nn
 
+import schedules
 from pipepart import Cluster, Pipeline, Plan
 from pipepart.capture import flatten
 from pipepart.planning import StagePlan
 
+Recompute = Literal["never", "except-last", "always"]
+
 
 def plan_by_hand(
-    names: Sequence[str], borders: Sequence[int], *, micro_batches: int, schedule: str = "1f1b"
+    names: Sequence[str],
+    borders: Sequence[int],
+    *,
+    micro_batches: int,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    recompute: Recompute | tuple[Recompute, ...] = "never",
 ) -> Plan:
-    """A plan with a stage between each two borders, each on a virtual device of one thread."""
-    cluster = Cluster.virtual(len(borders) + 1, threads=1)
+    """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each."""
     edges = [0, *borders, len(names)]
+    stages = len(edges) - 1
+    cluster = Cluster.virtual(stages // chunks, threads=1)
+    built = schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches, chunks=chunks)
+    again = recompute if isinstance(recompute, tuple) else (recompute,) * stages
     return Plan(
         stages=tuple(
-            StagePlan(layers=tuple(names[start:end]), device=device.name)
-            for start, end, device in zip(edges, edges[1:], cluster.devices, strict=False)
+            StagePlan(
+                layers=tuple(names[start:end]), device=cluster.devices[home].name, recompute=stage_recompute
+            )
+            for start, end, home, stage_recompute in zip(
+                edges, edges[1:], built.device_of, again, strict=False
+            )
         ),
         cluster=cluster,
         schedule=schedule,
         micro_batches=micro_batches,
+        chunks=chunks,
     )
 
 
@@ -34,10 +51,19 @@ def cut_by_hand(
     loss_fn: Any = None,
     micro_batches: int = 3,
     schedule: str = "1f1b",
+    chunks: int = 1,
+    recompute: Recompute | tuple[Recompute, ...] = "never",
     trace: bool = False,
     reduction: Literal["mean", "sum"] | None = None,
 ) -> Pipeline:
     """The model as a pipeline whose stages begin at layer 0 and at each of ``borders``."""
     names = [name for name, _ in flatten(model)]
-    plan = plan_by_hand(names, borders, micro_batches=micro_batches, schedule=schedule)
+    plan = plan_by_hand(
+        names,
+        borders,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+    )
     return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace)

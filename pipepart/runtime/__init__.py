@@ -4,12 +4,14 @@ from .bridge import differentiable
 from .build import build_stages
 from .ends import LossEnd, OutputEnd
 from .engine import Engine
+from .order import Orders
 from .run import Run
 from .stage import Stage
 
 __all__ = [
     "Engine",
     "LossEnd",
+    "Orders",
     "OutputEnd",
     "Run",
     "Stage",

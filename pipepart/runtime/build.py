@@ -15,9 +15,11 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
 
     Raises:
         TypeError: the model is no ``nn.Sequential``.
-        ValueError: the plan's layers are not the model's in their order, a device is only described, or layers that
-            share parameters or buffers are in different stages.
+        ValueError: the plan's layers are not the model's in their order, a device is only described, layers that
+            share parameters or buffers are in different stages, or the schedule is none that a pipeline runs, or
+            wants other stages on other devices. Nothing has been moved then.
     """
+    _check_schedule(plan)
     layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
     _check_devices(plan)
@@ -32,6 +34,34 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
         for _, module in stage.layers:
             module.to(stage.device)
     return stages
+
+
+def _check_schedule(plan: Plan) -> None:
+    schedule = plan.build_schedule()
+    if schedule.replicas > 1:
+        raise ValueError(
+            f"schedule {plan.schedule!r} trains {schedule.replicas} copies of the model at once, a pipeline has one: "
+            "choose another, such as '1f1b'"
+        )
+    if schedule.versions:
+        raise ValueError(
+            f"schedule {plan.schedule!r} is asynchronous: it changes the weights within a step, which a pipeline "
+            "leaves to your optimizer: choose another, such as '1f1b'"
+        )
+    if schedule.stages != len(plan.stages):
+        raise ValueError(
+            f"{len(plan.stages)} stages are not {plan.chunks} for each device: "
+            f"schedule {plan.schedule!r} with chunks={plan.chunks} has {schedule.stages}"
+        )
+    homes: dict[int, int] = {}
+    for index, row in enumerate(schedule.device_of):
+        first = homes.setdefault(row, index)
+        here, there = plan.stages[index].device, plan.stages[first].device
+        if here != there:
+            raise ValueError(
+                f"stage {index} is on {here!r}: schedule {plan.schedule!r} runs it beside stage {first}, "
+                f"which is on {there!r}"
+            )
 
 
 def _check_layers(names: list[str], plan: Plan) -> None:

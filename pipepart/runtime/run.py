@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-from schedules import Action, Kind, Schedule, Timeline
+from schedules import Action, Kind, Timeline
 
 from .. import boundary
 from ..modes import Modes
 from .ends import End
 from .mailbox import Mailbox, Stopped
 from .notes import PLACE, add_note
+from .order import Order
 from .randomness import Draws
 from .stage import Stage, Stash
 
@@ -40,7 +41,7 @@ class Run:
     """One pass over a schedule's actions, on one mini-batch.
 
     Args:
-        schedule: what each device does, in order.
+        order: what each device does.
         stages: all stages.
         inputs: the first stage's input for each micro-batch.
         end: what the last stage's outputs go to.
@@ -50,14 +51,14 @@ class Run:
 
     def __init__(
         self,
-        schedule: Schedule,
+        order: Order,
         stages: Sequence[Stage],
         inputs: Sequence[Any],
         end: End,
         stashes: Stashes | None = None,
         traced: bool = False,
     ) -> None:
-        self.schedule = schedule
+        self.schedule = schedule = order.schedule
         self.stashes: Stashes = [{} for _ in stages] if stashes is None else stashes
         self.failure: BaseException | None = None
         self.draws = Draws()

@@ -1,0 +1,61 @@
+"""What the workers do in which order: in a whole step, or in all forwards or all backwards of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import schedules
+from schedules import Kind, Schedule
+
+from ..planning import Plan
+
+_FORWARDS = frozenset({Kind.F})
+_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.RECOMPUTE})
+
+
+@dataclass(frozen=True)
+class Order:
+    """The actions of each worker; overlapped pairs run one after the other.
+
+    Attributes:
+        schedule: the actions.
+        repeated: the stages and micro-batches whose forward runs a second time, be it in this order or in a later one.
+    """
+
+    schedule: Schedule
+    repeated: frozenset[tuple[int, int]] = frozenset()
+
+
+class Orders:
+    """The orders that a plan's schedule gives, each made once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._steps: dict[int, Order] = {}
+        self._parts: dict[tuple[int, frozenset[Kind]], Order] = {}
+
+    def step(self, micro_batches: int) -> Order:
+        """A whole step. There is one for fewer micro-batches than the plan's, too: schedules exist from 1 on."""
+        if micro_batches not in self._steps:
+            schedule = self._plan.build_schedule(micro_batches)
+            schedules.check(schedule)
+            actions = (action for row in schedule.actions for action in row)
+            repeated = [(a.stage, a.micro_batch or 0) for a in actions if a.kind is Kind.RECOMPUTE]
+            self._steps[micro_batches] = Order(schedules.split_overlaps(schedule), frozenset(repeated))
+        return self._steps[micro_batches]
+
+    def forwards(self, micro_batches: int) -> Order:
+        """The forwards of a step, in its order."""
+        return self._part(micro_batches, _FORWARDS)
+
+    def backwards(self, micro_batches: int) -> Order:
+        """The backwards of a step, in its order."""
+        return self._part(micro_batches, _BACKWARDS)
+
+    def _part(self, micro_batches: int, kinds: frozenset[Kind]) -> Order:
+        key = micro_batches, kinds
+        if key not in self._parts:
+            whole = self.step(micro_batches)
+            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in whole.schedule.actions)
+            self._parts[key] = replace(whole, schedule=replace(whole.schedule, actions=rows))
+        return self._parts[key]
