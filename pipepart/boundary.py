@@ -90,9 +90,12 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
     return tuple(t for t in pytree.tree_leaves(message) if isinstance(t, Tensor) and t.requires_grad)
 
 
-def backward(roots: Sequence[GradientEdge], gradients: Gradients) -> None:
-    """Runs the backward of one graph from its roots; a root without a gradient takes no part."""
-    _run_backward(roots, gradients, (), accumulate=True)
+def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence[GradientEdge] = ()) -> None:
+    """Runs the backward of one graph from its roots, on the way to some edges only if there are any given.
+
+    A root without a gradient takes no part.
+    """
+    _run_backward(roots, gradients, only, accumulate=True)
 
 
 def input_gradients(
