@@ -46,18 +46,49 @@ class Link(Value):
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
+class PairLink(Link):
+    """The link of two devices, by their names, the same in both directions."""
+
+    between: tuple[str, str]
+
+
 class Cluster(Document):
-    """Devices in the order in which stages are laid on them, and one link that joins each pair."""
+    """Devices, and the links between them.
+
+    Attributes:
+        devices: at least one.
+        link: what joins any two of them.
+        links: of the pairs that are joined by another link than that.
+    """
 
     devices: tuple[Device, ...] = Field(min_length=1)
     link: Link = Link()
+    links: tuple[PairLink, ...] = ()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         names = [device.name for device in self.devices]
         if len(set(names)) < len(names):
             raise ValueError(f"device names must differ, got {names}")
+        pairs: set[frozenset[str]] = set()
+        for link in self.links:
+            pair = frozenset(link.between)
+            for name in link.between:
+                if name not in names:
+                    raise ValueError(f"a link joins {name!r}, the cluster has {names}")
+            if len(pair) < 2:
+                raise ValueError(f"a link joins two devices, got {link.between[0]!r} twice")
+            if pair in pairs:
+                raise ValueError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
+            pairs.add(pair)
         return self
+
+    def link_between(self, one: str, other: str) -> Link:
+        """The link of two devices, by their names."""
+        for link in self.links:
+            if {one, other} == set(link.between):
+                return link
+        return self.link
 
     def __len__(self) -> int:
         return len(self.devices)

@@ -1,17 +1,24 @@
 """From a profile and a cluster to a plan: the cut, the schedule, and what they are predicted to cost."""
 
 from .cut import Cut, CutDoesNotFit, cut
-from .plan import Plan, Prediction, StagePlan
-from .planner import DoesNotFit, micro_batches_worth_trying, plan
+from .estimate import estimate
+from .misfit import DoesNotFit
+from .plan import Alternative, Plan, Prediction
+from .planner import micro_batches_worth_trying, plan
+from .remedies import Remedy
+from .stage_plan import StagePlan
 
 __all__ = [
+    "Alternative",
     "Cut",
     "CutDoesNotFit",
     "DoesNotFit",
     "Plan",
     "Prediction",
+    "Remedy",
     "StagePlan",
     "cut",
+    "estimate",
     "micro_batches_worth_trying",
     "plan",
 ]

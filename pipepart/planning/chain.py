@@ -2,133 +2,295 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ..cluster import Cluster, Link
+from .memory import MODES, RecomputeChoice, kept_bytes
+from .orders import Ints, Orders, all_orders, devices_of, given_order
+from .stage_costs import ChainCosts, Floats, Row
+from .stage_plan import Recompute
 
+_SAME = 1e-12
+# Of cuts with equal bottlenecks the one whose stages take the least time together, and of those the more even one.
+_EVENNESS = 1e-3
 
-@dataclass(frozen=True)
-class Row:
-    """What a stage costs that begins at one layer, for each end behind it (entry 0: that layer alone).
-
-    Attributes:
-        seconds: compute on a device of speed 1.
-        transfer_seconds: communication at both borders; infinite where a border is not allowed.
-        fixed_bytes: what it holds however many micro-batches are in flight.
-        stash_bytes: what it holds for each of them.
-    """
-
-    seconds: Floats
-    transfer_seconds: Floats
-    fixed_bytes: Floats
-    stash_bytes: Floats
-
-
-@dataclass(frozen=True)
-class Site:
-    """A device as the cut sees it: its speed, and its memory in bytes (infinite for no limit)."""
-
-    speed: float
-    memory: float
+Places = Callable[[int], tuple[range, range]]
 
 
 @dataclass(frozen=True)
 class ChainCut:
-    """Where each stage begins, which device (by index) each is on, and the largest value of any stage."""
+    """A cut and the best that is known of cuts.
+
+    Attributes:
+        starts: first layer of each stage.
+        sites: device of each, by its position in the cluster.
+        worst: largest value of any stage: its load, or the bytes that it is short of.
+        optimal: whether no order of the devices and no cut has a smaller one.
+    """
 
     starts: tuple[int, ...]
     sites: tuple[int, ...]
     worst: float
+    optimal: bool
 
 
-RowValue = Callable[[Row, Site, int], Floats]
-
-
-def best_cut(
-    rows: Iterable[Row],
-    layers: int,
-    sites: Sequence[Site],
-    stages: int,
-    in_flight: Sequence[int],
-    value: RowValue | None = None,
-) -> ChainCut | None:
-    """The cut of a chain into exactly ``stages`` stages whose largest load is smallest.
-
-    A stage's load is its compute on its device plus the communication at its borders; one that does not fit its
-    device is not allowed. Devices are used in the order given, some may be left out. Exact, by dynamic programming
-    over suffixes: the best way to lay the layers from ``a`` on over ``s`` stages on the devices from ``d`` on is
-    a first stage ``[a, b)`` on ``d`` and the best way from ``b`` on over ``s - 1`` stages on later devices, or it
-    leaves ``d`` out. A suffix is the right state because the number of micro-batches in flight at a stage depends
-    on the number of stages from it to the end (as in Alpa, Zheng et al. 2022, section 5.2).
+class ChainProblem:
+    """A profiled chain, the devices, and what is asked of a cut into ``stages`` stages.
 
     Args:
-        rows: one :class:`Row` for each first layer, from the last layer to the first.
-        layers: number of layers.
-        sites: the devices.
+        costs: of the layers.
+        cluster: the devices; any order of them may be used, and some may be left out.
         stages: number of stages.
         in_flight: micro-batches in flight at a stage, by the number of stages from it to the end, from 1 on.
-        value: what to minimise the largest of in place of the load, without any limit.
-
-    Returns:
-        The cut, or None where no cut into that many stages fits.
-
-    Takes O(layers² × stages) operations for like devices, times the number of devices for unlike ones.
+        recompute: what stages may do.
+        places: for each number of stages from a stage to the end, the layers that it may begin with and the ends that
+            it may have; None for any.
     """
-    value = value or load_where_it_fits
-    alike = all(site == sites[0] for site in sites)
-    # With like devices it does not matter which are left out: one table serves for all of them.
-    used = sites[:1] if alike else sites
-    best = np.full((len(used) + 1, stages + 1, layers + 1), np.inf)
-    ends = np.full((len(used) + 1, stages + 1, layers + 1), -1, dtype=np.int64)
-    best[:, 0, layers] = -np.inf
-    if alike:
-        best[1] = best[0]
-    for start, row in zip(range(layers - 1, -1, -1), rows, strict=True):
-        for index in range(len(used) - 1, -1, -1):
-            rest = best[0 if alike else index + 1]
-            for left in range(1, min(stages, layers - start) + 1):
-                worst = np.maximum(value(row, used[index], in_flight[left - 1]), rest[left - 1, start + 1 :])
-                end = int(np.argmin(worst))
-                skipped = np.inf if alike else rest[left, start]
-                if worst[end] <= skipped:
-                    best[index, left, start], ends[index, left, start] = worst[end], start + 1 + end
-                else:
-                    best[index, left, start] = skipped
-    if len(sites) < stages or not np.isfinite(best[0, stages, 0]):
-        return None
-    return _trace(best, ends, stages, layers, alike)
+
+    def __init__(
+        self,
+        costs: ChainCosts,
+        cluster: Cluster,
+        stages: int,
+        in_flight: Sequence[int],
+        recompute: RecomputeChoice = "auto",
+        places: Places | None = None,
+    ) -> None:
+        self._costs, self._cluster, self._stages = costs, cluster, stages
+        self._in_flight = np.array([0, *in_flight])
+        self._modes = MODES[recompute]
+        self._places = places
+
+    def best(self) -> ChainCut | None:
+        """The cut with the smallest bottleneck, None where none fits.
+
+        Exact, by dynamic programming over suffixes: the best way to lay the layers from ``a`` on over a set of devices
+        is a first stage ``[a, b)`` on one of them and the best way from ``b`` on over the others. A suffix is the right
+        state because the number of micro-batches in flight at a stage depends on the number of stages from it to the
+        end (as in Alpa, Zheng et al. 2022, section 5.2). Of devices that are alike only the number counts. Only ends
+        that a guess of the bottleneck leaves open are looked at; a cut no worse than the guess is the best there is.
+        """
+        orders = all_orders(self._cluster, self._stages)
+        found = self._least(orders, self._load, self._reach_seconds(orders), self._first_guess(orders))
+        if found is None:
+            return None
+        if len(orders.types) > 1 and self._stages == len(self._cluster):
+            own = given_order(self._cluster, range(self._stages))
+            as_given = self._least(own, self._load, self._reach_seconds(own), found * (1 + _SAME))
+            if as_given is not None and as_given <= found * (1 + _SAME):
+                orders = own  # the user's own order is as good as any
+        complete = len(orders.types) == 1 or all_orders(self._cluster, self._stages).complete
+        return self._evenest(orders, found, complete)
+
+    def nearest(self) -> ChainCut | None:
+        """The cut whose largest shortage of memory is smallest, None where no cut is possible at all."""
+        orders = all_orders(self._cluster, self._stages)
+        largest = max(kind.memory for kind in orders.types)
+
+        def reach(short: float) -> list[int]:
+            return [self._costs.reach_bytes(a, short + largest) for a in range(self._costs.layers)]
+
+        guess = (
+            math.inf if math.isinf(largest) else self._costs.total_static_bytes / self._stages * 1.2 - largest
+        )
+        found = self._least(orders, self._shortage, reach, guess)
+        if found is None:
+            return None
+        return self._traced(orders, self._shortage, reach(found), found, orders.complete)
+
+    def modes(self, cut: ChainCut) -> list[Recompute]:
+        """What each stage of a cut does: the first of what it may do that fits its device, the last if none does."""
+        chosen: list[Recompute] = []
+        ends = [*cut.starts[1:], self._costs.layers]
+        for index, (start, end, site) in enumerate(zip(cut.starts, ends, cut.sites, strict=True)):
+            layers = slice(start, end)
+            limit = self._cluster.devices[site].memory_bytes or math.inf
+            count = int(self._in_flight[len(ends) - index])
+            fixed = (
+                self._costs.static_bytes[layers].sum()
+                + self._costs.peak_bytes[layers].max()
+                + self._costs.arriving_bytes[end - 1]
+            )
+            stash, boundary = self._costs.stash_bytes(layers), self._costs.boundary_bytes(start)
+            if not self._costs.needs_backward(layers):
+                chosen.append("never")
+                continue
+            needs = [fixed + kept_bytes(mode, count, stash, boundary) for mode in self._modes]
+            fitting = [mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit]
+            chosen.append(fitting[0] if fitting else self._modes[int(np.argmin(needs))])
+        return chosen
+
+    def _first_guess(self, orders: Orders) -> float:
+        speeds = sorted((kind.speed for kind in orders.types for _ in kind.devices), reverse=True)
+        even = self._costs.total_seconds / sum(speeds[: self._stages])
+        return 1.1 * max(even, float(self._costs.seconds.max()) / speeds[0])
+
+    def _reach_seconds(self, orders: Orders) -> Callable[[float], list[int]]:
+        fastest = max(kind.speed for kind in orders.types)
+
+        def reach(limit: float) -> list[int]:
+            return [self._costs.reach_seconds(a, limit * fastest) for a in range(self._costs.layers)]
+
+        return reach
+
+    def _least(
+        self, orders: Orders, value: _Value, reach: Callable[[float], list[int]], guess: float
+    ) -> float | None:
+        """The smallest possible largest value of any stage."""
+        step = max(abs(guess), 1e-9)
+        while True:
+            ends = reach(guess)
+            found = self._sweep(orders, value, ends, np.maximum)[0][orders.finals, 0].min()
+            if found <= guess or (min(ends) == self._costs.layers and not math.isfinite(found)):
+                return float(found) if math.isfinite(found) else None
+            # A value that was found bounds the best one; where nothing was, look further.
+            guess = float(found) if math.isfinite(found) else guess + step
+            step *= 2
+
+    def _evenest(self, orders: Orders, limit: float, complete: bool) -> ChainCut:
+        """Of the cuts whose bottleneck is ``limit``, the one whose stages take the least time together."""
+
+        def value(row: Row, view: _View) -> Floats:
+            load = self._load(row, view)
+            penalty = load * (1 + _EVENNESS * load / limit) if limit else load
+            return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
+
+        return self._traced(orders, value, self._reach_seconds(orders)(limit), limit, complete, np.add)
+
+    def _traced(
+        self,
+        orders: Orders,
+        value: _Value,
+        reach: Sequence[int],
+        worst: float,
+        complete: bool,
+        joined: _Joined = np.maximum,
+    ) -> ChainCut:
+        best, choice, end_of = self._sweep(orders, value, reach, joined)
+        state, start = int(orders.finals[best[orders.finals, 0].argmin()]), 0
+        starts, types = [], []
+        for _ in range(self._stages):
+            edge = int(choice[state, start])
+            starts.append(start)
+            types.append(int(orders.type[edge]))
+            state, start = int(orders.source[edge]), int(end_of[state, start])
+        assert start == self._costs.layers
+        return ChainCut(tuple(starts), devices_of(orders, types), worst, complete)
+
+    def _sweep(
+        self, orders: Orders, value: _Value, reach: Sequence[int], joined: _Joined
+    ) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
+        """For each state and first layer the best value, the edge that gives it, and where its stage ends."""
+        layers = self._costs.layers
+        view = _View(self._costs, self._cluster, orders, self._in_flight)
+        best = np.full((orders.states, layers + 1), np.inf)
+        best[orders.starts, layers] = -np.inf if joined is np.maximum else 0.0
+        choice = np.zeros((orders.states, layers + 1), dtype=np.int32)
+        end_of = np.zeros((orders.states, layers + 1), dtype=np.int32)
+        targets, firsts = np.unique(orders.target, return_index=True)
+        segment = np.repeat(np.arange(len(targets)), np.diff(np.r_[firsts, len(orders.target)]))
+        edges = np.arange(len(orders.target))
+        for row in self._costs.rows(reach):
+            start = row.start
+            values = value(row, view)
+            if self._places:
+                values = np.where(self._placed(orders, row), values, np.inf)
+            both = joined(values, best[orders.source, start + 1 : start + 1 + values.shape[1]])
+            end = both.argmin(axis=1)
+            of_edge = both[edges, end]
+            least = np.minimum.reduceat(of_edge, firsts)
+            good = np.flatnonzero(of_edge <= least[segment])[::-1]
+            best[targets, start] = least
+            choice[orders.target[good], start] = good
+            end_of[orders.target[good], start] = start + 1 + end[good]
+        return best, choice, end_of
+
+    def _placed(self, orders: Orders, row: Row) -> np.ndarray:
+        assert self._places
+        ends = np.arange(row.start + 1, row.start + 1 + len(row.seconds))
+        allowed = np.zeros((self._stages + 1, len(ends)), dtype=bool)
+        for left in range(1, self._stages + 1):
+            begin, end = self._places(left)
+            if row.start in begin:
+                allowed[left] = (ends >= end.start) & (ends < end.stop)
+        return allowed[orders.left]
+
+    def _load(self, row: Row, view: _View) -> Floats:
+        """A stage's seconds; infinite where its memory does not fit."""
+        seconds = row.seconds * view.pace + view.transfer(row)
+        if view.unlimited and self._modes[0] == "never":
+            return seconds
+        again = row.again_seconds * view.pace
+        found = np.full(seconds.shape, np.inf)
+        for mode in reversed(self._modes):  # of those that fit the first one is left
+            fits = self._need(row, view, mode) <= view.memory
+            found = np.where(fits, seconds + (again if mode != "never" else 0.0), found)
+        return found
+
+    def _shortage(self, row: Row, view: _View) -> Floats:
+        """Bytes that a stage lacks; negative where it fits."""
+        need = np.minimum.reduce([self._need(row, view, mode) for mode in self._modes])
+        lack = need - view.memory
+        return np.where(np.isfinite(view.transfer(row)), lack, np.inf)
+
+    def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
+        counts = view.in_flight
+        by_count = [
+            row.fixed_bytes + kept_bytes(mode, int(count), row.stash_bytes, row.boundary_bytes)
+            for count in counts
+        ]
+        if mode != "never":  # nothing is made again for a backward that there is not
+            without = [row.fixed_bytes + int(count) * row.stash_bytes for count in counts]
+            by_count = [
+                np.where(row.again_seconds > 0, need, kept)
+                for need, kept in zip(by_count, without, strict=True)
+            ]
+        return np.array(by_count)[view.count_of_edge]
 
 
-def load_where_it_fits(row: Row, site: Site, in_flight: int) -> Floats:
-    """A stage's seconds on ``site``; infinite where its memory does not fit."""
-    seconds = row.seconds / site.speed + row.transfer_seconds
-    return np.where(memory(row, in_flight) <= site.memory, seconds, np.inf)
+class _View:
+    """The edges of a walk as columns, to be laid over the ends of a row."""
+
+    def __init__(self, costs: ChainCosts, cluster: Cluster, orders: Orders, in_flight: Ints) -> None:
+        types = orders.types
+        self.pace = 1 / np.array([kind.speed for kind in types])[orders.type][:, None]
+        self.memory = np.array([kind.memory for kind in types])[orders.type][:, None]
+        self.unlimited = bool(np.isinf(self.memory).all())
+        self.in_flight, self.count_of_edge = np.unique(in_flight[orders.left], return_inverse=True)
+        self._links, self._before, self._behind = _links(costs, cluster, orders)
+
+    def transfer(self, row: Row) -> Floats:
+        """Seconds of a stage's borders."""
+        ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
+        if len(self._links) == 1:
+            return (self._links[0, row.start] + self._links[0, ends])[None, :]
+        return self._links[self._before, row.start][:, None] + self._links[self._behind, ends]
 
 
-def shortage(row: Row, site: Site, in_flight: int) -> Floats:
-    """Bytes that a stage lacks on ``site``; negative where it fits."""
-    lack = memory(row, in_flight) - site.memory
-    return np.where(np.isfinite(row.transfer_seconds), lack, np.inf)
+_Value = Callable[[Row, _View], Floats]
+_Joined = Callable[[Floats, Floats], Floats]
 
 
-def memory(row: Row, in_flight: int) -> Floats:
-    """Bytes that a stage holds at the most."""
-    return row.fixed_bytes + in_flight * row.stash_bytes
+def _links(costs: ChainCosts, cluster: Cluster, orders: Orders) -> tuple[Floats, Ints, Ints]:
+    """Border seconds of each kind of link, and the kind in front of and behind the stage of each edge."""
+    if not cluster.links:
+        none = np.zeros(len(orders.type), dtype=np.int64)
+        return costs.border_seconds(cluster.link)[None, :], none, none
+    kinds = len(orders.types)
+    table = np.zeros((kinds + 1, kinds + 1), dtype=np.int64)  # the last row and column: no neighbour
+    seconds = []
+    for one in range(kinds):
+        for other in range(kinds):
+            table[one, other] = len(seconds)
+            seconds.append(costs.border_seconds(_link(cluster, orders, one, other)))
+    return np.array(seconds), table[orders.type, orders.before], table[orders.type, orders.behind]
 
 
-def _trace(best: Floats, ends: NDArray[np.int64], stages: int, layers: int, alike: bool) -> ChainCut:
-    starts, sites = [], []
-    index, start = 0, 0
-    for left in range(stages, 0, -1):
-        while ends[index, left, start] < 0:
-            index += 1
-        starts.append(start)
-        sites.append(len(sites) if alike else index)
-        start = int(ends[index, left, start])
-        index = 0 if alike else index + 1
-    assert start == layers
-    return ChainCut(tuple(starts), tuple(sites), float(best[0, stages, 0]))
+def _link(cluster: Cluster, orders: Orders, one: int, other: int) -> Link:
+    first, second = orders.types[one].devices[0], orders.types[other].devices[-1]
+    return cluster.link_between(cluster.devices[first].name, cluster.devices[second].name)

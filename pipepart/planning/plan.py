@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from pathlib import Path
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -13,62 +14,10 @@ from ..capture import TensorSpec
 from ..cluster import Cluster, Device
 from ..document import Document, Value
 from ..profiling import Profile
-
-# Which micro-batches a stage runs its forward again for, right before their backward, instead of keeping the stash.
-Recompute = Literal["never", "except-last", "always"]
-
-
-class StagePlan(Value):
-    """One stage: a connected piece of the model on one device.
-
-    Attributes:
-        layers: names of its layers, in execution order.
-        device: name of its device in the plan's cluster.
-        forward_seconds, backward_input_seconds, backward_weight_seconds: predicted for one micro-batch.
-        output_bytes: what it sends to the next stage, or returns.
-        transfer_seconds: to move its inputs and outputs and their gradients for one micro-batch.
-        static_bytes: parameters, gradients and optimizer state.
-        stash_bytes: kept for backward for each micro-batch in flight.
-        recompute: of which micro-batches only the input is kept, and the rest made again right before the backward:
-            of none, of all but the last of a step, or of all.
-        recompute_seconds: predicted to make it again for one micro-batch; 0 where that is never done.
-        boundary_bytes: the input, kept in place of the stash where it is made again.
-        transient_bytes: needed for a while by one layer's forward or backward.
-        in_flight: micro-batches whose stash is held at once, at most.
-    """
-
-    layers: tuple[str, ...] = Field(min_length=1)
-    device: str
-    forward_seconds: float = 0.0
-    backward_input_seconds: float = 0.0
-    backward_weight_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    output_bytes: int = 0
-    static_bytes: int = 0
-    stash_bytes: int = 0
-    recompute: Recompute = "never"
-    recompute_seconds: float = 0.0
-    boundary_bytes: int = 0
-    transient_bytes: int = 0
-    in_flight: int = 0
-
-    @property
-    def load_seconds(self) -> float:
-        """What one micro-batch costs this stage: compute and communication."""
-        compute = self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
-        return compute + self.recompute_seconds + self.transfer_seconds
-
-    @property
-    def kept_bytes(self) -> int:
-        """The most that the stage keeps for backward at once: stashes, and inputs of what is made again."""
-        whole = {"never": self.in_flight, "except-last": 2, "always": 1}[self.recompute]
-        whole = min(whole, self.in_flight)
-        return whole * self.stash_bytes + (self.in_flight - whole) * self.boundary_bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """The most that the stage holds at once."""
-        return self.static_bytes + self.kept_bytes + self.transient_bytes
+from .faults import memory_faults, structure_faults
+from .figures import Piece, stage_plans
+from .stage_costs import ChainCosts
+from .stage_plan import StagePlan
 
 
 class Prediction(Value):
@@ -78,8 +27,9 @@ class Prediction(Value):
         step_seconds: forward and backward of one mini-batch.
         memory_bytes: the most that each device holds at once, one number a device of the cluster.
         bubble: idle fraction of the devices within a step.
-        bottleneck_seconds: the largest load of any stage for one micro-batch; no cut of the same layers into as
-            many stages on these devices has a smaller one within their memory.
+        bottleneck_seconds: the largest load of any device for one micro-batch.
+        bottleneck_bound: no cut of the same layers into as many stages on these devices, in whatever order, has a
+            smaller one within their memory; 0 where nothing is known, as of a cut that was edited by hand.
         serial_seconds: the same micro-batches one after the other on one device like the one profiled.
     """
 
@@ -87,7 +37,32 @@ class Prediction(Value):
     memory_bytes: tuple[int, ...]
     bubble: float
     bottleneck_seconds: float
+    bottleneck_bound: float = 0.0
     serial_seconds: float
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bottleneck is proven to be the smallest there is."""
+        return self.bottleneck_seconds <= self.bottleneck_bound * (1 + 1e-9)
+
+
+class Alternative(Value):
+    """Another plan that was looked at.
+
+    Attributes:
+        schedule, micro_batches, chunks, stages: as in :class:`Plan`; ``stages`` is their number.
+        step_seconds: predicted; None where it does not fit.
+        memory_bytes: the most that any device holds; of one that does not fit, None.
+        why: it was not taken.
+    """
+
+    schedule: str
+    micro_batches: int
+    chunks: int
+    stages: int
+    step_seconds: float | None = None
+    memory_bytes: int | None = None
+    why: str
 
 
 class Plan(Document):
@@ -102,6 +77,8 @@ class Plan(Document):
         prediction: what a step costs, None for a plan written by hand.
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
+        profile: the layers and their costs at this micro-batch size; None for a plan written by hand.
+        alternatives: the runners-up, the fastest first, and why they lost.
     """
 
     stages: tuple[StagePlan, ...] = Field(min_length=1)
@@ -112,18 +89,92 @@ class Plan(Document):
     prediction: Prediction | None = None
     fingerprint: str = ""
     outputs: tuple[TensorSpec, ...] = ()
+    profile: Profile | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     @model_validator(mode="after")
-    def _devices_exist(self) -> Self:
-        if self.schedule not in schedules.names():
-            raise ValueError(
-                f"no schedule is called {self.schedule!r}: there are {', '.join(schedules.names())}"
-            )
-        known = [device.name for device in self.cluster.devices]
-        for index, stage in enumerate(self.stages):
-            if stage.device not in known:
-                raise ValueError(f"stage {index} is on device {stage.device!r}, the cluster has {known}")
+    def _is_possible(self) -> Self:
+        faults = structure_faults(self)
+        if faults:
+            raise ValueError("\n  ".join(faults))
         return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a plan that :meth:`save` wrote, edited or not: what its stages cost is computed anew.
+
+        Raises:
+            ValueError: the file is no plan of this version, or the plan is impossible: a layer is missing, unknown or
+                there twice, a stage is not a connected piece of the model, layers that share parameters are parted,
+                or the memory of a device does not do. Every fault is named.
+            OSError: the file cannot be read.
+        """
+        read = super().load(path).refreshed()
+        faults = memory_faults(read)
+        if faults:
+            raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
+        return read
+
+    def refreshed(self) -> Self:
+        """The plan with the figures of its stages and its prediction computed from its profile.
+
+        What was known of the best cut, and the runners-up, are kept only where nothing had been edited.
+        """
+        if self.profile is None:
+            return self
+        costs = ChainCosts(self.profile, self.profile.at(self.micro_batches))
+        index = {info.name: position for position, info in enumerate(self.profile.layers)}
+        pieces = [
+            Piece(slice(index[stage.layers[0]], index[stage.layers[-1]] + 1), stage.device, stage.recompute)
+            for stage in self.stages
+        ]
+        in_flight = schedules.in_flight(self.build_schedule())
+        stages = stage_plans(self.profile, costs, self.cluster, pieces, in_flight)
+        fresh = self.model_copy(update={"stages": stages})
+        edited = stages != self.stages or self.prediction is None
+        bound = 0.0 if edited or self.prediction is None else self.prediction.bottleneck_bound
+        prediction = fresh.predict(costs.total_seconds, bound)
+        if self.prediction is not None and prediction.step_seconds != self.prediction.step_seconds:
+            edited = True
+        return fresh.model_copy(
+            update={"prediction": prediction, "alternatives": () if edited else self.alternatives}
+        )
+
+    def predict(self, micro_batch_seconds: float, bottleneck_bound: float = 0.0) -> Prediction:
+        """Simulates one step.
+
+        Args:
+            micro_batch_seconds: of one micro-batch on one device like the one profiled.
+            bottleneck_bound: what no cut can beat.
+        """
+        timeline = self.simulate()
+        loads, held = dict.fromkeys(self._names, 0.0), dict.fromkeys(self._names, 0)
+        for stage in self.stages:
+            loads[stage.device] += stage.load_seconds
+        for device, size in self.device_bytes(timeline).items():
+            held[device] = size
+        return Prediction(
+            step_seconds=timeline.makespan,
+            memory_bytes=tuple(held.values()),
+            bubble=timeline.bubble,
+            bottleneck_seconds=max(loads.values()),
+            bottleneck_bound=bottleneck_bound,
+            serial_seconds=micro_batch_seconds * self.micro_batches,
+        )
+
+    def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
+        """The most that each device in use holds: the state of its stages, their stashes, and one layer's transient."""
+        peaks = (timeline or self.simulate()).peak_bytes
+        found = {}
+        for worker, peak in zip(self.workers, peaks, strict=True):
+            own = [stage for stage in self.stages if stage.device == worker.name]
+            transient = max(stage.transient_bytes for stage in own)
+            found[worker.name] = sum(stage.static_bytes for stage in own) + int(peak) + transient
+        return found
+
+    @property
+    def _names(self) -> list[str]:
+        return [device.name for device in self.cluster.devices]
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -163,15 +214,26 @@ class Plan(Document):
         return schedules.simulate(self.build_schedule(), self._stage_costs())
 
     def _stage_costs(self) -> schedules.StageCosts:
-        link = self.cluster.link
+        latency, bandwidth = self._links()
         return schedules.StageCosts(
             forward=[stage.forward_seconds for stage in self.stages],
             backward_input=[stage.backward_input_seconds for stage in self.stages],
             backward_weight=[stage.backward_weight_seconds for stage in self.stages],
-            latency=link.latency,
-            bandwidth=link.bandwidth or math.inf,
+            latency=latency,
+            bandwidth=bandwidth,
             message_bytes=[stage.output_bytes for stage in self.stages],
             stash_bytes=[stage.stash_bytes for stage in self.stages],
             boundary_bytes=[stage.boundary_bytes for stage in self.stages],
             recompute=[stage.recompute_seconds for stage in self.stages],
+        )
+
+    def _links(self) -> tuple[float | list[list[float]], float | list[list[float]]]:
+        """Latency and bandwidth: one for all pairs of devices, or [from][to] in the order of the schedule's rows."""
+        if not self.cluster.links:
+            return self.cluster.link.latency, self.cluster.link.bandwidth or math.inf
+        names = [device.name for device in self.workers]
+        links = [[self.cluster.link_between(one, other) for other in names] for one in names]
+        return (
+            [[link.latency for link in row] for row in links],
+            [[link.bandwidth or math.inf for link in row] for row in links],
         )

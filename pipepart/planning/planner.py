@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
-
-import schedules
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from ..units import format_bytes
-from .chain import ChainCut, Site, best_cut, shortage
-from .plan import Plan, Prediction, StagePlan
-from .stage_costs import ChainCosts, stage_slices
-
-# One stage a device, and the micro-batches in flight at a stage depend only on the stages behind it.
-SCHEDULES = ("1f1b", "gpipe", "sequential")
-
-_INDISTINGUISHABLE = 0.01
-
-
-class DoesNotFit(ValueError):
-    """No cut of the model fits the devices.
-
-    Attributes:
-        stage: the stage that is short in the best cut there is.
-        short_bytes: bytes that its device lacks.
-    """
-
-    def __init__(self, message: str, stage: int, short_bytes: int) -> None:
-        super().__init__(message)
-        self.stage = stage
-        self.short_bytes = short_bytes
+from .choice import Request, choose, misfits
+from .memory import MODES, RecomputeChoice
+from .misfit import DoesNotFit
+from .plan import Plan
+from .remedies import remedies, remedies_text
+from .setting import CHUNKS
+from .wishes import read_wishes
 
 
 def plan(
@@ -41,45 +23,76 @@ def plan(
     *,
     schedule: str = "auto",
     micro_batches: int | Literal["auto"] = "auto",
+    recompute: RecomputeChoice = "auto",
     stages: int | Literal["auto"] | None = None,
+    chunks: int | None = None,
+    max_micro_batches: int | None = None,
+    pin: Mapping[str, int] | None = None,
+    together: Sequence[Collection[str]] = (),
+    no_cut_before: Collection[str] = (),
+    cut_before: Sequence[str] | None = None,
 ) -> Plan:
     """The cut of a profiled chain over the devices of a cluster whose step is predicted to be the shortest.
 
     For each schedule and number of micro-batches that is asked for, the cut has the smallest bottleneck that any
-    cut has whose stages fit their devices; the memory of a stage counts its stash as often as that schedule has
-    micro-batches in flight there. Of these plans the one with the shortest simulated step is returned, and of
-    those within 1 % of it the one that needs the least memory.
+    cut has whose stages fit their devices, in whatever order these are used; the memory of a stage counts its stash as
+    often as that schedule has micro-batches in flight there. Of these plans the one with the shortest simulated step is
+    returned, and of those that are equal the one that needs the least memory. The others are in its ``alternatives``.
+
+    With several stages a device (``interleaved-1f1b``, ``zb-v`` and their like) the largest sum of a device is
+    smallest; that is exact where there are few cuts, else the best that a local search finds.
 
     Args:
         profile: measured costs of the layers.
-        cluster: the devices, in the order in which stages are laid on them.
+        cluster: the devices; of orders that are equally good its own is taken.
         schedule: a name, or ``"auto"`` to take the best.
         micro_batches: a number that was profiled, or ``"auto"`` to take the best of those.
-        stages: how many; None for one a device, or fewer where only fewer fit; ``"auto"`` for the best number.
+        recompute: ``"auto"`` lets a stage run its forward again where its memory does not do else; ``"never"``,
+            ``"except-last"`` (all micro-batches but the last) and ``"always"`` say it for all stages.
+        stages: how many; None for one a device (or ``chunks`` of them), or fewer where only fewer fit; ``"auto"`` for
+            the best number.
+        chunks: stages of each device, for a schedule that has several; None for its own number.
+        max_micro_batches: of the numbers that were profiled, only those up to this one.
+        pin: the stage that a layer has to be in, by its name.
+        together: groups of layers that stay in one stage.
+        no_cut_before: layers that no stage begins with.
+        cut_before: the layers that stages begin with, the first stage left out: the whole cut.
 
     Raises:
-        ValueError: an unknown schedule, more stages than layers or devices, or micro-batches below 1 or not profiled.
-        DoesNotFit: no cut fits; it names the stage that is short and by how many bytes.
+        ValueError: an unknown schedule or layer, more stages than layers or devices, micro-batches below 1 or not
+            profiled, or wishes that contradict each other.
+        DoesNotFit: no cut fits; it names the stage that is short and by how many bytes, and what would make it fit.
     """
+    wishes = read_wishes(profile, pin, together, no_cut_before, cut_before)
+    if recompute not in MODES:
+        raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {recompute!r}")
+    if stages is None and wishes.stages is not None:
+        stages = wishes.stages
+    _check_schedule(schedule, chunks)
     if len(cluster) > len(profile.layers) and stages is None:
         raise ValueError(
             f"{len(cluster)} devices need as many stages, the model has {len(profile.layers)} layers: "
             f"use at most {len(profile.layers)} devices"
         )
-    names = _schedule_names(schedule)
-    counts = _micro_batches(profile, micro_batches)
-    groups = _stage_counts(stages, len(cluster), len(profile.layers))
-    settings = [
-        _Setting(profile, cluster, costs, name)
-        for costs in (ChainCosts(profile, count, cluster.link) for count in counts)
-        for name in names
-    ]
-    for group in groups:
-        plans = [made for setting in settings for count in group if (made := setting.best_plan(count))]
-        if plans:
-            return _best(plans)
-    misfits = [setting.misfit(count) for setting in settings for group in groups for count in group]
-    raise min(misfits, key=lambda misfit: misfit.short_bytes or math.inf)
+    _check_stages(stages, len(cluster), len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
+    request = Request(
+        profile=profile,
+        cluster=cluster,
+        schedule=schedule,
+        micro_batches=tuple(_micro_batches(profile, micro_batches, max_micro_batches)),
+        recompute=recompute,
+        stages=stages,
+        chunks=chunks,
+        wishes=wishes,
+    )
+    found = choose(request)
+    if found is not None:
+        return found
+    worst = min(misfits(request), key=lambda misfit: misfit.short_bytes or math.inf)
+    ways = remedies(request)
+    raise DoesNotFit(
+        f"the model does not fit: {worst.text}. {remedies_text(ways)}", worst.stage, worst.short_bytes, ways
+    )
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
@@ -95,134 +108,43 @@ def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
     return sorted({min(most, stages * factor) for factor in (1, 2, 4)})
 
 
-def _best(plans: Sequence[Plan]) -> Plan:
-    """The fastest; of those that no measurement could tell from it, the one that needs the least memory."""
-    fastest = min(made.predicted.step_seconds for made in plans)
-    near = [made for made in plans if made.predicted.step_seconds <= fastest * (1 + _INDISTINGUISHABLE)]
-    return min(near, key=lambda made: (max(made.predicted.memory_bytes), made.predicted.step_seconds))
-
-
-class _Setting:
-    """One schedule at one number of micro-batches: makes the best plan of so many stages, or says why there is none."""
-
-    def __init__(self, profile: Profile, cluster: Cluster, costs: ChainCosts, schedule: str) -> None:
-        self._profile, self._cluster, self._costs, self._schedule = profile, cluster, costs, schedule
-        self._sites = [Site(device.speed, device.memory_bytes or math.inf) for device in cluster.devices]
-        # By the number of stages from a stage to the end, from 1 on: all that it depends on in these schedules.
-        self._in_flight = [
-            schedules.in_flight(schedules.build(schedule, devices=left, micro_batches=costs.micro_batches))[0]
-            for left in range(1, len(cluster) + 1)
-        ]
-
-    def best_plan(self, stages: int) -> Plan | None:
-        """The plan with the smallest bottleneck, None where none fits."""
-        cut = best_cut(self._costs.rows(), self._costs.layers, self._sites, stages, self._in_flight)
-        if cut is None:
-            return None
-        draft = Plan(
-            stages=tuple(self._stages(cut)),
-            cluster=self._cluster,
-            schedule=self._schedule,
-            micro_batches=self._costs.micro_batches,
-            fingerprint=self._profile.fingerprint,
-            outputs=self._profile.outputs,
+def _check_schedule(schedule: str, chunks: int | None) -> None:
+    if schedule != "auto" and schedule not in CHUNKS:
+        raise ValueError(
+            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(CHUNKS)}, or 'auto'"
         )
-        return draft.model_copy(update={"prediction": self._predict(draft)})
-
-    def misfit(self, stages: int) -> DoesNotFit:
-        """Why no plan has so many stages, told by the cut that comes nearest."""
-        cut = best_cut(self._costs.rows(), self._costs.layers, self._sites, stages, self._in_flight, shortage)
-        if cut is None:
-            return DoesNotFit(
-                f"no cut into {stages} stages is possible: layers that share parameters or buffers stay in one stage",
-                0,
-                0,
-            )
-        devices = [self._cluster.devices[site] for site in cut.sites]
-        lacking = [
-            (stage.memory_bytes - (device.memory_bytes or math.inf), index, stage, device)
-            for index, (stage, device) in enumerate(zip(self._stages(cut), devices, strict=True))
-        ]
-        short, index, stage, device = max(lacking, key=lambda entry: entry[0])
-        return DoesNotFit(
-            f"the model does not fit: with {stages} stages, {self._costs.micro_batches} micro-batches and schedule "
-            f"{self._schedule!r}, stage {index} (layers {stage.layers[0]} to {stage.layers[-1]}) on {device.name} is "
-            f"short by {int(short)} bytes at best: it needs {stage.memory_bytes} ({format_bytes(stage.memory_bytes)}: "
-            f"{format_bytes(stage.static_bytes)} of parameters, gradients and optimizer state, {stage.in_flight} x "
-            f"{format_bytes(stage.stash_bytes)} kept for backward, {format_bytes(stage.transient_bytes)} for a "
-            f"while) and has {device.memory_bytes} ({format_bytes(device.memory_bytes or 0)}). "
-            "Use more or larger devices, or more and so smaller micro-batches",
-            stage=index,
-            short_bytes=int(short),
-        )
-
-    def _stages(self, cut: ChainCut) -> list[StagePlan]:
-        costs = self._costs
-        stages = []
-        for index, layers in enumerate(stage_slices(cut.starts, costs.layers)):
-            device = self._cluster.devices[cut.sites[index]]
-            stages.append(
-                StagePlan(
-                    layers=tuple(info.name for info in self._profile.layers[layers]),
-                    device=device.name,
-                    forward_seconds=costs.forward[layers].sum() / device.speed,
-                    backward_input_seconds=costs.backward_input[layers].sum() / device.speed,
-                    backward_weight_seconds=costs.backward_weight[layers].sum() / device.speed,
-                    transfer_seconds=float(
-                        costs.border_seconds[layers.start] + costs.border_seconds[layers.stop]
-                    ),
-                    output_bytes=int(costs.output_bytes[layers.stop - 1]),
-                    static_bytes=int(costs.static_bytes[layers].sum()),
-                    stash_bytes=costs.stash_bytes(layers),
-                    transient_bytes=int(
-                        costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]
-                    ),
-                    in_flight=self._in_flight[len(cut.starts) - index - 1],
-                )
-            )
-        return stages
-
-    def _predict(self, draft: Plan) -> Prediction:
-        timeline = draft.simulate()
-        held = dict.fromkeys((device.name for device in self._cluster.devices), 0)
-        for stage in draft.stages:
-            held[stage.device] += stage.memory_bytes
-        return Prediction(
-            step_seconds=timeline.makespan,
-            memory_bytes=tuple(held.values()),
-            bubble=timeline.bubble,
-            bottleneck_seconds=max(stage.load_seconds for stage in draft.stages),
-            serial_seconds=float(self._costs.seconds.sum()) * draft.micro_batches,
+    if chunks is None:
+        return
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks must be at least 1, got {chunks!r}")
+    if chunks > 1 and CHUNKS.get(schedule, 2) is None:
+        several = ", ".join(name for name, count in CHUNKS.items() if count)
+        raise ValueError(
+            f"schedule {schedule!r} has one stage a device, got chunks={chunks}: schedules with several are {several}"
         )
 
 
-def _stage_counts(stages: int | Literal["auto"] | None, devices: int, layers: int) -> list[list[int]]:
-    """Groups of numbers of stages to try; a group is only tried where none before it has a cut that fits."""
-    most = min(devices, layers)
-    if stages is None:
-        return [[count] for count in range(most, 0, -1)]
-    if stages == "auto":
-        return [list(range(1, most + 1))]
+def _check_stages(stages: int | Literal["auto"] | None, devices: int, layers: int, chunks: int) -> None:
+    if stages is None or stages == "auto":
+        return
+    most = min(devices * chunks, layers)
     if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= most:
         raise ValueError(
             f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
         )
-    return [[stages]]
 
 
-def _schedule_names(schedule: str) -> Sequence[str]:
-    if schedule == "auto":
-        return SCHEDULES[:2]
-    if schedule not in SCHEDULES:
-        raise ValueError(
-            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(SCHEDULES)}, or 'auto'"
-        )
-    return (schedule,)
-
-
-def _micro_batches(profile: Profile, micro_batches: int | Literal["auto"]) -> list[int]:
+def _micro_batches(profile: Profile, micro_batches: int | Literal["auto"], most: int | None) -> Sequence[int]:
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ValueError(f"max_micro_batches must be at least 1, got {most!r}")
     if micro_batches == "auto":
-        return [costs.micro_batches for costs in profile.costs]
+        measured = [costs.micro_batches for costs in profile.costs]
+        counts = [count for count in measured if most is None or count <= most]
+        if not counts:
+            raise ValueError(f"max_micro_batches is {most}, and the profile was measured for {measured}")
+        return counts
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
         raise ValueError(f"micro_batches must be at least 1 or 'auto', got {micro_batches!r}")
+    if most is not None and micro_batches > most:
+        raise ValueError(f"micro_batches is {micro_batches}, and max_micro_batches {most}")
     return [profile.at(micro_batches).micro_batches]

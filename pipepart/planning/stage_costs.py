@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..cluster import Link
-from ..profiling import Profile
-from .chain import Floats, Row
+from ..profiling import Costs, Profile
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a stage costs that begins at layer ``start``, for each end from ``start + 1`` on.
+
+    Attributes:
+        start: its first layer.
+        seconds: compute on a device of speed 1.
+        again_seconds: of it the forward, to run once more; 0 where there is no backward to do it for.
+        fixed_bytes: what it holds however many micro-batches are in flight.
+        stash_bytes: what it holds for each of them.
+        boundary_bytes: what it holds for each whose forward is to run once more.
+    """
+
+    start: int
+    seconds: Floats
+    again_seconds: Floats
+    fixed_bytes: Floats
+    stash_bytes: Floats
+    boundary_bytes: float
 
 
 class ChainCosts:
-    """Seconds and bytes of every run of layers ``[a, b)`` of a profile at one micro-batch size."""
+    """Seconds and bytes of every run of layers ``[a, b)`` of a profile at one micro-batch size.
 
-    def __init__(self, profile: Profile, micro_batches: int, link: Link) -> None:
-        costs = profile.at(micro_batches)
-        self.micro_batches = micro_batches
+    Args:
+        profile: the layers.
+        costs: what they cost.
+        together: pairs of layers, by index, that no border may part; those that share parameters are added.
+        no_border: borders that are not allowed besides: the indices of the layers behind them.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        costs: Costs,
+        together: Collection[tuple[int, int]] = (),
+        no_border: Collection[int] = (),
+    ) -> None:
+        self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
         self.forward = np.array([layer.forward.seconds for layer in costs.layers])
         self.backward_input = np.array([layer.backward_input.seconds for layer in costs.layers])
@@ -34,12 +70,27 @@ class ChainCosts:
         # The gradient of a stage's output arrives before its backward starts; the last stage makes its own.
         self.arriving_bytes = np.r_[self.output_bytes[:-1], 0]
         self._pieces = costs.saved
-        self.border_seconds = self._border_seconds(profile, link)
+        self._trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
+        self._no_border = self._forbidden(profile, together, no_border)
+        self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
+        self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
+        self.backward_sums = np.cumsum(np.r_[0.0, self.backward_input + self.backward_weight])
+        self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
 
     @property
     def seconds(self) -> Floats:
         """Forward and backward of each layer."""
         return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def total_seconds(self) -> float:
+        """Forward and backward of all layers."""
+        return float(self.compute_sums[-1])
+
+    @property
+    def total_static_bytes(self) -> int:
+        """Parameters, gradients and optimizer state of all layers."""
+        return int(self._static_sum[-1])
 
     def stash_bytes(self, layers: slice) -> int:
         """What a stage of these layers keeps for each micro-batch in flight."""
@@ -50,44 +101,53 @@ class ChainCosts:
             if layers.start in piece.input_of or any(layer in inside for layer in piece.layers)
         )
 
-    def rows(self) -> Iterator[Row]:
-        """One row for each first layer, from the last layer to the first."""
-        count = self.layers
-        compute = np.cumsum(np.r_[0.0, self.seconds])
-        static = np.cumsum(np.r_[0, self.static_bytes])
-        for start, stash in zip(range(count - 1, -1, -1), self._stash_rows(), strict=True):
-            peak = np.maximum.accumulate(self.peak_bytes[start:])
-            yield Row(
-                seconds=compute[start + 1 :] - compute[start],
-                transfer_seconds=self.border_seconds[start] + self.border_seconds[start + 1 :],
-                fixed_bytes=static[start + 1 :] - static[start] + peak + self.arriving_bytes[start:],
-                stash_bytes=stash,
-            )
+    def boundary_bytes(self, first: int) -> int:
+        """What is given to a stage that begins at layer ``first``."""
+        return sum(piece.bytes for piece in self._pieces if first in piece.input_of)
 
-    def _border_seconds(self, profile: Profile, link: Link) -> Floats:
-        """Time to cross the border before each layer, forward and back.
+    def needs_backward(self, layers: slice) -> bool:
+        """Whether a stage of these layers has a backward that takes time."""
+        return bool(self.backward_sums[layers.stop] > self.backward_sums[layers.start])
 
-        Infinite between layers that share parameters: such a border is not allowed.
+    def border_seconds(self, link: Link) -> Floats:
+        """Time to cross the border before each layer, forward and back; infinite where none is allowed.
+
+        No gradient is sent to stages that train nothing. Entry 0 and the last one are the ends of the model: nothing
+        is sent there.
         """
         seconds = np.zeros(self.layers + 1)
-        trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
-        for border in range(1, self.layers):
-            forward = link.seconds(int(self.output_bytes[border - 1]))
-            seconds[border] = 2 * forward if trained[border - 1] else forward
-        index = {info.name: position for position, info in enumerate(profile.layers)}
-        for position, info in enumerate(profile.layers):
-            for other in info.shares_with:
-                seconds[index[other] + 1 : position + 1] = np.inf
+        sizes = self.output_bytes[:-1]
+        once = link.latency + (sizes / link.bandwidth if link.bandwidth else 0.0)
+        seconds[1:-1] = np.where(self._trained[:-1], 2 * once, once)
+        seconds[self._no_border] = np.inf
         return seconds
 
-    def _stash_rows(self) -> Iterator[Floats]:
-        """Bytes kept for each micro-batch by the stages that begin at one layer, from the last layer to the first.
+    def crossing_seconds(self, border: int, link: Link) -> float:
+        """Time to cross one border, forward and back."""
+        once = link.seconds(int(self.output_bytes[border - 1]))
+        return 2 * once if self._trained[border - 1] else once
 
-        A piece counts from the first layer of the stage that keeps it; what the stage is given stays with it
-        until its backward, kept by a layer or not.
+    def reach_seconds(self, start: int, seconds: float) -> int:
+        """The last end of a stage from layer ``start`` on whose compute is within ``seconds``, at least one layer."""
+        end = (
+            int(np.searchsorted(self.compute_sums, self.compute_sums[start] + seconds * (1 + 1e-9), "right"))
+            - 1
+        )
+        return max(end, start + 1)
+
+    def reach_bytes(self, start: int, size: float) -> int:
+        """The same for parameters, gradients and optimizer state within ``size`` bytes."""
+        end = int(np.searchsorted(self._static_sum, self._static_sum[start] + size, "right")) - 1
+        return max(end, start + 1)
+
+    def rows(self, reach: Sequence[int]) -> Iterator[Row]:
+        """One row for each first layer, from the last layer to the first, each up to its end in ``reach``.
+
+        A piece of the stash counts from the first layer of the stage that keeps it; what the stage is given stays
+        with it until its backward, kept by a layer or not.
         """
         count = self.layers
-        first = np.zeros(count, dtype=np.int64)  # bytes by the first layer, from `start` on, that keeps them
+        first = np.zeros(count)  # bytes by the first layer, from `start` on, that keeps them
         savers: list[list[int]] = [[] for _ in range(count)]
         given: list[list[int]] = [[] for _ in range(count)]
         for number, piece in enumerate(self._pieces):
@@ -103,12 +163,40 @@ class ChainCosts:
                     first[at[number]] -= size
                 at[number] = start
                 first[start] += size
-            row = np.cumsum(first[start:])
+            end = reach[start]
+            stash = np.cumsum(first[start:end])
+            boundary = 0
             for number in given[start]:
-                row[: at.get(number, count) - start] += self._pieces[number].bytes
-            yield row.astype(np.float64)
+                stash[: at.get(number, count) - start] += self._pieces[number].bytes
+                boundary += self._pieces[number].bytes
+            yield self._row(start, end, stash, boundary)
 
+    def _row(self, start: int, end: int, stash: Floats, boundary: int) -> Row:
+        ends = slice(start + 1, end + 1)
+        backward = self.backward_sums[ends] > self.backward_sums[start]
+        peak = np.maximum.accumulate(self.peak_bytes[start:end])
+        static = self._static_sum[ends] - self._static_sum[start]
+        return Row(
+            start=start,
+            seconds=self.compute_sums[ends] - self.compute_sums[start],
+            again_seconds=np.where(backward, self.forward_sums[ends] - self.forward_sums[start], 0.0),
+            fixed_bytes=static + peak + self.arriving_bytes[start:end],
+            stash_bytes=stash,
+            boundary_bytes=float(boundary),
+        )
 
-def stage_slices(starts: Sequence[int], layers: int) -> list[slice]:
-    """The layers of each stage."""
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], layers], strict=True)]
+    def _forbidden(
+        self, profile: Profile, together: Collection[tuple[int, int]], no_border: Collection[int]
+    ) -> NDArray[np.bool_]:
+        forbidden = np.zeros(self.layers + 1, dtype=bool)
+        index = {info.name: position for position, info in enumerate(profile.layers)}
+        shared = [
+            (index[other], position)
+            for position, info in enumerate(profile.layers)
+            for other in info.shares_with
+        ]
+        for one, other in (*shared, *together):
+            forbidden[min(one, other) + 1 : max(one, other) + 1] = True
+        forbidden[list(no_border)] = True
+        forbidden[[0, -1]] = False
+        return forbidden

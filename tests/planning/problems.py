@@ -111,13 +111,13 @@ def every_cut(
     loss_seconds: float = 0.0,
     input_bytes: int = 0,
 ) -> Iterator[Candidate]:
-    """Every allowed cut into so many stages on every choice of devices, in order."""
+    """Every allowed cut into so many stages on every choice of devices, in every order."""
     in_flight = schedules.in_flight(schedules.build(schedule, devices=stages, micro_batches=micro_batches))
     for inner in itertools.combinations(range(1, len(layers)), stages - 1):
         if any(_parts_sharers(layers, border) for border in inner):
             continue
         edges = (0, *inner, len(layers))
-        for devices in itertools.combinations(range(len(cluster.devices)), stages):
+        for devices in itertools.permutations(range(len(cluster.devices)), stages):
             loads, lacks = [], []
             for index, (start, end, site) in enumerate(zip(edges[:-1], edges[1:], devices, strict=True)):
                 device = cluster.devices[site]

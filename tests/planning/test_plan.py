@@ -10,6 +10,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Device, Link, Plan
 from pipepart.planning import StagePlan
+from pipepart.planning.choice import AUTO
 from tests.planning.problems import Layer, chains, clusters, profile_of
 
 SCHEDULES = ["1f1b", "gpipe", "sequential"]
@@ -58,17 +59,18 @@ def test_no_gradient_crosses_a_border_behind_frozen_layers():
 @given(layers=chains(), cluster=clusters(limited=False), micro_batches=st.integers(1, 6))
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_auto_is_as_fast_as_the_best_of_its_choices(layers, cluster, micro_batches):
-    """Up to the 1 % that no measurement could tell apart."""
+    """Schedule and micro-batches; never worse than the best of all of them."""
     assume(len(cluster) <= len(layers))
     counts = sorted({micro_batches, 1, 4})
     profile = profile_of(layers, counts)
     best = pipepart.plan(profile, cluster).predicted.step_seconds
     each = [
         pipepart.plan(profile, cluster, schedule=name, micro_batches=count).predicted.step_seconds
-        for name in ("1f1b", "gpipe")
+        for name in AUTO
         for count in counts
+        if name not in ("interleaved-1f1b", "looped-bfs", "hanayo") or 2 * len(cluster) <= len(layers)
     ]
-    assert min(each) <= best <= 1.01 * min(each) + 1e-12
+    assert best == pytest.approx(min(each), rel=1e-9, abs=1e-12)
 
 
 def test_auto_takes_the_number_of_stages_that_is_fastest():
@@ -171,6 +173,6 @@ def test_a_plan_by_hand_has_no_prediction():
 
 
 def test_stages_know_their_devices():
-    plan = pipepart.plan(profile_of(EQUAL), cluster_of(3))
+    plan = pipepart.plan(profile_of(EQUAL), cluster_of(3), schedule="1f1b")
     assert [device.name for device in plan.devices] == ["device:0", "device:1", "device:2"]
     assert [stage.device for stage in plan.stages] == [device.name for device in plan.devices]

@@ -1,0 +1,178 @@
+"""The joint choice: schedule, micro-batches, recompute, number of stages; each with its best cut, and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..cluster import Cluster
+from ..profiling import Costs, Profile
+from .memory import RecomputeChoice
+from .misfit import Misfit
+from .plan import Alternative, Plan
+from .setting import CHUNKS, Setting
+from .stage_costs import ChainCosts
+from .wishes import Wishes
+
+# What "auto" tries, the simplest first: it wins where others are not faster.
+AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "hanayo")
+
+_EQUAL = 1e-9
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the planner, checked.
+
+    Attributes:
+        profile: the layers and what they cost.
+        cluster: the devices.
+        schedule: a name or ``"auto"``.
+        micro_batches: numbers to choose from.
+        recompute: what stages may do.
+        stages: their number; None for as many as devices, or fewer where only fewer fit.
+        chunks: stages of each device; None for the schedule's own number.
+        wishes: of the user.
+        estimated: costs of numbers of micro-batches that were not profiled, to be used as if they had been.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    schedule: str
+    micro_batches: tuple[int, ...]
+    recompute: RecomputeChoice
+    stages: int | Literal["auto"] | None
+    chunks: int | None
+    wishes: Wishes
+    estimated: tuple[Costs, ...] = ()
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Names to choose from."""
+        return AUTO if self.schedule == "auto" else (self.schedule,)
+
+    def costs_at(self, micro_batches: int) -> Costs:
+        """The costs for that number of micro-batches, measured or estimated."""
+        for costs in self.estimated:
+            if costs.micro_batches == micro_batches:
+                return costs
+        return self.profile.at(micro_batches)
+
+
+def choose(request: Request) -> Plan | None:
+    """The fastest plan, with the others as its alternatives; None where none fits."""
+    settings = list(_settings(request))
+    for group in _device_counts(request):
+        tried = [
+            (setting, devices, _plan(setting, devices, request)) for setting in settings for devices in group
+        ]
+        plans = [made for _, _, made in tried if made]
+        if plans:
+            best = _best(plans)
+            return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
+    return None
+
+
+def misfits(request: Request) -> Iterator[Misfit]:
+    """Why each of the settings has no plan."""
+    for setting in _settings(request):
+        for group in _device_counts(request):
+            for devices in group:
+                if _wanted(setting, devices, request):
+                    yield setting.misfit(devices)
+
+
+def _settings(request: Request) -> Iterator[Setting]:
+    for count in request.micro_batches:
+        measured = request.costs_at(count)
+        profile = request.profile.model_copy(update={"costs": (measured,)})
+        wishes = request.wishes
+        costs = ChainCosts(profile, measured, wishes.together, wishes.no_border)
+        for name in request.schedules:
+            own = CHUNKS[name]
+            chunks = 1 if own is None else request.chunks or own
+            if request.chunks in (None, chunks):
+                yield Setting(profile, request.cluster, costs, name, chunks, request.recompute, wishes)
+
+
+def _device_counts(request: Request) -> list[list[int]]:
+    """Groups of numbers of devices to try; a group is only tried where none before it has a plan that fits."""
+    most = min(len(request.cluster), len(request.profile.layers))
+    if request.stages is None:
+        return [[count] for count in range(most, 0, -1)]
+    return [list(range(1, most + 1))]
+
+
+def _wanted(setting: Setting, devices: int, request: Request) -> bool:
+    return request.stages in (None, "auto", devices * setting.chunks)
+
+
+def _plan(setting: Setting, devices: int, request: Request) -> Plan | None:
+    return setting.best_plan(devices) if _wanted(setting, devices, request) else None
+
+
+def _best(plans: Sequence[Plan]) -> Plan:
+    """The fastest; of equal ones one with few stages, then one that needs little memory, then the one tried first."""
+    fastest = min(made.predicted.step_seconds for made in plans)
+    near = [made for made in plans if made.predicted.step_seconds <= fastest * (1 + _EQUAL)]
+    return min(near, key=lambda made: (made.chunks, max(made.predicted.memory_bytes)))
+
+
+def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]]) -> list[Alternative]:
+    """The others: those that fit, the fastest first, then those that do not."""
+    fitting, others = [], []
+    for setting, devices, made in tried:
+        stages = devices * setting.chunks
+        if made is best:
+            continue
+        if made is not None:
+            fitting.append(
+                Alternative(
+                    schedule=made.schedule,
+                    micro_batches=made.micro_batches,
+                    chunks=made.chunks,
+                    stages=stages,
+                    step_seconds=made.predicted.step_seconds,
+                    memory_bytes=max(made.predicted.memory_bytes),
+                    why=_why_slower(best, made),
+                )
+            )
+        elif not (reason := setting.why_not(devices)):
+            others.append(
+                Alternative(
+                    schedule=setting.schedule,
+                    micro_batches=setting.costs.micro_batches,
+                    chunks=setting.chunks,
+                    stages=stages,
+                    why="does not fit the memory of the devices",
+                )
+            )
+        elif setting.schedule != best.schedule:
+            others.append(
+                Alternative(
+                    schedule=setting.schedule,
+                    micro_batches=setting.costs.micro_batches,
+                    chunks=setting.chunks,
+                    stages=stages,
+                    why=reason,
+                )
+            )
+    fitting.sort(key=lambda other: other.step_seconds or 0.0)
+    return [*fitting, *others][:_SHOWN]
+
+
+def _why_slower(best: Plan, other: Plan) -> str:
+    mine, its = best.predicted, other.predicted
+    if its.step_seconds <= mine.step_seconds * (1 + _EQUAL):
+        more = max(its.memory_bytes) - max(mine.memory_bytes)
+        return "as fast, with more memory" if more > 0 else "as fast, and less simple"
+    reasons = []
+    if its.bubble > mine.bubble + 0.005:
+        reasons.append(f"devices idle {its.bubble:.0%} of the step, not {mine.bubble:.0%}")
+    if its.bottleneck_seconds * other.micro_batches > mine.bottleneck_seconds * best.micro_batches * 1.005:
+        ratio = its.bottleneck_seconds * other.micro_batches / (mine.bottleneck_seconds * best.micro_batches)
+        reasons.append(f"its busiest device has {ratio - 1:.1%} more to do")
+    slower = f"{its.step_seconds / mine.step_seconds - 1:.1%} slower" if mine.step_seconds else "slower"
+    return ": ".join([slower, ", ".join(reasons)]) if reasons else slower

@@ -1,0 +1,83 @@
+"""What the stages of a plan cost, from the profile: the figures that a plan shows and its simulation uses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..cluster import Cluster
+from ..profiling import Profile
+from .stage_costs import ChainCosts
+from .stage_plan import Recompute, StagePlan
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stage as the cut has it: its layers by their indices, its device, and what it makes again."""
+
+    layers: slice
+    device: str
+    recompute: Recompute = "never"
+
+
+def stage_plans(
+    profile: Profile,
+    costs: ChainCosts,
+    cluster: Cluster,
+    pieces: Sequence[Piece],
+    in_flight: Sequence[int],
+) -> tuple[StagePlan, ...]:
+    """The stages with all their figures.
+
+    Args:
+        profile: names the layers.
+        costs: of the layers at the plan's micro-batch size.
+        cluster: the devices.
+        pieces: the stages in pipeline order.
+        in_flight: micro-batches in flight at each at the most.
+    """
+    crossings = [
+        0.0,
+        *(_crossing(costs, cluster, *pair) for pair in itertools.pairwise(pieces)),
+        0.0,
+    ]
+    return tuple(
+        _stage_plan(profile, costs, cluster, piece, before + behind, count)
+        for piece, before, behind, count in zip(pieces, crossings, crossings[1:], in_flight, strict=False)
+    )
+
+
+def _crossing(costs: ChainCosts, cluster: Cluster, before: Piece, behind: Piece) -> float:
+    if before.device == behind.device:
+        return 0.0
+    return costs.crossing_seconds(behind.layers.start, cluster.link_between(before.device, behind.device))
+
+
+def _stage_plan(
+    profile: Profile,
+    costs: ChainCosts,
+    cluster: Cluster,
+    piece: Piece,
+    transfer_seconds: float,
+    in_flight: int,
+) -> StagePlan:
+    layers, device = piece.layers, cluster.device(piece.device)
+    forward = float(costs.forward[layers].sum()) / device.speed
+    again = piece.recompute != "never"
+    return StagePlan(
+        layers=tuple(info.name for info in profile.layers[layers]),
+        device=device.name,
+        forward_seconds=forward,
+        backward_input_seconds=float(costs.backward_input[layers].sum()) / device.speed,
+        backward_weight_seconds=float(costs.backward_weight[layers].sum()) / device.speed,
+        transfer_seconds=transfer_seconds,
+        output_bytes=int(costs.output_bytes[layers.stop - 1]),
+        static_bytes=int(costs.static_bytes[layers].sum()),
+        stash_bytes=costs.stash_bytes(layers),
+        recompute=piece.recompute,
+        recompute_seconds=forward if again else 0.0,
+        boundary_bytes=costs.boundary_bytes(layers.start) if again else 0,
+        transient_bytes=int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
+        in_flight=in_flight,
+    )

@@ -1,0 +1,65 @@
+"""StagePlan: one stage of a plan, where it runs and what it costs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..document import Value
+
+# Which micro-batches a stage runs its forward again for, right before their backward, instead of keeping the stash.
+Recompute = Literal["never", "except-last", "always"]
+
+
+class StagePlan(Value):
+    """One stage: a connected piece of the model on one device.
+
+    Attributes:
+        layers: names of its layers, in execution order.
+        device: name of its device in the plan's cluster.
+        forward_seconds, backward_input_seconds, backward_weight_seconds: predicted for one micro-batch.
+        output_bytes: what it sends to the next stage, or returns.
+        transfer_seconds: to move its inputs and outputs and their gradients for one micro-batch.
+        static_bytes: parameters, gradients and optimizer state.
+        stash_bytes: kept for backward for each micro-batch in flight.
+        recompute: of which micro-batches only the input is kept, and the rest made again right before the backward:
+            of none, of all but the last of a step, or of all.
+        recompute_seconds: predicted to make it again for one micro-batch; 0 where that is never done.
+        boundary_bytes: the input, kept in place of the stash where it is made again.
+        transient_bytes: needed for a while by one layer's forward or backward.
+        in_flight: micro-batches whose stash is held at once, at most.
+    """
+
+    layers: tuple[str, ...] = Field(min_length=1)
+    device: str
+    forward_seconds: float = 0.0
+    backward_input_seconds: float = 0.0
+    backward_weight_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    output_bytes: int = 0
+    static_bytes: int = 0
+    stash_bytes: int = 0
+    recompute: Recompute = "never"
+    recompute_seconds: float = 0.0
+    boundary_bytes: int = 0
+    transient_bytes: int = 0
+    in_flight: int = 0
+
+    @property
+    def load_seconds(self) -> float:
+        """What one micro-batch costs this stage: compute and communication."""
+        compute = self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
+        return compute + self.recompute_seconds + self.transfer_seconds
+
+    @property
+    def kept_bytes(self) -> int:
+        """The most that the stage keeps for backward at once: stashes, and inputs of what is made again."""
+        whole = {"never": self.in_flight, "except-last": 2, "always": 1}[self.recompute]
+        whole = min(whole, self.in_flight)
+        return whole * self.stash_bytes + (self.in_flight - whole) * self.boundary_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that the stage holds at once."""
+        return self.static_bytes + self.kept_bytes + self.transient_bytes
