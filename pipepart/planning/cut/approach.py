@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from .closing import Closing
 from .decision import Decider, TooMuchWork
 from .devices import Walk
 from .lattice import downsets
 from .moves import bettered
 from .problem import Problem, Split
+from .spans import Spans
 from .windows import Windows
 
 # Borders kept by a beam, pairs of them looked at, and how often it starts anew below the cut that it found.
@@ -14,12 +16,15 @@ BEAM_SETS = 20_000
 BEAM_PAIRS = 20_000_000
 BEAMS = 2
 
+# The fraction of a bottleneck that a beam leaves open.
+ENOUGH = 1e-4
+
 # Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
 PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(problem: Problem, devices: Walk, split: Split, low: float) -> Split:
+def beam(problem: Problem, devices: Walk, spans: Spans, split: Split, low: float) -> Split:
     """A cut as good as ``split`` or better, among borders that few tensors cross.
 
     Of the downsets of each amount of work only those that the least crosses are kept, and the cut with the smallest
@@ -27,34 +32,18 @@ def beam(problem: Problem, devices: Walk, split: Split, low: float) -> Split:
     """
     for _ in range(BEAMS):
         high = split.bottleneck(problem)
-        sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, thin=True)
+        sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, spans, thin=True)
         if sets is None:
             return split
-        better = _halved(problem, split, Decider(problem, devices, sets, BEAM_PAIRS), low)
-        if better.bottleneck(problem) > high * (1 - 1e-4):
-            return min(better, split, key=lambda found: found.bottleneck(problem))
-        split = better
+        closing = Closing(problem, split, high, low)
+        closing.close(Decider(problem, devices, sets, BEAM_PAIRS), ENOUGH)
+        split = closing.split or split
+        if closing.high > high * (1 - ENOUGH):
+            break
     return split
 
 
-def _halved(problem: Problem, split: Split, decider: Decider, low: float) -> Split:
-    high = split.bottleneck(problem)
-    ask = high * (1 - 1e-9)
-    try:
-        while high - low > 1e-4 * high:
-            found = decider.split(ask)
-            if found is None:
-                low = ask
-            else:
-                split = bettered(problem, found)
-                high = split.bottleneck(problem)
-            ask = (low + high) / 2
-    except TooMuchWork:
-        pass
-    return split
-
-
-def climb(problem: Problem, devices: Walk, split: Split, low: float) -> tuple[Split, float]:
+def climb(problem: Problem, devices: Walk, spans: Spans, split: Split, low: float) -> tuple[Split, float]:
     """A bound raised by proofs: a small bottleneck leaves so few downsets open that all can be looked at.
 
     Returns:
@@ -66,7 +55,7 @@ def climb(problem: Problem, devices: Walk, split: Split, low: float) -> tuple[Sp
         ask = min(low + step, high * (1 - 1e-9))
         if ask <= low * (1 + 1e-5):
             break
-        found = _decided(problem, devices, ask)
+        found = _decided(problem, devices, spans, ask)
         if found is None:
             step /= 4  # Too many downsets are open.
         elif found:
@@ -80,9 +69,9 @@ def climb(problem: Problem, devices: Walk, split: Split, low: float) -> tuple[Sp
     return split, low
 
 
-def _decided(problem: Problem, devices: Walk, seconds: float) -> list[Split] | None:
+def _decided(problem: Problem, devices: Walk, spans: Spans, seconds: float) -> list[Split] | None:
     """One cut of at most ``seconds``, none where there is none, and None where it takes too much to know."""
-    sets = downsets(problem, Windows(problem, devices, seconds), PROOF_SETS)
+    sets = downsets(problem, Windows(problem, devices, seconds), PROOF_SETS, spans)
     if sets is None:
         return None
     try:

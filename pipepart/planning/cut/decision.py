@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +11,13 @@ from .devices import Walk
 from .dominance import Dominance
 from .incidence import Incidence
 from .lattice import Downsets
-from .problem import Floats, Ints, Problem, Split
+from .links import Links
+from .problem import Ints, Problem, Split
+from .spans import levels
 from .windows import SLACK, Windows
 
-# Pairs of borders looked at in one go: enough for numpy, and a few hundred bytes each.
-CHUNK = 200_000
+# Targets of one source that are worth a pass of their own.
+MANY = 800
 
 
 class TooMuchWork(Exception):
@@ -79,6 +80,9 @@ class Decider:
             TooMuchWork: the pairs granted to this decider are spent.
         """
         windows = Windows(self._problem, self._walk, seconds)
+        ahead, behind = levels(self._sets.quickest, self._sets.near, self._sets.limit, windows)
+        if ahead[-1] > windows.devices:
+            return None
         reached = np.zeros((len(self._walk), len(self._sets)), dtype=bool)
         found = [_Reached() for _ in range(len(self._walk))]
         reached[0, 0] = True
@@ -90,7 +94,9 @@ class Decider:
             sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
             for kind, target in self._steps[state]:
                 reached[target] |= reached[state]
-                open_targets = np.nonzero(self._eligible(windows, target) & ~reached[target])[0]
+                free = int(self._walk.free[target].sum())
+                useful = (behind <= free) & (ahead <= windows.devices - free) & ~reached[target]
+                open_targets = np.nonzero(self._eligible(windows, target) & useful)[0]
                 rows, origins = self._stages(sources, open_targets, kind, windows)
                 reached[target, rows] = True
                 found[target].add(rows, origins, state, kind)
@@ -117,74 +123,15 @@ class Decider:
         self._left_pairs -= int(counts.sum())
         if self._left_pairs < 0:
             raise TooMuchWork
-        origin = np.full(len(targets), -1, dtype=np.int64)
-        ends = np.cumsum(counts)
-        start = 0
-        while start < len(sources):
-            done = ends[start - 1] if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
-            amount = counts[start:stop]
-            first = np.repeat(low[start:stop] - np.append(0, np.cumsum(amount)[:-1]), amount)
-            places = first + np.arange(len(first))
-            self._connect(
-                np.repeat(sources[start:stop], amount), places, targets, kind, windows.seconds, origin
-            )
-            start = stop
-        hit = origin >= 0
-        return targets[hit], origin[hit]
-
-    def _connect(
-        self, sources: Ints, places: Ints, targets: Ints, kind: int, seconds: float, origin: Ints
-    ) -> None:
-        """Writes into ``origin``, for pairs of a source and a place in ``targets``, the sources that reach it."""
-        sets, device = self._sets, self._problem.types[kind]
-        limit = seconds * (1 + SLACK)
-
-        def narrow(kept: NDArray[np.bool_], *arrays: NDArray) -> list[NDArray]:
-            return [array[kept] for array in arrays]
-
-        sources, places = narrow(origin[places] < 0, sources, places)
-        rows = targets[places]
-        load = sets.seconds[kind, rows] - sets.seconds[kind, sources]
-        # What is cut at one border and not at the other is cut by the stage.
-        least = np.abs(sets.crossing[rows] - sets.crossing[sources]) if device.pays else 0.0
-        fits = (load + least <= limit) & (sets.banned[kind, rows] == sets.banned[kind, sources])
-        fits &= sets.bytes[rows] - sets.bytes[sources] <= device.memory
-        sources, places, load = narrow(fits, sources, places, load)
-        sources, places, load = narrow(self._inside(sources, targets[places]), sources, places, load)
-        if not device.pays:
-            origin[places] = sources
-            return
-        most = load + sets.crossing[targets[places]] + sets.crossing[sources]
-        sure = most <= limit
-        origin[places[sure]] = sources[sure]
-        sources, places, most = narrow(~sure & (origin[places] < 0), sources, places, most)
-        self._correct(sources, places, most, targets, limit, origin)
-
-    def _correct(
-        self, sources: Ints, places: Ints, most: Floats, targets: Ints, limit: float, origin: Ints
-    ) -> None:
-        if not len(sources):
-            return
-        starts = np.nonzero(np.append(True, sources[1:] != sources[:-1]))[0]
-        bounds = np.append(starts, len(sources))
-        for low, high in itertools.pairwise(bounds.tolist()):
-            source = int(sources[low])
-            todo = low + np.nonzero(origin[places[low:high]] < 0)[0]
-            if not len(todo):
-                continue
-            relief = self._incidence.cut_twice(source, targets[places[todo]])
-            good = todo[most[todo] - relief <= limit]
-            origin[places[good]] = source
-
-    def _inside(self, sources: Ints, rows: Ints) -> NDArray[np.bool_]:
-        """Whether each source is a subset of the row beside it."""
-        sets = self._sets
-        result = sets.block[sources] < sets.block[rows]
-        unclear = np.nonzero(sets.block[sources] == sets.block[rows])[0]
-        missing = sets.words[sources[unclear]] & ~sets.words[rows[unclear]]
-        result[unclear] = ~missing.any(axis=1)
-        return result
+        links = Links(self._problem, self._sets, self._incidence, targets, kind, windows.seconds)
+        many = counts >= MANY
+        for source, start, amount in zip(
+            sources[many].tolist(), low[many].tolist(), counts[many].tolist(), strict=True
+        ):
+            links.from_one(source, start, start + amount)
+        links.from_several(sources[~many], low[~many], counts[~many])
+        hit = links.origin >= 0
+        return targets[hit], links.origin[hit]
 
     def _trace(self, found: list[_Reached], state: int) -> Split:
         row = len(self._sets) - 1

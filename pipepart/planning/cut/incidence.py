@@ -25,6 +25,8 @@ class Incidence:
         self._lasts = np.array([net.pins[-1] for net in problem.nets], dtype=np.int64)
         self._firsts = np.array([net.pins[0] for net in problem.nets], dtype=np.int64)
         self._nodes = len(problem)
+        self._masks = [sum(1 << pin for pin in net.pins) for net in problem.nets]
+        self._left: dict[int, dict[tuple[tuple[int, np.uint64], ...], float]] = {}
 
     def unpacked(self, rows: Ints, low: int = 0, high: int | None = None) -> NDArray[np.bool_]:
         """Which of the nodes from ``low`` to ``high`` the sets hold, shape (rows, nodes)."""
@@ -43,20 +45,37 @@ class Incidence:
 
         A tensor that is cut at both borders counts once where it has a pin in the stage, and else not at all.
         """
+        relief = np.zeros(len(rows))
+        words = self._sets.words
+        for left, seconds in self._pins_left(source).items():
+            full, none = np.ones(len(rows), dtype=bool), np.ones(len(rows), dtype=bool)
+            for word, mask in left:
+                held = words[rows, word] & mask
+                full &= held == mask
+                none &= held == 0
+            relief += seconds * (1.0 - full + none)
+        return relief
+
+    def _pins_left(self, source: int) -> dict[tuple[tuple[int, np.uint64], ...], float]:
+        """The pins outside a set of the tensors that it cuts, as masks of words, and the seconds of these tensors."""
+        if source in self._left:
+            return self._left[source]
         inside = self.unpacked(np.array([source]))[0]
+        held = int.from_bytes(self._sets.words[source].astype("<u8").tobytes(), "little")
         # Only tensors that begin before the last node inside and end behind the first one outside can be cut.
         last = self._nodes - 1 - int(inside[::-1].argmax()) if inside.any() else -1
         first = int((~inside).argmax())
-        near = np.nonzero((self._firsts <= last) & (self._lasts >= first))[0]
-        pins = [self._pins[net][~inside[self._pins[net]]] for net in near]
-        cut = [i for i, left in enumerate(pins) if 0 < len(left) < len(self._pins[near[i]])]
-        if not cut:
-            return np.zeros(len(rows))
-        left = np.concatenate([pins[i] for i in cut])
-        owner = np.repeat(np.arange(len(cut)), [len(pins[i]) for i in cut])
-        nodes, place = np.unique(left, return_inverse=True)
-        table = np.zeros((len(nodes), len(cut)))
-        table[place, owner] = 1.0
-        taken = self._sets.holds(rows, nodes) @ table
-        costs = self.costs[near[cut]]
-        return (taken < table.sum(axis=0)) @ costs + (taken == 0) @ costs
+        found: dict[int, float] = {}
+        for net in np.nonzero((self._firsts <= last) & (self._lasts >= first))[0].tolist():
+            left = self._masks[net] & ~held
+            if left and left != self._masks[net]:
+                found[left] = found.get(left, 0.0) + float(self.costs[net])
+        self._left[source] = {_words(left): seconds for left, seconds in found.items()}
+        return self._left[source]
+
+
+def _words(mask: int) -> tuple[tuple[int, np.uint64], ...]:
+    """The words of a mask that are not zero, by their places."""
+    count = (mask.bit_length() + 63) >> 6
+    parts = ((word, mask >> (64 * word) & 2**64 - 1) for word in range(count))
+    return tuple((word, np.uint64(part)) for word, part in parts if part)

@@ -6,17 +6,20 @@ import math
 from dataclasses import dataclass
 
 from .approach import beam, climb
-from .decision import Decider, TooMuchWork
+from .closing import RESOLUTION, Closing
+from .decision import Decider
 from .devices import Walk, walk
 from .intervals import best_intervals
 from .lattice import blocks, downsets
 from .moves import bettered
 from .orders import orders
 from .problem import Problem, Split
+from .spans import Spans
 from .windows import Windows, slowness
 
-# A bottleneck is taken for the smallest when none is smaller by more than this fraction of it.
-RESOLUTION = 1e-9
+# Borders of a family that is searched before the whole, and the fraction of a bottleneck that is left open there.
+FEW = 3000
+ENOUGH = 5e-4
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Fo
     split = first_cut(problem, devices, low, one_order=one_order)
     if split and any_will_do:
         return Found(split, low, optimal=False)
-    if split and devices.complete and one_order:
+    if split and (one_order and devices.complete or split.bottleneck(problem) * (1 - RESOLUTION) <= low):
         return Found(split, split.bottleneck(problem), optimal=True)
     return _narrowed(problem, devices, split, low, effort)
 
@@ -104,33 +107,27 @@ def first_cut(problem: Problem, devices: Walk, low: float, *, one_order: bool = 
 
 
 def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, effort: Effort) -> Found:
+    spans = Spans(problem)
     high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
-    sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets)
+    sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets, spans)
     if sets is None:
-        return _approached(problem, devices, split, low)
-    decider = Decider(problem, devices, sets, effort.pairs)
-    ask = high * (1 - RESOLUTION)
-    try:
-        while low < high * (1 - RESOLUTION):
-            found = decider.split(ask)
-            if found is None:
-                low = ask if ask < high * (1 - RESOLUTION) else high
-            else:
-                split = bettered(problem, found)
-                high = split.bottleneck(problem)
-            # Mostly nothing is left below; else halve, and ask for the proof again when little is left.
-            close = high - low <= 1e-4 * high
-            ask = high * (1 - RESOLUTION) if close else (low + high) / 2
-    except TooMuchWork:
-        return Found(split, low, optimal=False)
-    if split is None:
+        return _approached(problem, devices, spans, split, low)
+    if split and len(sets) > FEW:
+        # Borders that the least crosses are the likeliest: mostly only the proof is left for the whole family.
+        likely = Closing(problem, split, high, low)
+        likely.close(Decider(problem, devices, sets.thinned(FEW), effort.pairs), ENOUGH)
+        split, high = likely.split, likely.high
+    closing = Closing(problem, split, high, low)
+    if not closing.close(Decider(problem, devices, sets, effort.pairs)):
+        return _approached(problem, devices, spans, closing.split, closing.low)
+    if closing.split is None:
         return Found(None, math.inf, optimal=devices.complete)
-    return Found(split, high, optimal=devices.complete)
+    return Found(closing.split, closing.high, optimal=devices.complete)
 
 
-def _approached(problem: Problem, devices: Walk, split: Split | None, low: float) -> Found:
+def _approached(problem: Problem, devices: Walk, spans: Spans, split: Split | None, low: float) -> Found:
     if split is None:
         return Found(None, low, optimal=False)
-    split, low = climb(problem, devices, beam(problem, devices, split, low), low)
+    split, low = climb(problem, devices, spans, beam(problem, devices, spans, split, low), low)
     high = split.bottleneck(problem)
     return Found(split, low, optimal=devices.complete and low >= high * (1 - RESOLUTION))

@@ -26,6 +26,9 @@ class Windows:
         reach: for each type, the work that one device can take.
         room: for each state of the walk, the work that the free devices can take.
         pays: for each state, whether any free device must pay for tensors.
+        devices: how many there are.
+        longest: the work that any one device can take.
+        free: the work that a device can take that does not pay for tensors; 0 if there is none.
     """
 
     def __init__(self, problem: Problem, walk: Walk, seconds: float) -> None:
@@ -41,6 +44,9 @@ class Windows:
         pays = np.array([kind.pays for kind in problem.types])
         self.room: Floats = np.asarray(walk.free @ rooms, dtype=np.float64)
         self.pays: NDArray[np.bool_] = walk.free @ ~pays == 0
+        self.devices = int(walk.free[0].sum())
+        self.longest = float(rooms.max())
+        self.free = float(rooms[~pays].max(initial=0.0))
         used = walk.free[0] - walk.free
         before, behind = used @ rooms, self.room
         self._classes: list[tuple[bool, bool, Floats, Floats]] = []
