@@ -281,7 +281,7 @@ class Pipeline:
         with self._claimed():
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
-            run = Run(order, self._stages, [None] * parts, end, stashes=forward.stashes)
+            run = Run(order, self._stages, [None] * parts, end, forward)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:

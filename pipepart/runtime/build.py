@@ -24,10 +24,12 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     _check_layers([name for name, _ in layers], plan)
     _check_devices(plan)
     stages = []
+    guarded = any(stage.recompute != "never" for stage in plan.stages)
     first = 0
     for index, (planned, device) in enumerate(zip(plan.stages, plan.devices, strict=True)):
         own = layers[first : first + len(planned.layers)]
-        stages.append(Stage(index, own, first, torch.device(device.torch_device or "cpu"), device.name))
+        home = torch.device(device.torch_device or "cpu")
+        stages.append(Stage(index, own, first, home, device.name, guarded))
         first += len(planned.layers)
     _check_sharing(stages)
     for stage in stages:

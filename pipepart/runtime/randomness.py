@@ -3,7 +3,8 @@
 Workers that drew from torch's one CPU generator would do so in the order in which they happen to run. Here each
 random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,
 if a layer drew at all, moved on by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
-from the next, and is the same for every cut, schedule and number of devices.
+from the next, and is the same for every cut, schedule and number of devices. A forward that runs a second time draws
+the same again; where a layer draws from a generator of its own, from the state which that had at the first.
 """
 
 from __future__ import annotations
@@ -12,16 +13,25 @@ import hashlib
 import sys
 import threading
 from collections.abc import Sequence
+from enum import Enum
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GLOBAL_GENERATOR = threading.Lock()
 _TAKES_GENERATOR: dict[Any, bool] = {}
+
+
+class Turn(Enum):
+    """Which forward of a micro-batch it is: the only one, or the first or second of two."""
+
+    ONLY = 0
+    FIRST = 1
+    SECOND = 2
 
 
 class Draws:
@@ -31,32 +41,53 @@ class Draws:
         state = torch.default_generator.get_state().numpy().tobytes()
         self._seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
         self.drawn = False
+        self._finished = False
+        self._own_states: dict[tuple[int, int], list[Tensor]] = {}
 
-    def of(self, layer: int, micro_batch: int) -> LayerDraws:
+    def of(self, layer: int, micro_batch: int, turn: Turn = Turn.ONLY) -> LayerDraws:
         """Those of one forward of a layer, by its place in the whole model."""
-        return LayerDraws(self, hash((self._seed, layer, micro_batch)))
+        place = layer, micro_batch
+        own_states: list[Tensor] | None = None
+        if turn is Turn.FIRST:
+            own_states = self._own_states[place] = []
+        elif turn is Turn.SECOND:
+            own_states = self._own_states.pop(place, [])
+        return LayerDraws(self, hash((self._seed, *place)), turn, own_states)
 
     def finish(self) -> None:
         """Moves the global generator on if any layer drew, so that the next step draws other numbers."""
-        if self.drawn:
+        if self.drawn and not self._finished:
             torch.rand(())
+        self._finished = True
 
 
 class LayerDraws(TorchDispatchMode):
-    """While it is entered, each random operation of this thread draws from a state of its own."""
+    """While it is entered, each random operation of this thread draws from a state of its own.
 
-    def __init__(self, draws: Draws, seed: int) -> None:
+    Attributes:
+        count: draws from torch's own generator.
+        used: whether anything was drawn, from whatever generator.
+    """
+
+    def __init__(self, draws: Draws, seed: int, turn: Turn, own_states: list[Tensor] | None) -> None:
         super().__init__()
         self.count = 0
+        self.used = False
         self._draws = draws
         self._seed = seed
+        self._turn = turn
+        self._own_states = own_states
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _draws(func, args, kwargs):
+        given = _arguments_of_draw(func, args, kwargs)
+        if given is None:
             return func(*args, **kwargs)
+        self.used = True
+        if given.get("generator") is not None:
+            return self._from_own(given["generator"], func, args, kwargs)
         _refuse_checkpoint()
         self._draws.drawn = True
         self.count += 1
@@ -67,6 +98,22 @@ class LayerDraws(TorchDispatchMode):
             return func(*args, **kwargs, generator=generator)
         return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
 
+    def _from_own(
+        self, generator: torch.Generator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """A draw from the layer's generator, which a second forward neither finds further on nor moves."""
+        if self._own_states is None:
+            return func(*args, **kwargs)
+        now = generator.get_state()
+        if self._turn is Turn.FIRST:
+            self._own_states.append(now)
+            return func(*args, **kwargs)
+        generator.set_state(self._own_states.pop(0))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            generator.set_state(now)
+
 
 def may_draw(module: nn.Module) -> bool:
     """Whether a module is of a kind that draws in training, if its present settings let it."""
@@ -76,15 +123,15 @@ def may_draw(module: nn.Module) -> bool:
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
 
 
-def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation draws from a global generator; attention without dropout, say, is merely marked so."""
+def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of an operation if it draws; attention without dropout, say, is merely marked so."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
+        return None
     arguments = func._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     idle = given.get("dropout_p") == 0 or given.get("training") is False or given.get("train") is False
-    return not idle and given.get("generator") is None
+    return None if idle else given
 
 
 def _refuse_checkpoint() -> None:

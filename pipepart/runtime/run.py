@@ -6,8 +6,9 @@
     F(0, 3) ── message under (F, 1, 3) ──▶ take, F(1, 3), loss
     take, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
 
-A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker. Nothing else is
-shared between workers but the first failure, which empties every wait.
+A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker; where the forward
+runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE. Nothing else is shared between
+workers but the first failure, which empties every wait.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from schedules import Action, Kind, Timeline
 from .. import boundary
 from ..modes import Modes
 from .ends import End
+from .input_gradients import InputGradients
 from .mailbox import Mailbox, Stopped
-from .notes import PLACE, add_note
+from .notes import LAYER, PLACE, add_note
 from .order import Order
 from .randomness import Draws
+from .recompute import Kept, first_forward, second_forward
 from .stage import Stage, Stash
 
-Stashes = list[dict[int, Stash]]
 Span = tuple[
     float, float
 ]  # start and end of an action, which has its input at the start and sends after the end
@@ -45,7 +47,7 @@ class Run:
         stages: all stages.
         inputs: the first stage's input for each micro-batch.
         end: what the last stage's outputs go to.
-        stashes: of each stage by micro-batch; those of an earlier run, for one that only goes backward.
+        forward: the run whose stashes this one goes backward through, for one that has no forwards.
         traced: whether to keep the start and end of each action.
     """
 
@@ -55,19 +57,22 @@ class Run:
         stages: Sequence[Stage],
         inputs: Sequence[Any],
         end: End,
-        stashes: Stashes | None = None,
+        forward: Run | None = None,
         traced: bool = False,
     ) -> None:
         self.schedule = schedule = order.schedule
-        self.stashes: Stashes = [{} for _ in stages] if stashes is None else stashes
         self.failure: BaseException | None = None
-        self.draws = Draws()
+        self.draws = forward.draws if forward else Draws()
         self.spans: list[list[Span]] | None = [[] for _ in schedule.actions] if traced else None
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
         self._stages = stages
         self._inputs = inputs
         self._end = end
         self._modes = Modes.current()
+        self._forward_modes = forward._forward_modes if forward else self._modes
+        self._stashes: list[dict[int, Stash]] = forward._stashes if forward else [{} for _ in stages]
+        self._kept: list[dict[int, Kept]] = forward._kept if forward else [{} for _ in stages]
+        self._repeated = order.repeated if self._modes.grad else frozenset()
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
         self._lock = threading.Lock()
@@ -92,11 +97,8 @@ class Run:
         """
         for micro_batch in range(self.schedule.micro_batches):
             for stage in reversed(range(len(self._stages))):
-                try:
-                    self._backward(stage, micro_batch)
-                except BaseException as error:
-                    add_note(error, self._place(Action(Kind.B, stage, micro_batch)))
-                    raise
+                self._do(Action(Kind.RECOMPUTE, stage, micro_batch))
+                self._do(Action(Kind.B, stage, micro_batch))
 
     def fail(self, error: BaseException) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
@@ -121,8 +123,8 @@ class Run:
     def forget(self) -> None:
         """Lets go of the failure and of all tensors, which its traceback would keep alive."""
         self.failure = None
-        for stash in self.stashes:
-            stash.clear()
+        for held in (*self._stashes, *self._kept):
+            held.clear()
         self._inputs = ()
         self._mailboxes.clear()
         self._mailbox_of.clear()
@@ -132,17 +134,20 @@ class Run:
         for action in self.schedule.actions[device]:
             if self.failure is not None:
                 return
-            kind, stage, micro_batch, _ = action
-            assert micro_batch is not None
-            try:
-                span = _DO[kind](self, stage, micro_batch)
-            except Stopped:
-                raise
-            except BaseException as error:
-                add_note(error, self._place(action))
-                raise
+            span = self._do(action)
             if spans is not None:
                 spans.append(span)
+
+    def _do(self, action: Action) -> Span:
+        kind, stage, micro_batch, _ = action
+        assert micro_batch is not None
+        try:
+            return _DO[kind](self, stage, micro_batch)
+        except Stopped:
+            raise
+        except BaseException as error:
+            add_note(error, self._place(action))
+            raise
 
     def _forward(self, stage: int, micro_batch: int) -> Span:
         """F: takes the input, runs the layers, passes the output on."""
@@ -152,27 +157,87 @@ class Run:
             else self._mailbox_of[stage].take((Kind.F, stage, micro_batch))
         )
         start = time.perf_counter()
-        with self._modes.autocasting():
-            value, awaited, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
-        last = stage + 1 == len(self._stages)
-        if last:
-            with self._modes.autocasting():
-                roots = self._end.receive(micro_batch, value)
-            nodes.extend(root.node for root in roots)
+        if self._repeated and (stage, micro_batch) in self._repeated:
+            message = self._run_first(stage, micro_batch, message)
         else:
-            message, roots = boundary.cut(value)
-        if torch.is_grad_enabled():
-            self.stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes))
+            message = self._run_only(stage, micro_batch, message)
         end = time.perf_counter()
-        if not last:
+        if stage + 1 < len(self._stages):
             self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
         return start, end
 
+    def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
+        """A forward that runs once: its graph waits for the backward. Returns the message for the next stage."""
+        with self._modes.autocasting():
+            value, awaited, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
+        if stage + 1 < len(self._stages):
+            message, roots = boundary.cut(value)
+        else:
+            with self._modes.autocasting():
+                roots = self._end.receive(micro_batch, value)
+            nodes.extend(root.node for root in roots)
+            message = None
+        if self._modes.grad:
+            self._stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes))
+        return message
+
+    def _run_first(self, stage: int, micro_batch: int, message: Any) -> Any:
+        """A forward that runs again before its backward: its graph ends here, that of the loss, too."""
+        with self._modes.autocasting():
+            (value, awaited, nodes), kept = first_forward(
+                self._stages[stage], message, micro_batch, self.draws
+            )
+        message, roots = boundary.cut(value)
+        gradients = None if stage + 1 < len(self._stages) else self._receive_apart(micro_batch, message)
+        if gradients is not None and all(gradient is None for gradient in gradients):
+            roots = ()  # the loss of this micro-batch does not count
+        if roots and kept is not None:
+            self._kept[stage][micro_batch] = kept._replace(roots=len(roots), gradients=gradients)
+        else:
+            self._stashes[stage][micro_batch] = Stash(
+                awaited, roots, tuple(nodes) if roots else (), gradients
+            )
+        return message
+
+    def _receive_apart(self, micro_batch: int, message: Any) -> boundary.Gradients | None:
+        """Hands the last output to the end; a loss goes backward at once, so that only its gradients are kept."""
+        if not self._end.seeds_itself:
+            self._end.receive(micro_batch, message)
+            return None
+        inputs = InputGradients()
+        awaited = inputs.await_for(boundary.leaves(message))
+        with self._modes.autocasting():
+            roots = self._end.receive(micro_batch, boundary.alias(message))
+        try:
+            boundary.backward(roots, self._end.gradients(micro_batch) if roots else ())
+        except BaseException as error:
+            add_note(error, f"{LAYER}in the backward of the loss")
+            raise
+        return inputs.collect(awaited)
+
+    def _run_second(self, stage: int, micro_batch: int) -> Span:
+        """RECOMPUTE: runs a forward again, for the graph that its backward needs."""
+        start = time.perf_counter()
+        kept = self._kept[stage].pop(micro_batch, None)
+        if kept is not None:
+            with torch.enable_grad(), self._forward_modes.autocasting():
+                value, awaited, nodes = second_forward(self._stages[stage], kept, micro_batch, self.draws)
+            roots = boundary.cut(value)[1]
+            if len(roots) != kept.roots:
+                raise RuntimeError(
+                    f"the second forward made {len(roots)} tensors that ask for a gradient, the first {kept.roots}: "
+                    "recompute wants layers that do the same twice; plan with recompute='never'"
+                )
+            self._stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes), kept.gradients)
+        return start, time.perf_counter()
+
     def _backward(self, stage: int, micro_batch: int) -> Span:
         """B: takes the gradients of the output, runs the graph, passes the input's on."""
-        stash = self.stashes[stage].pop(micro_batch)
+        stash = self._stashes[stage].pop(micro_batch)
         gradients: boundary.Gradients = ()
-        if stash.roots and stage + 1 < len(self._stages):
+        if stash.gradients is not None:
+            gradients = stash.gradients
+        elif stash.roots and stage + 1 < len(self._stages):
             gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
         elif stash.roots:
             gradients = self._end.gradients(micro_batch)
@@ -202,4 +267,5 @@ _DO: dict[str, Callable[[Run, int, int], Span]] = {
     Kind.B: Run._backward,
     Kind.I: Run._backward,  # the gradients of the weights come with it: W finds its work done
     Kind.W: Run._nothing,
+    Kind.RECOMPUTE: Run._run_second,
 }

@@ -11,9 +11,13 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
 from .blame import failed_layers
+from .buffers import Buffers, version
 from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
-from .randomness import Draws, may_draw
+from .own_copy import own_copy, tensors
+from .randomness import Draws, Turn, may_draw
+
+Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes
 
 
 class Stash(NamedTuple):
@@ -23,15 +27,20 @@ class Stash(NamedTuple):
         inputs: the gradients of its input, for which the stage before waits.
         roots: where gradients of its output enter its graph.
         nodes: the autograd node of each layer's output, to name the layer whose backward fails.
+        gradients: those of its output, where they are known already.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
     nodes: tuple[Node | None, ...]
+    gradients: boundary.Gradients | None = None
 
 
 class Stage:
-    """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it."""
+    """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
+
+    With ``guarded``, layers that write into their input get one of their own: somebody may still need the message.
+    """
 
     def __init__(
         self,
@@ -40,12 +49,15 @@ class Stage:
         first: int,
         device: torch.device,
         where: str,
+        guarded: bool = False,
     ) -> None:
         self.index = index
         self.first = first
         self.layers = tuple(layers)
         self.device = device
         self.where = where
+        self.buffers = Buffers(layers)
+        self._guarded = guarded
         self._modules = [module for _, module in layers]
         self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; else known once it has run in that mode.
@@ -54,22 +66,29 @@ class Stage:
         }
         # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
         # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
-        flags = (getattr(part, "inplace", False) for module in self._modules for part in module.modules())
-        self._writes_input = dict.fromkeys((False, True), True) if any(flags) else {}
+        self._flagged = any(
+            getattr(part, "inplace", False) for module in self._modules for part in module.modules()
+        )
+        self._writes_input: dict[bool, bool] = {}
 
-    def forward(self, message: Any, micro_batch: int, draws: Draws) -> tuple[Any, Awaited, list[Node | None]]:
+    def forward(self, message: Any, micro_batch: int, draws: Draws, turn: Turn = Turn.ONLY) -> Made:
         """Runs the layers; returns their output, the input's gradients to come, and a node for each layer's output."""
         message = boundary.move(message, self.device)
         nodes: list[Node | None] = []
-        inputs = boundary.leaves(message) if torch.is_grad_enabled() else ()
-        awaited = self._input_gradients.await_for(inputs)
+        if not torch.is_grad_enabled():
+            awaited = self._input_gradients.await_for(())
+            return self._run(message, nodes, micro_batch, draws, turn), awaited, nodes
         training = self._modules[0].training
-        if not inputs or self._writes_input.get(training) is False:
-            return self._run(message, nodes, micro_batch, draws), awaited, nodes
-        versions = [leaf._version for leaf in inputs]
-        value = self._run(boundary.alias(message), nodes, micro_batch, draws)
-        if training not in self._writes_input:
-            self._writes_input[training] = versions != [leaf._version for leaf in inputs]
+        writes = self._writes_input.get(training)
+        if self._guarded and writes is not False:
+            message = own_copy(message)
+        awaited = self._input_gradients.await_for(boundary.leaves(message))
+        if writes is False and not self._flagged:
+            return self._run(message, nodes, micro_batch, draws, turn), awaited, nodes
+        versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
+        value = self._run(boundary.alias(message), nodes, micro_batch, draws, turn)
+        if writes is None:
+            self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
         return value, awaited, nodes
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
@@ -81,18 +100,19 @@ class Stage:
             raise
         return self._input_gradients.collect(stash.inputs)
 
-    def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws) -> Any:
+    def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn) -> Any:
         try:
             for index, module in enumerate(self._modules):
                 if self._draws.get((index, module.training)) is False:
                     value = module(value)
                 else:
-                    with draws.of(self.first + index, micro_batch) as own:
+                    with draws.of(self.first + index, micro_batch, turn) as own:
                         value = module(value)
-                    self._draws.setdefault((index, module.training), own.count > 0)
+                    self._draws.setdefault((index, module.training), own.used)
                 nodes.append(getattr(value, "grad_fn", None))
         except BaseException as error:
-            add_note(error, f"{LAYER}in the forward of {self._name([len(nodes)])}")
+            which = "second forward" if turn is Turn.SECOND else "forward"
+            add_note(error, f"{LAYER}in the {which} of {self._name([len(nodes)])}")
             raise
         return value
 

@@ -1,0 +1,419 @@
+"""Recomputation changes what is kept, and no number: gradients, buffers and loss are those of one forward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests import plain
+from tests.chains import Recompute, cut_by_hand
+
+MODES: tuple[Recompute, ...] = ("except-last", "always")
+
+
+class Steps(nn.Module):
+    """Counts its forwards, by whether they are to be differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(torch.is_grad_enabled())
+        return x * 1
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 6),
+        nn.BatchNorm1d(6, momentum=None),
+        nn.Dropout(0.4),
+        nn.Linear(6, 6),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.BatchNorm1d(6),
+        nn.Linear(6, 3),
+    )
+
+
+def trained(
+    model: nn.Sequential,
+    recompute: Recompute,
+    *,
+    borders: tuple[int, ...] = (3, 6),
+    steps: int = 2,
+    chunks: int = 1,
+    schedule: str = "1f1b",
+    loss_fn: Any = None,
+    data: Callable[[], tuple[Any, Any]] = lambda: (torch.randn(11, 6), torch.randint(3, (11,))),
+) -> dict[str, Any]:
+    """Everything that some seeded steps leave behind."""
+    ours = plain.twin(model)
+    found: dict[str, Any] = {}
+    torch.manual_seed(1)
+    with cut_by_hand(
+        ours,
+        borders,
+        loss_fn=loss_fn or nn.CrossEntropyLoss(),
+        micro_batches=4,
+        recompute=recompute,
+        schedule=schedule,
+        chunks=chunks,
+    ) as pipe:
+        for step in range(steps):
+            x, y = data()
+            if isinstance(x, Tensor) and x.is_floating_point():
+                x.requires_grad_()
+            found[f"loss {step}"] = pipe.step(x, target=y)
+            found[f"input {step}"] = x.grad if isinstance(x, Tensor) else None
+    return (
+        found | plain.gradients(ours) | dict(ours.named_buffers()) | {"random": torch.get_rng_state().float()}
+    )
+
+
+def check_all_modes(model: nn.Sequential, **options: Any) -> None:
+    once = trained(model, "never", **options)
+    for mode in MODES:
+        plain.assert_same(trained(model, mode, **options), once)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("borders", [(), (1,), (2, 5), (3, 4), (4, 5, 7)])
+def test_numbers_are_those_of_one_forward(schedule, borders):
+    """With dropout, BatchNorms and layers in place at the borders and elsewhere."""
+    check_all_modes(network(), schedule=schedule, borders=borders)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["interleaved-1f1b", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"]
+)
+def test_numbers_are_those_of_one_forward_with_two_stages_a_device(schedule):
+    check_all_modes(network(), schedule=schedule, borders=(2, 4, 5), chunks=2)
+
+
+def test_stages_choose_for_themselves():
+    model = network()
+    once = trained(model, "never")
+    ours = plain.twin(model)
+    torch.manual_seed(1)
+    modes: tuple[Recompute, ...] = ("always", "never", "except-last")
+    with cut_by_hand(ours, (3, 6), loss_fn=nn.CrossEntropyLoss(), micro_batches=4, recompute=modes) as pipe:
+        for _ in range(2):
+            pipe.step(torch.randn(11, 6).requires_grad_(), target=torch.randint(3, (11,)))
+    plain.assert_same(plain.gradients(ours), {name: once[name] for name in plain.gradients(ours)})
+
+
+def test_gradients_equal_plain_micro_batches():
+    model = plain.in_double([nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 2)])
+    for mode in MODES:
+        ours, reference = plain.twin(model), plain.twin(model)
+        with cut_by_hand(ours, [1, 3], loss_fn=nn.MSELoss(), micro_batches=3, recompute=mode) as pipe:
+            for _ in range(3):
+                x, y = torch.randn(8, 6).double(), torch.randn(8, 2).double()
+                pipe.step(x, target=y)
+                plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+        plain.assert_same(plain.gradients(ours), plain.gradients(reference))
+        plain.assert_same(dict(ours.named_buffers()), dict(reference.named_buffers()))
+
+
+@pytest.mark.parametrize(("mode", "forwards"), [("never", 4), ("except-last", 7), ("always", 8)])
+def test_how_often_a_layer_runs_and_the_loss_runs_once(mode, forwards):
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        if output.device.type == "cpu":  # else it is called on no values, to see what its mean is of
+            losses.append(len(output))
+        return functional.mse_loss(output, target)
+
+    losses: list[int] = []
+    steps = Steps()
+    model = nn.Sequential(nn.Linear(3, 3), steps, nn.Linear(3, 3))
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4, recompute=mode, reduction="mean") as pipe:
+        pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
+        steps.calls.clear()
+        losses.clear()
+        pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
+    assert steps.calls == [True] * forwards
+    assert losses == [2] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_on_gradients_fire_once(mode):
+    class Hooked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            y.register_hook(lambda gradient: fired.append("tensor"))
+            return y
+
+    fired: list[str] = []
+    model = nn.Sequential(nn.Linear(3, 3), Hooked(), nn.Linear(3, 3))
+    weight = model[0].weight
+    assert isinstance(weight, Tensor)
+    weight.register_hook(lambda gradient: fired.append("parameter"))
+    model[2].register_full_backward_hook(lambda *_: fired.append("module"))
+    weight.register_post_accumulate_grad_hook(lambda _: fired.append("accumulated"))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4, recompute=mode) as pipe:
+        pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
+    assert {what: fired.count(what) for what in fired} == dict.fromkeys(
+        ("tensor", "parameter", "module", "accumulated"), 4
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_runs_twice_where_no_backward_is_needed(mode):
+    first, second = Steps(), Steps()
+    model = nn.Sequential(nn.Linear(3, 3), first, nn.Linear(3, 3), second)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, recompute=mode) as pipe:
+        model[0].requires_grad_(False)
+        pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
+        assert len(first.calls) == 4
+        assert len(second.calls) == (7 if mode == "except-last" else 8)
+        model.requires_grad_(False)
+        second.calls.clear()
+        pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
+        assert len(second.calls) == 4
+        first.calls.clear()
+        model.requires_grad_(True)
+        with torch.no_grad():
+            pipe(torch.randn(8, 3))
+        assert first.calls == [False] * 4
+
+
+def test_a_micro_batch_whose_targets_are_all_ignored():
+    """Its loss is 0/0 and counts for nothing: there is no second forward, and no gradient."""
+    steps = Steps()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4), steps)
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 3), torch.tensor([1, 2, -100, -100, 3, 0])
+    with cut_by_hand(model, [1], loss_fn=nn.CrossEntropyLoss(), micro_batches=3, recompute="always") as pipe:
+        loss = pipe.step(x, target=y)
+    assert len(steps.calls) == 5
+    plain.assert_near(loss, plain.whole_step(reference, x, y, nn.CrossEntropyLoss()), 1e-6)
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_drop_in_form(mode, chunks):
+    """As many layers run twice as in a step; dropout draws once; a second call draws other numbers."""
+
+    def outcome(recompute: Recompute) -> dict[str, Any]:
+        ours = plain.twin(model)
+        torch.manual_seed(3)
+        found: dict[str, Any] = {}
+        with cut_by_hand(
+            ours,
+            (2, 4, 5),
+            micro_batches=4,
+            recompute=recompute,
+            chunks=chunks,
+            schedule="interleaved-1f1b",
+        ) as pipe:
+            for call in range(2):
+                x = torch.randn(11, 6).requires_grad_()
+                output = pipe(x)
+                output.sin().sum().backward()
+                found |= {f"output {call}": output.detach(), f"input {call}": x.grad}
+        state = torch.get_rng_state().float()
+        return found | plain.gradients(ours) | dict(ours.named_buffers()) | {"random": state}
+
+    model = network()
+    plain.assert_same(outcome(mode), outcome("never"))
+    steps = Steps()
+    with cut_by_hand(nn.Sequential(nn.Linear(3, 3), steps), [1], micro_batches=4, recompute=mode) as pipe:
+        pipe(torch.randn(8, 3)).sum().backward()
+    assert len(steps.calls) == (7 if mode == "except-last" else 8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_both_forwards_have_the_callers_autocast(mode):
+    class Ask(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((x.dtype, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            return x
+
+    def run(recompute: Recompute) -> dict[str, Any]:
+        ours = plain.twin(model)
+        with cut_by_hand(ours, [2], loss_fn=nn.MSELoss(), recompute=recompute) as pipe:
+            with torch.autocast("cpu", torch.bfloat16):
+                pipe.step(x, target=y)
+                output = pipe(x)
+            output.float().sum().backward()
+        return plain.gradients(ours)
+
+    seen: list[Any] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Ask(), nn.Linear(4, 2))
+    x, y = torch.randn(6, 4), torch.randn(6, 2)
+    plain.assert_same(run(mode), run("never"))
+    assert set(seen) == {(torch.bfloat16, True, torch.bfloat16)}
+
+
+def test_evaluation_with_gradients():
+    """Attention takes another way through its kernel where nothing is to be differentiated."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(layer, nn.BatchNorm1d(5), nn.Flatten(), nn.Linear(40, 3)).eval()
+    check_all_modes(
+        model, borders=(1, 2), data=lambda: (torch.randn(11, 5, 8), torch.randint(3, (11,))), steps=1
+    )
+
+
+def test_layers_that_differentiate_in_their_forward():
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.inner(x).tanh().sum(), x, create_graph=True)
+            return found
+
+    model = nn.Sequential(nn.Linear(4, 4), Slope(), nn.Linear(4, 3))
+    check_all_modes(model, borders=(1, 2), data=lambda: (torch.randn(8, 4), torch.randint(3, (8,))))
+
+
+def test_nests_of_tensors():
+    class Fork(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"x": x, "half": x[:, :2], "mask": x > 0, "name": "fork"}
+
+    class Middle(nn.Module):
+        def forward(self, nest: dict[str, Any]) -> tuple[Tensor, Tensor]:
+            return nest["x"].mul_(nest["mask"]), nest["half"] * 2
+
+    class Join(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0] + pair[1].sum(dim=1, keepdim=True)
+
+    model = nn.Sequential(nn.Linear(6, 6), Fork(), Middle(), Join(), nn.Linear(6, 3))
+    for borders in ((1,), (2,), (3,), (1, 2, 3)):
+        check_all_modes(model, borders=borders)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_computes_its_own_loss(mode):
+    class Loss(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.square().mean()
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), Loss())
+    reference = plain.twin(model)
+    x = torch.randn(8, 3)
+    with cut_by_hand(model, [2], micro_batches=4, recompute=mode) as pipe:
+        loss = pipe.step(x)
+    expected = plain.micro_batched_step(reference, x, torch.zeros(8, 1), lambda output, _: output, 4)
+    plain.assert_near(loss, expected, 1e-6)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_loss_with_parameters_of_its_own_that_writes_into_the_output():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (output.sub_(target) * self.scale).square().mean()
+
+    found = []
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    x, y = torch.randn(8, 3), torch.randn(8, 3)
+    for mode in ("never", *MODES):
+        ours, loss_fn = plain.twin(model), Scaled()
+        with cut_by_hand(ours, [1], loss_fn=loss_fn, recompute=mode, reduction="mean") as pipe:
+            pipe.step(x, target=y)
+        found.append(plain.gradients(ours) | {"scale": loss_fn.scale.grad})
+    plain.assert_same(found[1], found[0])
+    plain.assert_same(found[2], found[0])
+
+
+class Trouble(Exception):
+    pass
+
+
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_an_exception_in_the_second_forward(drop_in):
+    """Its own type; notes that name the layer, which forward, the stage and the micro-batch; then a good step."""
+
+    class Fuse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == burning:
+                raise Trouble
+            return x * 1
+
+    calls, burning = 0, 0
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Fuse(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    burning = 4 + 2  # gpipe: all first forwards, then the second ones
+    with cut_by_hand(
+        model,
+        [1, 3],
+        loss_fn=None if drop_in else nn.MSELoss(),
+        micro_batches=4,
+        schedule="gpipe",
+        recompute="always",
+    ) as pipe:
+        train = (lambda: pipe(x).sum().backward()) if drop_in else (lambda: pipe.step(x, target=y))
+        with pytest.raises(Trouble) as caught:
+            train()
+        first, second = caught.value.__notes__
+        assert first == "pipepart: in the second forward of layer '2' (Fuse)"
+        assert second.startswith(
+            "pipepart: on stage 1 of 3 on virtual:1, micro-batch 1 of 4 (action 1RECOMPUTE1)"
+        )
+        burning = 0
+        pipe.zero_grad()
+        train()
+    if drop_in:
+        reference(x).sum().backward()
+    else:
+        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-6)
+
+
+def test_an_exception_in_the_backward_of_the_loss():
+    class Burn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise Trouble
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(Burn.apply(output), target)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with (
+        cut_by_hand(model, [1], loss_fn=loss_fn, recompute="always", reduction="mean") as pipe,
+        pytest.raises(Trouble) as caught,
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert caught.value.__notes__[0] == "pipepart: in the backward of the loss"
+    assert "stage 1 of 2 on virtual:1, micro-batch 0 of 3" in caught.value.__notes__[1]
+
+
+def test_layers_that_do_something_else_the_second_time_are_refused():
+    class Fickle(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            self.calls += 1
+            return (x * 1, x * 2) if self.calls > 3 else (x * 1, x.detach())
+
+    class First(nn.Module):
+        def forward(self, pair: tuple[Tensor, ...]) -> Tensor:
+            return pair[0]
+
+    model = nn.Sequential(nn.Linear(4, 4), Fickle(), First())
+    with (
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss(), schedule="gpipe", recompute="always") as pipe,
+        pytest.raises(RuntimeError, match=r"second forward made 2 tensors .* the first 1") as caught,
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert "stage 0 of 2" in caught.value.__notes__[-1]
