@@ -4,7 +4,7 @@ from . import capture, planning, profiling
 from .capture import LayerGraph
 from .cluster import Cluster, Device, Link
 from .pipeline import Pipeline
-from .planning import DoesNotFit, Plan, plan
+from .planning import DoesNotFit, Plan, plan, replan
 from .profiling import Profile, profile
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "planning",
     "profile",
     "profiling",
+    "replan",
 ]

@@ -2,10 +2,12 @@
 
 from .cut import Cut, CutDoesNotFit, cut
 from .estimate import estimate
+from .link_times import refine_cluster
 from .misfit import DoesNotFit
 from .plan import Alternative, Plan, Prediction
 from .planner import micro_batches_worth_trying, plan
 from .remedies import Remedy
+from .replan import refine, replan
 from .stage_plan import StagePlan
 
 __all__ = [
@@ -21,4 +23,7 @@ __all__ = [
     "estimate",
     "micro_batches_worth_trying",
     "plan",
+    "refine",
+    "refine_cluster",
+    "replan",
 ]

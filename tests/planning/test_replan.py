@@ -1,0 +1,355 @@
+"""A plan made again from what its steps took: the costs are as measured, and the cut is the one they give."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+import schedules
+from pipepart import Cluster, Device, Link, Pipeline, Plan, Profile
+from pipepart.cluster import PairLink
+from pipepart.planning import StagePlan, refine, refine_cluster, replan
+from tests.planning.problems import Layer, profile_of
+
+COUNTS = [2, 4, 8]
+
+
+def cluster_of(*speeds: float, latency: float = 0.0, bandwidth: float | None = None) -> Cluster:
+    devices = tuple(
+        Device(name=f"device:{index}", kind="made up", speed=speed) for index, speed in enumerate(speeds)
+    )
+    return Cluster(devices=devices, link=Link(latency=latency, bandwidth=bandwidth))
+
+
+def true_layers(count: int, seed: int = 0) -> list[Layer]:
+    draw = random.Random(seed)
+    return [
+        Layer(
+            forward=draw.uniform(1, 9),
+            backward_input=draw.uniform(1, 9),
+            backward_weight=draw.uniform(0, 5),
+            parameters=8,
+            output=draw.randrange(1, 20),
+            saved=draw.randrange(1, 20),
+        )
+        for _ in range(count)
+    ]
+
+
+def wrong_layers(layers: list[Layer], sizes: list[int], seed: int = 1) -> list[Layer]:
+    """Costs that are wrong by one factor for the forwards of each group of layers and one for its backwards."""
+    draw = random.Random(seed)
+    wrong: list[Layer] = []
+    for size in sizes:
+        forward, backward = draw.uniform(0.2, 5), draw.uniform(0.2, 5)
+        wrong += [
+            replace(
+                layer,
+                forward=layer.forward * forward,
+                backward_input=layer.backward_input * backward,
+                backward_weight=layer.backward_weight * backward,
+            )
+            for layer in layers[len(wrong) : len(wrong) + size]
+        ]
+    assert len(wrong) == len(layers)
+    return wrong
+
+
+def measured(plan: Plan, true: Profile) -> schedules.Timeline:
+    """A step of the plan as it would be measured if the layers cost that."""
+    return plan.model_copy(update={"profile": true}).refreshed().simulate()
+
+
+def stage_seconds(profile: Profile, plan: Plan, micro_batches: int) -> list[tuple[float, float]]:
+    """Forward and backward of each stage for one micro-batch on its device, added up layer by layer."""
+    costs = profile.at(micro_batches)
+    found, first = [], 0
+    for stage, device in zip(plan.stages, plan.devices, strict=True):
+        own = list(costs.layers[first : first + len(stage.layers)])
+        first += len(stage.layers)
+        if first == len(costs.layers):
+            own.append(costs.loss)
+        forward = math.fsum(cost.forward.seconds for cost in own) / device.speed
+        found.append((forward, math.fsum(cost.backward_seconds for cost in own) / device.speed))
+    return found
+
+
+CASES = {
+    "equal devices": ([1, 1, 1], {"schedule": "1f1b"}),
+    "unequal devices": ([1, 0.5, 2], {"schedule": "1f1b"}),
+    "all forwards first": ([1, 0.25], {"schedule": "gpipe"}),
+    "one after the other": ([1, 0.5, 2], {"schedule": "sequential"}),
+    "backwards in two parts": ([1, 1, 0.5], {"schedule": "zb-h1"}),
+    "some forwards again": ([1, 0.5], {"schedule": "1f1b", "recompute": "except-last"}),
+    "all forwards again": ([1, 0.5, 1], {"schedule": "1f1b", "recompute": "always"}),
+    "two stages a device": ([1, 1], {"schedule": "interleaved-1f1b"}),
+    "there and back": ([1, 0.5], {"schedule": "zb-v"}),
+    "pairs side by side": ([1, 1], {"schedule": "dualpipe-v"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_costs_become_those_measured_and_the_cut_the_one_they_give(case):
+    speeds, options = CASES[case]
+    cluster = cluster_of(*speeds, latency=0.01)
+    layers = true_layers(12)
+    true = profile_of(layers, COUNTS, loss_seconds=2)
+    first = pipepart.plan(
+        profile_of(wrong_layers(layers, [5, 4, 3]), COUNTS), cluster, micro_batches=8, **options
+    )
+    sizes = [len(stage.layers) for stage in first.stages]
+    draft = profile_of(wrong_layers(layers, sizes), COUNTS, loss_seconds=1)
+    trace = measured(first, true)
+
+    refined = refine(draft, first, trace)
+    for got, wanted in zip(stage_seconds(refined, first, 8), stage_seconds(true, first, 8), strict=True):
+        assert got == pytest.approx(wanted, rel=1e-9)
+
+    draft = profile_of(wrong_layers(layers, sizes), COUNTS)
+    truth = profile_of(layers, COUNTS)
+    again = replan(first, measured(first, truth), draft, **options)
+    best = pipepart.plan(truth, cluster, micro_batches=8, **options)
+    assert [stage.layers for stage in again.stages] == [stage.layers for stage in best.stages]
+    assert [stage.device for stage in again.stages] == [stage.device for stage in best.stages]
+    assert [stage.recompute for stage in again.stages] == [stage.recompute for stage in best.stages]
+    assert again.predicted.step_seconds == pytest.approx(best.predicted.step_seconds, rel=1e-9)
+    assert again.predicted.step_seconds < measured(first, truth).makespan * (1 + 1e-9)
+
+
+def test_a_layer_that_is_slower_than_profiled_gets_a_smaller_stage():
+    """Eight equal layers; the last four take three times as long as was thought: 5 + 3 and not 4 + 4."""
+    thought = [Layer(forward=1, backward_input=2, parameters=1)] * 8
+    true = [*thought[:4], *[Layer(forward=3, backward_input=6, parameters=1)] * 4]
+    first = pipepart.plan(profile_of(thought, [4]), cluster_of(1, 1), schedule="1f1b")
+    assert [len(stage.layers) for stage in first.stages] == [4, 4]
+    again = replan(first, measured(first, profile_of(true, [4])))
+    assert [len(stage.layers) for stage in again.stages] == [5, 3]
+    assert again.predicted.bottleneck_seconds == pytest.approx(3 * 9 / 4)
+
+
+def test_a_plan_whose_prediction_came_true_stays_as_it_is():
+    cluster = cluster_of(1, 0.5, 1, latency=0.02, bandwidth=100.0)
+    plan = pipepart.plan(profile_of(true_layers(9), [4]), cluster, schedule="1f1b")
+    again = replan(plan, plan.simulate())
+    assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
+    assert again.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-12)
+
+
+def test_other_micro_batch_sizes_are_scaled_by_the_same_factors():
+    layers = true_layers(6)
+    profile = profile_of(layers, COUNTS)
+    plan = pipepart.plan(profile, cluster_of(1, 0.5), schedule="1f1b", micro_batches=4)
+    true = profile_of(wrong_layers(layers, [len(stage.layers) for stage in plan.stages]), COUNTS)
+    refined = refine(profile, plan, measured(plan, true))
+    for count in COUNTS:
+        for got, wanted in zip(refined.at(count).layers, true.at(count).layers, strict=True):
+            assert got.forward.seconds == pytest.approx(wanted.forward.seconds, rel=1e-9)
+            assert got.backward_input.seconds == pytest.approx(wanted.backward_input.seconds, rel=1e-9)
+            assert got.backward_weight.seconds == pytest.approx(wanted.backward_weight.seconds, rel=1e-9)
+    assert refined.fingerprint == profile.fingerprint
+    any_count = replan(plan, measured(plan, true), profile, micro_batches="auto", schedule="auto")
+    assert any_count.predicted.step_seconds == pytest.approx(
+        pipepart.plan(true, plan.cluster).predicted.step_seconds, rel=1e-9
+    )
+
+
+def slowed(trace: schedules.Timeline, slow: dict[int, float]) -> schedules.Timeline:
+    """The same step, its actions of some micro-batches longer by a factor, one after the other on each device."""
+    starts, ends = [], []
+    for row, row_starts, row_ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
+        now, own_starts, own_ends = 0.0, [], []
+        for action, start, end in zip(row, row_starts, row_ends, strict=True):
+            now = max(now, start)
+            own_starts.append(now)
+            now += (end - start) * slow.get(action.micro_batch or 0, 1.0)
+            own_ends.append(now)
+        starts.append(own_starts)
+        ends.append(own_ends)
+    return schedules.Timeline(trace.schedule, starts, ends)
+
+
+def test_a_slow_first_micro_batch_and_a_slow_step_change_nothing():
+    layers = true_layers(6)
+    true = profile_of(layers, [8])
+    plan = pipepart.plan(profile_of(layers[::-1], [8]), cluster_of(1, 1), schedule="1f1b")
+    good = measured(plan, true)
+    once = refine(true, plan, slowed(good, {0: 7.0}))
+    several = refine(true, plan, [good, slowed(good, dict.fromkeys(range(8), 3.0)), slowed(good, {1: 9.0})])
+    for found in (once, several):
+        for got, wanted in zip(stage_seconds(found, plan, 8), stage_seconds(true, plan, 8), strict=True):
+            assert got == pytest.approx(wanted, rel=1e-9)
+
+
+def test_what_takes_no_time_keeps_taking_none():
+    """Frozen layers in front: their stage has no backward, however long its empty action took."""
+    frozen = Layer(forward=2, backward_input=0, parameters=1, trained=False)
+    layers = [frozen, frozen, Layer(forward=1, backward_input=3, parameters=1)]
+    plan = pipepart.plan(profile_of(layers, [4]), cluster_of(1, 1), schedule="1f1b", cut_before=["layer2"])
+    trained = [replace(layer, backward_input=layer.backward_input + 0.5) for layer in layers]
+    refined = refine(profile_of(layers, [4]), plan, measured(plan, profile_of(trained, [4])))
+    assert [cost.backward_seconds for cost in refined.costs[0].layers] == pytest.approx([0, 0, 3.5 / 4])
+
+
+def test_a_plan_keeps_its_idle_devices_and_its_chunks():
+    layers = [Layer(output=1000, parameters=1)] * 4
+    slow = cluster_of(1, 1, 1, bandwidth=10.0)
+    one = pipepart.plan(profile_of(layers, [4]), slow, stages="auto")
+    assert len(replan(one, one.simulate()).stages) == len(one.stages) == 1
+    profile = profile_of(true_layers(12), [4])
+    three = pipepart.plan(profile, cluster_of(1, 1), schedule="interleaved-1f1b", chunks=3)
+    assert replan(three, three.simulate()).chunks == 3
+    assert replan(three, three.simulate(), schedule="gpipe").chunks == 1
+
+
+def test_a_trace_of_another_plan_is_refused():
+    profile = profile_of(true_layers(6), COUNTS)
+    plan = pipepart.plan(profile, cluster_of(1, 1), schedule="1f1b", micro_batches=4)
+
+    def trace_of(devices: int = 2, **options) -> schedules.Timeline:
+        return pipepart.plan(profile, cluster_of(*[1] * devices), **options).simulate()
+
+    for trace, words in (
+        (trace_of(schedule="gpipe", micro_batches=4), "its schedule: 'gpipe', the plan's: '1f1b'"),
+        (trace_of(schedule="1f1b", micro_batches=8), "its micro-batches: 8, the plan's: 4"),
+        (trace_of(3, schedule="1f1b", micro_batches=4), "its devices: 3, the plan's: 2"),
+        (
+            trace_of(schedule="1f1b", micro_batches=4, recompute="always"),
+            "action 2 of device 0 is 0RECOMPUTE0, the plan's 0B0",
+        ),
+    ):
+        with pytest.raises(ValueError, match="the trace is not a step of this plan: " + words):
+            replan(plan, trace)
+        with pytest.raises(ValueError, match="trace 1 is not a step of this plan: " + words):
+            replan(plan, [plan.simulate(), trace])
+
+
+def test_an_empty_trace_is_refused():
+    plan = pipepart.plan(profile_of(true_layers(6), [4]), cluster_of(1, 1), schedule="1f1b")
+    schedule = plan.build_schedule()
+    zeros = [[0.0] * len(row) for row in schedule.actions]
+    numbers = [[math.nan] * len(row) for row in schedule.actions]
+    bare = replace(schedule, actions=((), ()))
+    for trace, words in (
+        (None, "make the Pipeline with trace=True and run a step first"),
+        ([], "at least one measured step"),
+        ([None], "trace 0 is no Timeline but None"),
+        (schedules.Timeline(bare, [[], []], [[], []]), "the trace is empty"),
+        (schedules.Timeline(schedule, zeros, zeros), "the trace is empty"),
+        (
+            schedules.Timeline(schedule, numbers, numbers),
+            "the trace (is empty|has times that are no numbers)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replan(plan, trace)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_profile_of_other_layers_is_refused():
+    plan = pipepart.plan(profile_of(true_layers(6), [4]), cluster_of(1, 1), schedule="1f1b")
+    trace = plan.simulate()
+    with pytest.raises(ValueError, match="'layer6' is only in one of them"):
+        replan(plan, trace, profile_of(true_layers(7), [4]))
+    larger = [replace(layer, parameters=9) for layer in true_layers(6)]
+    with pytest.raises(ValueError, match="of another model than the plan"):
+        replan(plan, trace, profile_of(larger, [4]))
+    with pytest.raises(ValueError, match=r"measured for \[8\] micro-batches, not for 4"):
+        replan(plan, trace, profile_of(true_layers(6), [8]))
+
+
+def test_a_plan_by_hand_needs_a_profile():
+    stages = (
+        StagePlan(layers=("layer0", "layer1", "layer2"), device="device:0", forward_seconds=1),
+        StagePlan(layers=("layer3",), device="device:1", forward_seconds=1),
+    )
+    plan = Plan(stages=stages, cluster=cluster_of(1, 1), schedule="1f1b", micro_batches=4)
+    truth = profile_of([Layer()] * 4, [4])
+    trace = measured(plan, truth)
+    with pytest.raises(ValueError, match="holds no profile"):
+        replan(plan, trace)
+    again = replan(plan, trace, profile_of([Layer(forward=5)] * 4, [4]))
+    assert [len(stage.layers) for stage in again.stages] == [2, 2]
+
+
+def test_the_latency_of_messages_that_were_waited_for_is_found():
+    layers = [replace(layer, output=4) for layer in true_layers(8)]
+    plan = pipepart.plan(
+        profile_of(layers, [8]), cluster_of(1, 1, 1, bandwidth=100.0, latency=1.0), schedule="1f1b"
+    )
+    slow = plan.cluster.model_copy(update={"link": Link(bandwidth=100.0, latency=0.25)})
+    trace = plan.model_copy(update={"cluster": slow}).simulate()
+    found, notes = refine_cluster(plan, trace)
+    assert found.link.latency == pytest.approx(0.25, rel=1e-9)
+    assert found.link.bandwidth == 100.0
+    assert len(notes) == 1
+    assert "the link of all devices has a latency of 250 ms" in notes[0]
+    assert replan(plan, trace, cluster=found).cluster == found
+    assert replan(plan, trace).cluster == plan.cluster
+
+
+def test_each_link_has_its_own_latency():
+    layers = [replace(layer, output=4) for layer in true_layers(8)]
+    cluster = cluster_of(1, 1, 1)
+    pair = PairLink(between=("device:1", "device:2"), latency=0.0)
+    plan = pipepart.plan(
+        profile_of(layers, [8]), cluster.model_copy(update={"links": (pair,)}), schedule="sequential"
+    )
+    slow = plan.cluster.model_copy(
+        update={"link": Link(latency=0.5), "links": (pair.model_copy(update={"latency": 2.0}),)}
+    )
+    found, notes = refine_cluster(plan, plan.model_copy(update={"cluster": slow}).simulate())
+    assert found.link.latency == pytest.approx(0.5, rel=1e-9)
+    assert found.links[0].latency == pytest.approx(2.0, rel=1e-9)
+    assert [note.split(" has ")[0] for note in notes] == [
+        "the link of 'device:1' and 'device:2'",
+        "the link of all other devices",
+    ]
+
+
+def test_a_link_is_left_alone_where_its_messages_do_not_tell():
+    layers = [replace(layer, output=100) for layer in true_layers(8)]
+    cluster = cluster_of(1, 1, latency=0.125, bandwidth=100.0)
+    plan = pipepart.plan(profile_of(layers, [8]), cluster, schedule="sequential")
+    found, notes = refine_cluster(plan, plan.simulate())
+    assert found == cluster
+    assert "left alone: the bytes take most of the time" in notes[0]
+
+    few = pipepart.plan(profile_of(layers, [1]), cluster_of(1, 1), schedule="sequential")
+    found, notes = refine_cluster(few, few.simulate())
+    assert found == few.cluster
+    assert "left alone: 2 messages were waited for, it takes 3" in notes[0]
+
+    free = pipepart.plan(profile_of(layers, [8]), cluster_of(1, 1), schedule="sequential")
+    found, notes = refine_cluster(free, slowed(free.simulate(), {0: 1.0, 1: 0.5, 2: 0.25, 3: 0.5}))
+    assert found == free.cluster
+    assert "left alone: messages take from" in notes[0]
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_real_step_is_planned_again(recompute):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)], nn.Tanh())
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    loss_fn = nn.MSELoss()
+    profile = pipepart.profile(model, x, loss_fn=loss_fn, target=y, micro_batches=4)
+    plan = pipepart.plan(profile, Cluster.virtual(2), schedule="1f1b", recompute=recompute)
+    traces = []
+    with Pipeline(model, plan, loss_fn, trace=True) as pipe:
+        for _ in range(2):
+            pipe.step(x, target=y)
+            traces.append(pipe.last_trace)
+    assert all(traces)
+    again = replan(plan, traces, recompute=recompute)
+    assert [name for stage in again.stages for name in stage.layers] == list("01234")
+    assert (again.schedule, again.micro_batches, again.cluster) == ("1f1b", 4, plan.cluster)
+    assert again.profile is not None
+    assert again.profile.costs[0].micro_batches == 4
+    assert {stage.recompute for stage in again.stages} == {recompute}
+    found, notes = refine_cluster(plan, traces)
+    assert found.devices == plan.cluster.devices
+    assert len(notes) == 1
+    with Pipeline(model, again, loss_fn) as pipe:
+        assert pipe.step(x, target=y) == pytest.approx(loss_fn(model(x), y).item(), rel=1e-5)
