@@ -1,7 +1,7 @@
 """From a module to a graph of layers: names, shapes and bytes, with nothing run for real."""
 
 from .graph import LayerGraph, LayerInfo, TensorSpec
-from .sequential import capture, flatten, state_of
+from .sequential import capture, describe, flatten, state_of
 from .untouched import untouched
 
-__all__ = ["LayerGraph", "LayerInfo", "TensorSpec", "capture", "flatten", "state_of", "untouched"]
+__all__ = ["LayerGraph", "LayerInfo", "TensorSpec", "capture", "describe", "flatten", "state_of", "untouched"]

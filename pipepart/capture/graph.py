@@ -45,6 +45,7 @@ class LayerInfo(Value):
         description: its class and arguments, as its ``repr`` gives them.
         parameter_bytes: of its parameters, those left out that a layer before it holds too.
         gradient_bytes: of those that are trained.
+        dtypes: of its parameters and buffers that hold no integers.
         shares_with: layers before this one that hold one of its parameters or buffers too.
         outputs: the tensors it returns for the sample that was captured.
     """
@@ -54,6 +55,7 @@ class LayerInfo(Value):
     description: str
     parameter_bytes: int
     gradient_bytes: int
+    dtypes: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.utils import _pytree as pytree
 from .graph import LayerGraph, LayerInfo, TensorSpec
 from .untouched import untouched
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The layers of an ``nn.Sequential`` in order, nested ones opened, each with its path in ``model``.
@@ -28,6 +31,25 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
         TypeError: ``model`` is no ``nn.Sequential``, or has a ``forward`` of its own.
         ValueError: it holds no layer, or a lazy one whose parameters have no shape yet.
     """
+    layers = _checked_layers(model)
+    if _has_hooks(model):
+        warnings.warn(
+            f"hooks on the outermost {type(model).__name__} do not run in a pipeline: put them on its layers",
+            stacklevel=3,
+        )
+    return layers
+
+
+def describe(model: nn.Module) -> list[LayerInfo]:
+    """What can be said of each layer of an ``nn.Sequential`` without a sample: all but its outputs.
+
+    Raises:
+        TypeError, ValueError: as :func:`flatten` does.
+    """
+    return _infos(_checked_layers(model))
+
+
+def _checked_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Sequential, got {type(model).__name__}: {model!r:.80}")
     if not _runs_children_in_order(model):
@@ -35,11 +57,6 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
         raise TypeError(
             f"{type(model).__name__} {why}, so its layers cannot be cut apart: "
             "write it as nn.Sequential(layer, layer, ...)"
-        )
-    if _has_hooks(model):
-        warnings.warn(
-            f"hooks on the outermost {type(model).__name__} do not run in a pipeline: put them on its layers",
-            stacklevel=3,
         )
     if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in state_of(model)):
         raise ValueError("the model holds lazy layers without shapes: call it once on a sample first")
@@ -89,13 +106,12 @@ def capture(model: nn.Module, sample: Any) -> LayerGraph:
         Exception: whatever a layer raises on its input, with a note that names the layer.
     """
     layers = flatten(model)
-    owners: dict[Tensor, str] = {}
     infos = []
     value = sample
     with untouched(model), torch.no_grad():
-        for name, layer in layers:
+        for (name, layer), info in zip(layers, _infos(layers), strict=True):
             value = _fake_call(name, layer, value)
-            infos.append(_info(name, layer, value, owners))
+            infos.append(info.model_copy(update={"outputs": tensor_specs(value)}))
     return LayerGraph.chain(infos, tensor_specs(sample))
 
 
@@ -110,7 +126,12 @@ def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _info(name: str, layer: nn.Module, value: Any, owners: dict[Tensor, str]) -> LayerInfo:
+def _infos(layers: Sequence[tuple[str, nn.Module]]) -> list[LayerInfo]:
+    owners: dict[Tensor, str] = {}
+    return [_info(name, layer, owners) for name, layer in layers]
+
+
+def _info(name: str, layer: nn.Module, owners: dict[Tensor, str]) -> LayerInfo:
     state = list(state_of(layer))
     own = [p for p in layer.parameters() if p not in owners]
     shared = {owners[tensor] for tensor in state if tensor in owners}
@@ -122,13 +143,19 @@ def _info(name: str, layer: nn.Module, value: Any, owners: dict[Tensor, str]) ->
         description=_describe(layer),
         parameter_bytes=sum(p.nbytes for p in own),
         gradient_bytes=sum(p.nbytes for p in own if p.requires_grad),
+        dtypes=_dtypes(state),
         shares_with=tuple(sorted(shared)),
-        outputs=tensor_specs(value),
     )
 
 
+def _dtypes(state: Sequence[Tensor]) -> tuple[str, ...]:
+    counting = {t.dtype for t in state if t.dtype.is_floating_point or t.dtype.is_complex}
+    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in counting))
+
+
 def _describe(layer: nn.Module) -> str:
-    text = repr(layer).split("\n", 1)[0]
+    """The class and its arguments, without what differs from one process to the next: where a function lies."""
+    text = _ADDRESS.sub("", repr(layer).split("\n", 1)[0])
     return text if text.endswith(")") else type(layer).__name__
 
 

@@ -1,5 +1,6 @@
 """From a profile and a cluster to a plan: the cut, the schedule, and what they are predicted to cost."""
 
+from .changes import ModelChanged, model_changes, warn_of_changes
 from .cut import Cut, CutDoesNotFit, cut
 from .estimate import estimate
 from .link_times import refine_cluster
@@ -15,6 +16,7 @@ __all__ = [
     "Cut",
     "CutDoesNotFit",
     "DoesNotFit",
+    "ModelChanged",
     "Plan",
     "Prediction",
     "Remedy",
@@ -22,8 +24,10 @@ __all__ = [
     "cut",
     "estimate",
     "micro_batches_worth_trying",
+    "model_changes",
     "plan",
     "refine",
     "refine_cluster",
     "replan",
+    "warn_of_changes",
 ]
