@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
@@ -60,7 +61,10 @@ def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
 
 def _root(tensor: Tensor) -> GradientEdge:
     node = tensor.grad_fn
-    return get_gradient_edge(tensor) if node is None else GradientEdge(node, tensor.output_nr)
+    # A node made in Python does not keep its graph alive, which the edge that torch makes for it does.
+    if node is None or isinstance(node, BackwardCFunction):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
 
 
 def move(message: Any, device: torch.device) -> Any:
