@@ -13,7 +13,7 @@ it to the weight. What is no weight of a known type of layer is done in the firs
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,10 +23,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
-from .weight_gradients import KNOWN, Formula, read_formula
+from .weight_gradients import KNOWN, Formula, Known, read_formula
 
 # Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
 _MOST_USES = 2
+
+# A run of autograd's engine takes longer to start than to add up a small gradient, so these wait for each other.
+_BYTES_AT_ONCE = 2**20
 
 # What may lie between a weight and the layer that uses it: views of it, and casts.
 _VIEWS = frozenset(
@@ -53,11 +56,20 @@ class WeightGradients:
         Raises:
             RuntimeError: a layer's input has been written into since the first part.
         """
-        left = Counter(end for use, _ in self._arrived for end in use.ends)
-        waiting: dict[Node, list[tuple[GradientEdge, Tensor]]] = {}
+        shared = _shared(use.ends for use, _ in self._arrived)
+        halves: dict[Node, tuple[GradientEdge, Tensor]] = {}
+        ready: list[tuple[GradientEdge, Tensor]] = []
         with torch.no_grad():
             while self._arrived:
-                _accumulate(*self._arrived.popleft(), left, waiting)
+                for end, edge, found in _compute(*self._arrived.popleft()):
+                    if end not in shared or end in halves:
+                        ready.append((edge, found))
+                        ready += [halves.pop(end)] if end in shared else []
+                    else:
+                        halves[end] = edge, found
+                if not self._arrived or sum(found.nbytes for _, found in ready) >= _BYTES_AT_ONCE:
+                    boundary.backward([edge for edge, _ in ready], [found for _, found in ready])
+                    ready.clear()
 
 
 def backward_inputs(roots: Sequence[GradientEdge], gradients: boundary.Gradients) -> WeightGradients:
@@ -83,10 +95,10 @@ class _Use(NamedTuple):
     It does not hold the layer's node, and with it the graph.
     """
 
-    edges: tuple[GradientEdge, ...]
-    ends: tuple[Node, ...]
+    edges: list[tuple[Node, int]]
+    ends: list[Node]
     formula: Formula
-    versions: tuple[int, ...]
+    versions: list[int]
 
 
 def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
@@ -97,20 +109,16 @@ def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
     waiting = list(seen)
     while waiting:
         node = waiting.pop()
-        edges = node.next_functions
+        edges: Sequence[Any] = node.next_functions
         name = type(node).__name__
         if name == "AccumulateGrad":
             ends.add(node)
+        elif name in KNOWN:
+            use, edges = _use(KNOWN[name], node, edges)
+            if use is not None:
+                uses[node] = use
         elif "Checkpoint" in name:
             return {}, set()  # the reentrant one refuses a backward that is told where to go
-        elif name in KNOWN:
-            known = KNOWN[name]
-            weights = [(slot, end) for slot in known.slots if (end := _weight(edges[slot][0])) is not None]
-            slots = [slot for slot, _ in weights]
-            formula = read_formula(known, node, slots) if weights else None
-            if formula is not None:
-                uses[node] = _use(edges, weights, formula)
-                edges = [edge for slot, edge in enumerate(edges) if slot not in slots]
         for following, _ in edges:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -118,20 +126,22 @@ def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
     return uses, ends
 
 
-def _use(edges: Sequence[Any], weights: Sequence[tuple[int, Node]], formula: Formula) -> _Use:
-    return _Use(
-        tuple(GradientEdge(*edges[slot]) for slot, _ in weights),
-        tuple(end for _, end in weights),
-        formula,
-        tuple(tensor._version for tensor in formula.kept),
-    )
+def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, Sequence[Any]]:
+    """The use that a node of a known type makes of weights that may wait, if it does, and its other edges."""
+    ends = {slot: end for slot in known.slots if (end := _weight(edges[slot][0])) is not None}
+    formula = read_formula(known, node, list(ends))
+    if formula is None:
+        return None, edges
+    versions = [tensor._version for tensor in formula.kept]
+    use = _Use([edges[slot] for slot in ends], list(ends.values()), formula, versions)
+    return use, [edge for slot, edge in enumerate(edges) if slot not in ends]
 
 
 def _weight(node: Any) -> Node | None:
     """The node that accumulates the gradient of the parameter that a node gives a view of, if it does."""
-    while type(node).__name__ in _VIEWS:
+    while (name := type(node).__name__) in _VIEWS:
         node = node.next_functions[0][0]
-    if type(node).__name__ != "AccumulateGrad":
+    if name != "AccumulateGrad":
         return None
     weight = node.variable
     # A hook expects to be called in the one backward, with the others.
@@ -141,7 +151,10 @@ def _weight(node: Any) -> Node | None:
 
 def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
     """Those of the uses whose weights are used by nothing else. The ends of the others are added to ``ends``."""
-    counts = Counter(end for use in uses.values() for end in use.ends)
+    counts: dict[Node, int] = {}
+    for use in uses.values():
+        for end in use.ends:
+            counts[end] = counts.get(end, 0) + 1
     ends.update(end for end, count in counts.items() if count > _MOST_USES)
     while True:
         others = [node for node, use in uses.items() if not ends.isdisjoint(use.ends)]
@@ -156,20 +169,23 @@ def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor
         arrived.append((use, gradients[0]))
 
 
-def _accumulate(
-    use: _Use, gradient: Tensor, left: Counter[Node], waiting: dict[Node, list[tuple[GradientEdge, Tensor]]]
-) -> None:
-    """Adds up the gradients of one use; those of a weight with another use to come wait for that."""
-    if use.versions != tuple(tensor._version for tensor in use.formula.kept):
+def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
+    """The ends that two uses have in common: their gradients are added up before they are added to ``grad``."""
+    seen: set[Node] = set()
+    shared: set[Node] = set()
+    for ends in groups:
+        shared.update(end for end in ends if end in seen)
+        seen.update(ends)
+    return shared
+
+
+def _compute(use: _Use, gradient: Tensor) -> Iterable[tuple[Node, GradientEdge, Tensor]]:
+    """The gradient of each weight of one use, with where it goes."""
+    if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
             "the input of a layer has been written into before the gradients of the layer's weights were computed "
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    ready: list[tuple[GradientEdge, Tensor]] = []
-    for edge, end, found in zip(use.edges, use.ends, use.formula.gradients(gradient), strict=True):
-        waiting.setdefault(end, []).append((edge, found))
-        left[end] -= 1
-        if not left[end]:
-            ready += waiting.pop(end)
-    boundary.backward([edge for edge, _ in ready], [found for _, found in ready])
+    found = use.formula.gradients(gradient)
+    return zip(use.ends, (GradientEdge(*edge) for edge in use.edges), found, strict=True)

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -16,6 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from pipepart import boundary
 from pipepart.runtime.split_backward import WeightGradients, backward_inputs
 from tests import plain
+
+# An older torch does not say whether a saved tensor is made by a hook: all is left to autograd there.
+_NODE: Any = nn.Linear(1, 1)(torch.ones(1, 1)).grad_fn
+SPLITS = hasattr(_NODE._raw_saved_mat1, "unpack_hook")
+splits = pytest.mark.skipif(not SPLITS, reason="this torch does not say how a saved tensor comes about")
 
 
 class Outcome(NamedTuple):
@@ -60,7 +66,7 @@ def assert_same_as_fused(
     plain.assert_same(ours.inputs, fused.inputs)
     plain.assert_same(ours.weights, fused.weights)
     assert any(gradient is not None for gradient in fused.weights.values())
-    assert ours.waited == waits * len(samples)
+    assert ours.waited == (waits * len(samples) if SPLITS else 0)
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> list[Tensor]:
@@ -131,7 +137,7 @@ def test_a_sparse_gradient_stays_sparse():
     assert found is not None
     assert found.is_sparse
     assert found.to_dense().equal(theirs.to_dense())
-    assert ours.waited == 2
+    assert ours.waited == (2 if SPLITS else 0)
 
 
 def test_the_first_layer_waits_though_its_input_asks_for_no_gradient():
@@ -337,7 +343,7 @@ def test_a_parameters_hook_is_called_once_a_backward_with_the_whole_gradient(kin
     plain.assert_same(outcomes[True].weights, outcomes[False].weights)
     assert len(seen[True]) == 2
     assert all(found.equal(expected) for found, expected in zip(seen[True], seen[False], strict=True))
-    assert outcomes[True].waited == 2  # the layer without a hook
+    assert outcomes[True].waited == (2 if SPLITS else 0)  # the layer without a hook
 
 
 def test_hooks_that_wait_for_several_gradients_are_called():
@@ -409,6 +415,35 @@ def test_a_stage_without_known_layers_has_no_second_part():
     assert_same_as_fused(model, inputs(7, 6), 0)
 
 
+def test_stages_of_several_threads_do_not_meet():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)) for _ in range(8)]
+    samples = [[torch.randn(7, 6, requires_grad=True) for _ in range(20)] for _ in models]
+    with ThreadPoolExecutor(4) as pool:
+        ours = list(
+            pool.map(
+                lambda pair: train(plain.twin(pair[0]), pair[1], True), zip(models, samples, strict=True)
+            )
+        )
+    for model, own, outcome in zip(models, samples, ours, strict=True):
+        fused = train(plain.twin(model), own, False)
+        plain.assert_same(outcome.weights, fused.weights)
+        plain.assert_same(outcome.inputs, fused.inputs)
+
+
+def test_the_second_part_may_run_in_another_thread():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    x = inputs(7, 6)[0]
+    fused = plain.twin(model)
+    fused(x).sum().backward()
+    _, roots = boundary.cut(model(x))
+    part = backward_inputs(roots, [torch.ones(7, 5)])
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(part.accumulate).result()
+    plain.assert_same(plain.gradients(model), plain.gradients(fused))
+
+
 def test_an_output_without_a_gradient_takes_no_part():
     torch.manual_seed(0)
     x = inputs(7, 6)[0]
@@ -427,6 +462,7 @@ def test_a_graph_without_roots_has_no_backward():
     assert len(part) == 0
 
 
+@splits
 def test_hooks_on_the_input_see_its_gradient_in_the_first_part():
     torch.manual_seed(0)
     x = inputs(7, 6)[0]
@@ -445,6 +481,7 @@ def test_hooks_on_the_input_see_its_gradient_in_the_first_part():
     assert layer.weight.grad is not None
 
 
+@splits
 def test_an_input_written_into_between_the_parts_is_an_error():
     held = torch.ones(7, 6)
     layer = nn.Linear(6, 5)
@@ -489,6 +526,7 @@ class Marked(torch.autograd.Function):
         return gradients[0] * 1, None
 
 
+@splits
 @pytest.mark.usefixtures("no_collector")
 def test_only_what_the_second_part_needs_is_held_until_then():
     torch.manual_seed(0)
