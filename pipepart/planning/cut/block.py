@@ -61,7 +61,7 @@ class Block:
 
     @property
     def work(self) -> Floats:
-        """Quickest seconds of each set."""
+        """Work of each set."""
         return self.sums[:, 0]
 
     def enumerate(self, most: int, *, thin: bool) -> bool:
@@ -165,11 +165,11 @@ class Block:
 
 
 def columns_of(problem: Problem) -> Floats:
-    """What is added up for each set, a row a node: quickest seconds, 1, seconds on each type, 1 where banned there."""
+    """What is added up for each set, a row a node: work, 1, seconds on each type, 1 where banned there."""
     allowed = [np.isfinite(kind.seconds) for kind in problem.types]
     seconds = [np.where(ok, kind.seconds, 0.0) for ok, kind in zip(allowed, problem.types, strict=True)]
     banned = [(~ok).astype(np.float64) for ok in allowed]
-    return np.column_stack([problem.quickest, np.ones(len(problem)), *seconds, *banned])
+    return np.column_stack([problem.work, np.ones(len(problem)), *seconds, *banned])
 
 
 def lost_mass(problem: Problem, low: int, high: int) -> Floats:
@@ -185,9 +185,9 @@ def lost_mass(problem: Problem, low: int, high: int) -> Floats:
             if after < high:
                 reach[node] |= reach[after - low]
     mass = np.zeros((size + 1, size + 1))
-    mass[:, :size] = np.cumsum((reach * problem.quickest[low:high])[:, ::-1], axis=1)[:, ::-1]
+    mass[:, :size] = np.cumsum((reach * problem.work[low:high])[:, ::-1], axis=1)[:, ::-1]
     # A separator follows, or nothing: all behind the block descends from each node of it.
-    mass[:size] += problem.quickest[high:].sum()
+    mass[:size] += problem.work[high:].sum()
     return mass
 
 

@@ -80,7 +80,7 @@ class Decider:
             TooMuchWork: the pairs granted to this decider are spent.
         """
         windows = Windows(self._problem, self._walk, seconds)
-        ahead, behind = levels(self._sets.quickest, self._sets.near, self._sets.limit, windows)
+        ahead, behind = levels(self._sets.work, self._sets.near, self._sets.limit, windows)
         if ahead[-1] > windows.devices:
             return None
         reached = np.zeros((len(self._walk), len(self._sets)), dtype=bool)
@@ -107,7 +107,7 @@ class Decider:
     def _eligible(self, windows: Windows, state: int) -> NDArray[np.bool_]:
         """Borders behind which the devices that are free in ``state`` have room for the rest."""
         sets = self._sets
-        need = windows.mass[-1] - sets.quickest
+        need = windows.mass[-1] - sets.work
         if windows.pays[state]:
             need = need + windows.charge * sets.crossing
         fits = sets.bytes[-1] - sets.bytes <= self._memory[state]
@@ -115,10 +115,10 @@ class Decider:
 
     def _stages(self, sources: Ints, targets: Ints, kind: int, windows: Windows) -> tuple[Ints, Ints]:
         """The targets that are one stage on a device of type ``kind`` behind a source, and for each such a source."""
-        quickest = self._sets.quickest
-        goals = quickest[targets]
-        limit = quickest[sources] + windows.reach[kind] * (1 + SLACK) + SLACK * windows.mass[-1]
-        low = np.searchsorted(goals, quickest[sources])
+        work = self._sets.work
+        goals = work[targets]
+        limit = work[sources] + windows.reach[kind] * (1 + SLACK) + SLACK * windows.mass[-1]
+        low = np.searchsorted(goals, work[sources])
         counts = np.maximum(np.searchsorted(goals, limit, side="right") - low, 0)
         self._left_pairs -= int(counts.sum())
         if self._left_pairs < 0:

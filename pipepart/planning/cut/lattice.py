@@ -18,12 +18,12 @@ _ONES = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Downsets:
-    """Sets of nodes that hold all predecessors of their nodes, sorted by their least seconds.
+    """Sets of nodes that hold all predecessors of their nodes, sorted by their work.
 
     Attributes:
         words: bit ``v % 64`` of ``words[i, v // 64]`` says whether set ``i`` holds node ``v``.
         block: the run of nodes between two separators in which the set ends: a set of an earlier block is a subset.
-        quickest: seconds of its nodes, each on the device that is quickest for it.
+        work: of its nodes.
         seconds: of its nodes on each type of device, those left out that may not run there; shape (types, sets).
         banned: nodes of it that may not run on each type; same shape.
         bytes: of its nodes.
@@ -37,7 +37,7 @@ class Downsets:
 
     words: Words
     block: NDArray[np.int32]
-    quickest: Floats
+    work: Floats
     seconds: Floats
     banned: Ints
     bytes: Ints
@@ -49,7 +49,7 @@ class Downsets:
     limit: float
 
     def __len__(self) -> int:
-        return len(self.quickest)
+        return len(self.work)
 
     def inside(self, smaller: Ints, larger: Ints) -> NDArray[np.bool_]:
         """Whether each of the sets ``smaller`` is a subset of the one beside it in ``larger``."""
@@ -69,7 +69,7 @@ class Downsets:
 
     def thinned(self, most: int) -> Downsets:
         """About ``most`` of them: of each amount of work as many, those that the least crosses."""
-        kept = least_crossed(self.quickest, self.crossing, most)
+        kept = least_crossed(self.work, self.crossing, most)
         kept[[0, -1]] = True
         return self._only(np.nonzero(kept)[0])
 
@@ -78,7 +78,7 @@ class Downsets:
             self,
             words=self.words[rows],
             block=self.block[rows],
-            quickest=self.quickest[rows],
+            work=self.work[rows],
             seconds=np.ascontiguousarray(self.seconds[:, rows]),
             banned=self.banned[:, rows],
             bytes=self.bytes[rows],
@@ -170,7 +170,7 @@ def _joined(problem: Problem, parts: list[Block], keys: Words, near: Floats, lim
     return Downsets(
         words=words[order],
         block=block[order],
-        quickest=sums[order, 0],
+        work=sums[order, 0],
         seconds=np.ascontiguousarray(sums[order, 2 : 2 + types].T),
         banned=np.rint(sums[order, 2 + types :].T).astype(np.int64),
         bytes=size[order],

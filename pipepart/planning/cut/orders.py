@@ -16,7 +16,7 @@ def orders(problem: Problem) -> Iterator[list[int]]:
     yield _follow(problem, first=False)
     yield _follow(problem, first=True)
     for weight in (1.0, -1.0):
-        yield _fewest_open(problem, lambda node, weight=weight: weight * float(problem.quickest[node]))
+        yield _fewest_open(problem, lambda node, weight=weight: weight * float(problem.work[node]))
 
 
 def _follow(problem: Problem, *, first: bool) -> list[int]:

@@ -11,6 +11,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .weights import least, weights
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -74,9 +76,14 @@ class Problem:
         return tuple(map(tuple, found))
 
     @cached_property
-    def quickest(self) -> Floats:
-        """The least seconds that each node takes on any device."""
-        return np.min([kind.seconds for kind in self.types], axis=0)
+    def worth(self) -> Floats:
+        """Work that a second on each type of device is worth, 1 at the most."""
+        return weights([kind.seconds for kind in self.types], [len(kind.devices) for kind in self.types])
+
+    @cached_property
+    def work(self) -> Floats:
+        """Of each node, the least that its seconds on any device are worth."""
+        return least([kind.seconds for kind in self.types], self.worth)
 
     @cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from .approach import beam, climb
+from .chains import best_of_chain, is_chain
 from .closing import RESOLUTION, Closing
 from .decision import Decider
 from .devices import Walk, walk
@@ -15,7 +18,7 @@ from .moves import bettered
 from .orders import orders
 from .problem import Problem, Split
 from .spans import Spans
-from .windows import Windows, slowness
+from .windows import SLACK, Windows
 
 # Borders of a family that is searched before the whole, and the fraction of a bottleneck that is left open there.
 FEW = 3000
@@ -55,10 +58,14 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Fo
     devices = walk(problem)
     low = floor(problem)
     one_order = all(high - start == 1 for start, high in blocks(problem))
+    if is_chain(problem):
+        split = best_of_chain(problem, devices, low, ceiling(problem), any_will_do=any_will_do)
+        value = split.bottleneck(problem) if split else math.inf
+        return Found(split, value if devices.complete else low, optimal=devices.complete and not any_will_do)
     split = first_cut(problem, devices, low, one_order=one_order)
     if split and any_will_do:
         return Found(split, low, optimal=False)
-    if split and (one_order and devices.complete or split.bottleneck(problem) * (1 - RESOLUTION) <= low):
+    if split and ((one_order and devices.complete) or split.bottleneck(problem) * (1 - RESOLUTION) <= low):
         return Found(split, split.bottleneck(problem), optimal=True)
     return _narrowed(problem, devices, split, low, effort)
 
@@ -66,10 +73,10 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Fo
 def floor(problem: Problem) -> float:
     """Seconds that no cut can beat: the largest node, and all work shared out evenly."""
     room = sum(
-        len(kind.devices) / ratio for kind, ratio in zip(problem.types, slowness(problem), strict=True)
+        len(kind.devices) * float(worth) for kind, worth in zip(problem.types, problem.worth, strict=True)
     )
-    work = math.fsum(problem.quickest)
-    return max(float(problem.quickest.max()), work / room if room else 0.0)
+    largest = np.min([kind.seconds for kind in problem.types], axis=0).max()
+    return max(float(largest), math.fsum(problem.work) / room * (1 - SLACK))
 
 
 def ceiling(problem: Problem) -> float:

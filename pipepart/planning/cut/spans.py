@@ -32,7 +32,7 @@ class Spans:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        work = problem.quickest
+        work = problem.work
         total = float(work.sum())
         reach = self.reach
         ahead, behind = reach.T @ work, reach @ work

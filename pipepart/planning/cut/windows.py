@@ -15,8 +15,8 @@ SLACK = 1e-12
 class Windows:
     """Room for work before and behind a border, for each way to share out the devices, at one bottleneck.
 
-    Work is counted in seconds on the device that is quickest for each node. A device type that takes at least ``r``
-    times as long for every node has room for ``bottleneck / r`` of it. Where no device before the border is free of
+    Work is counted as ``Problem.work`` does; a device has room for the bottleneck times what its seconds are worth.
+    Where no device before the border is free of
     charge for tensors, the last of them pays for what crosses it; the same holds behind.
 
     Attributes:
@@ -33,12 +33,11 @@ class Windows:
 
     def __init__(self, problem: Problem, walk: Walk, seconds: float) -> None:
         self.seconds = seconds
-        self.mass: Floats = np.concatenate([np.zeros(1), np.cumsum(problem.quickest)])
-        ratios = slowness(problem)
-        rooms = np.array([seconds / ratio for ratio in ratios])
+        self.mass: Floats = np.concatenate([np.zeros(1), np.cumsum(problem.work)])
+        rooms = seconds * problem.worth
         # Seconds of a tensor take less of that room where the device that pays for it is a slow one.
-        self.charge = 1 / max(
-            (r for r, kind in zip(ratios, problem.types, strict=True) if kind.pays), default=1.0
+        self.charge = min(
+            (float(w) for w, kind in zip(problem.worth, problem.types, strict=True) if kind.pays), default=1.0
         )
         self.reach = rooms
         pays = np.array([kind.pays for kind in problem.types])
@@ -79,13 +78,3 @@ class Windows:
         """Seconds of the tensors that have pins before node ``low`` and from node ``high`` on."""
         firsts, lasts, costs = self._nets
         return float(costs[(firsts < low) & (lasts >= high)].sum())
-
-
-def slowness(problem: Problem) -> list[float]:
-    """For each type of device, the least factor by which it is slower than the quickest, over all nodes it may run."""
-    quickest = problem.quickest
-    found = []
-    for kind in problem.types:
-        counted = (quickest > 0) & np.isfinite(kind.seconds)
-        found.append(float((kind.seconds[counted] / quickest[counted]).min()) if counted.any() else np.inf)
-    return found
