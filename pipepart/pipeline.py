@@ -40,6 +40,9 @@ class Pipeline:
     The layers stay those of the user's model, so that an optimizer over ``parameters()``, a checkpoint and the names in
     it know nothing of stages. One thread at a time may call ``step`` or the pipeline itself.
 
+    Where the plan has a stage recompute, its layers run twice for a micro-batch: to the same numbers, buffers and
+    random draws, but Python code in them, such as a counter, a forward hook or a draw from numpy, runs twice, too.
+
     Args:
         model: the ``nn.Sequential`` that the plan was made for; its layers are moved to their devices.
         plan: the cut and the schedule.
@@ -93,6 +96,7 @@ class Pipeline:
         devices: int | Sequence[torch.device | str] | Cluster = 2,
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
+        recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         optimizer: str = "adam",
         reduction: Literal["mean", "sum"] | None = None,
         trace: bool = False,
@@ -108,6 +112,8 @@ class Pipeline:
                 torch devices, or a Cluster.
             schedule: a name, or ``"auto"`` for the best.
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
+            recompute: whether stages run their forwards again before the backward instead of keeping what they
+                made; ``"auto"`` where the memory does not do else.
             optimizer: whose state the memory of a stage counts.
             reduction, trace: as for :class:`Pipeline`.
 
@@ -136,9 +142,8 @@ class Pipeline:
             devices=len(cluster),
             threads=cluster.devices[0].threads,
         )
-        return cls(
-            model, plan(measured, cluster, schedule=schedule), loss_fn, reduction=reduction, trace=trace
-        )
+        made = plan(measured, cluster, schedule=schedule, recompute=recompute)
+        return cls(model, made, loss_fn, reduction=reduction, trace=trace)
 
     @property
     def plan(self) -> Plan:

@@ -18,10 +18,10 @@ class End(Protocol):
     """Used by the worker of the last stage while a run goes on, and by the caller once it is over.
 
     Attributes:
-        seeds_itself: whether the gradients are known as soon as an output is received.
+        can_wait: whether an output that is made twice need only be received the second time.
     """
 
-    seeds_itself: bool
+    can_wait: bool
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Takes the output of one micro-batch; returns where its gradients enter the last stage's graph."""
@@ -35,7 +35,7 @@ class End(Protocol):
 class LossEnd:
     """Training: each micro-batch's loss, whose gradient is its weight in the loss of the mini-batch."""
 
-    seeds_itself = True
+    can_wait = True
 
     def __init__(
         self, loss_fn: Callable[..., Tensor] | None, targets: Sequence[Any], weights: LossWeights
@@ -89,7 +89,7 @@ class LossEnd:
 class OutputEnd:
     """Forward only, or with a backward to come: the outputs themselves."""
 
-    seeds_itself = False
+    can_wait = False
 
     def __init__(self, micro_batches: int) -> None:
         self.outputs: list[Any] = [None] * micro_batches

@@ -7,6 +7,7 @@
     B(s, k)          gradients ──▶ roots ──▶ gradients of the message
 
 Both forwards run with gradients on, in the caller's autocast, so that layers which ask for either do the same twice.
+The loss runs once, behind the second forward of the last stage: until then it is not needed, and nor is the output.
 A forward that has spoiled what a second would need (it wrote into its input or into a buffer unforeseen) keeps its
 graph instead.
 """
@@ -29,15 +30,13 @@ class Kept(NamedTuple):
         message: its input.
         versions: of the tensors of its input, by which a write of another stage is noticed.
         buffers: values that buffers had before the first forward, of those that it wrote.
-        roots: how many tensors of the output ask for a gradient.
-        gradients: those of the output, where they are known already.
+        roots: how many tensors of the output asked for a gradient; None where the output has gone nowhere yet.
     """
 
     message: Any
     versions: tuple[int, ...]
     buffers: Values
-    roots: int = 0
-    gradients: boundary.Gradients | None = None
+    roots: int | None = None
 
 
 def first_forward(stage: Stage, message: Any, micro_batch: int, draws: Draws) -> tuple[Made, Kept | None]:

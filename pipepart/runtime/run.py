@@ -26,13 +26,12 @@ from schedules import Action, Kind, Timeline
 from .. import boundary
 from ..modes import Modes
 from .ends import End
-from .input_gradients import InputGradients
 from .mailbox import Mailbox, Stopped
-from .notes import LAYER, PLACE, add_note
+from .notes import PLACE, add_note
 from .order import Order
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
-from .stage import Stage, Stash
+from .stage import Made, Stage, Stash
 
 Span = tuple[
     float, float
@@ -169,51 +168,26 @@ class Run:
     def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs once: its graph waits for the backward. Returns the message for the next stage."""
         with self._modes.autocasting():
-            value, awaited, nodes = self._stages[stage].forward(message, micro_batch, self.draws)
-        if stage + 1 < len(self._stages):
-            message, roots = boundary.cut(value)
-        else:
-            with self._modes.autocasting():
-                roots = self._end.receive(micro_batch, value)
-            nodes.extend(root.node for root in roots)
-            message = None
+            made = self._stages[stage].forward(message, micro_batch, self.draws)
+            message, stash = self._pass_on(stage, micro_batch, made)
         if self._modes.grad:
-            self._stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes))
+            self._stashes[stage][micro_batch] = stash
         return message
 
     def _run_first(self, stage: int, micro_batch: int, message: Any) -> Any:
-        """A forward that runs again before its backward: its graph ends here, that of the loss, too."""
+        """A forward that runs again before its backward: its graph ends here."""
         with self._modes.autocasting():
-            (value, awaited, nodes), kept = first_forward(
-                self._stages[stage], message, micro_batch, self.draws
-            )
-        message, roots = boundary.cut(value)
-        gradients = None if stage + 1 < len(self._stages) else self._receive_apart(micro_batch, message)
-        if gradients is not None and all(gradient is None for gradient in gradients):
-            roots = ()  # the loss of this micro-batch does not count
-        if roots and kept is not None:
-            self._kept[stage][micro_batch] = kept._replace(roots=len(roots), gradients=gradients)
+            made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
+            last = stage + 1 == len(self._stages)
+            if kept is not None and last and self._end.can_wait and boundary.leaves(made[0]):
+                self._kept[stage][micro_batch] = kept
+                return None
+            message, stash = self._pass_on(stage, micro_batch, made)
+        if kept is not None and stash.roots:
+            self._kept[stage][micro_batch] = kept._replace(roots=len(stash.roots))
         else:
-            self._stashes[stage][micro_batch] = Stash(
-                awaited, roots, tuple(nodes) if roots else (), gradients
-            )
+            self._stashes[stage][micro_batch] = stash
         return message
-
-    def _receive_apart(self, micro_batch: int, message: Any) -> boundary.Gradients | None:
-        """Hands the last output to the end; a loss goes backward at once, so that only its gradients are kept."""
-        if not self._end.seeds_itself:
-            self._end.receive(micro_batch, message)
-            return None
-        inputs = InputGradients()
-        awaited = inputs.await_for(boundary.leaves(message))
-        with self._modes.autocasting():
-            roots = self._end.receive(micro_batch, boundary.alias(message))
-        try:
-            boundary.backward(roots, self._end.gradients(micro_batch) if roots else ())
-        except BaseException as error:
-            add_note(error, f"{LAYER}in the backward of the loss")
-            raise
-        return inputs.collect(awaited)
 
     def _run_second(self, stage: int, micro_batch: int) -> Span:
         """RECOMPUTE: runs a forward again, for the graph that its backward needs."""
@@ -221,23 +195,31 @@ class Run:
         kept = self._kept[stage].pop(micro_batch, None)
         if kept is not None:
             with torch.enable_grad(), self._forward_modes.autocasting():
-                value, awaited, nodes = second_forward(self._stages[stage], kept, micro_batch, self.draws)
-            roots = boundary.cut(value)[1]
-            if len(roots) != kept.roots:
+                made = second_forward(self._stages[stage], kept, micro_batch, self.draws)
+                _, stash = self._pass_on(stage, micro_batch, made)
+            if kept.roots is not None and len(stash.roots) != kept.roots:
                 raise RuntimeError(
-                    f"the second forward made {len(roots)} tensors that ask for a gradient, the first {kept.roots}: "
-                    "recompute wants layers that do the same twice; plan with recompute='never'"
+                    f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
+                    f"{kept.roots}: recompute wants layers that do the same twice; plan with recompute='never'"
                 )
-            self._stashes[stage][micro_batch] = Stash(awaited, roots, tuple(nodes), kept.gradients)
+            self._stashes[stage][micro_batch] = stash
         return start, time.perf_counter()
+
+    def _pass_on(self, stage: int, micro_batch: int, made: Made) -> tuple[Any, Stash]:
+        """The message for the next stage, or the output handed over at the end; and what the backward needs."""
+        value, awaited, nodes = made
+        if stage + 1 < len(self._stages):
+            message, roots = boundary.cut(value)
+            return message, Stash(awaited, roots, tuple(nodes))
+        roots = self._end.receive(micro_batch, value)
+        nodes.extend(root.node for root in roots)
+        return None, Stash(awaited, roots, tuple(nodes))
 
     def _backward(self, stage: int, micro_batch: int) -> Span:
         """B: takes the gradients of the output, runs the graph, passes the input's on."""
         stash = self._stashes[stage].pop(micro_batch)
         gradients: boundary.Gradients = ()
-        if stash.gradients is not None:
-            gradients = stash.gradients
-        elif stash.roots and stage + 1 < len(self._stages):
+        if stash.roots and stage + 1 < len(self._stages):
             gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
         elif stash.roots:
             gradients = self._end.gradients(micro_batch)

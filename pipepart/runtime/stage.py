@@ -27,13 +27,11 @@ class Stash(NamedTuple):
         inputs: the gradients of its input, for which the stage before waits.
         roots: where gradients of its output enter its graph.
         nodes: the autograd node of each layer's output, to name the layer whose backward fails.
-        gradients: those of its output, where they are known already.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
     nodes: tuple[Node | None, ...]
-    gradients: boundary.Gradients | None = None
 
 
 class Stage:

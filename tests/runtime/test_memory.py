@@ -1,0 +1,127 @@
+"""What a device keeps for its backwards, counted, is to the byte what the plan says that it keeps."""
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import pipepart
+from pipepart.pipeline import Pipeline
+from pipepart.runtime import Run
+from pipepart.runtime.own_copy import tensors
+from tests.chains import Recompute
+
+
+class Slot:
+    """What autograd holds in place of a tensor that it has saved."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+class Counted(nn.Module):
+    """A layer or loss whose saved tensors are remembered by the thread that runs it, while autograd holds them."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given: Tensor) -> Tensor:
+        state = {tensor.data_ptr() for tensor in self.inner.parameters()}
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.data_ptr() in state:
+                return tensor
+            slot = Slot(tensor)
+            saved[threading.current_thread().name].append(weakref.ref(slot))
+            return slot
+
+        with saved_tensors_hooks(pack, lambda slot: slot.tensor if isinstance(slot, Slot) else slot):
+            return self.inner(*given)
+
+
+saved: defaultdict[str, list[weakref.ref[Slot]]] = defaultdict(list)
+
+
+def count_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The most bytes that each worker holds after an action: inputs of its stages and what autograd has saved."""
+    peaks: dict[str, int] = defaultdict(int)
+    do = Run._do
+
+    def do_and_count(run: Run, action: Any) -> Any:
+        span = do(run, action)
+        worker = threading.current_thread().name
+        own = [
+            stage
+            for stage, home in enumerate(run.schedule.device_of)
+            if home == run.schedule.device_of[action.stage]
+        ]
+        held = [slot.tensor for reference in saved[worker] if (slot := reference()) is not None]
+        for stage in own:
+            held += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
+            held += [tensor for kept in run._kept[stage].values() for tensor in tensors(kept.message)]
+        peaks[worker] = max(peaks[worker], bytes_of(held))
+        return span
+
+    monkeypatch.setattr(Run, "_do", do_and_count)
+    return peaks
+
+
+def bytes_of(held: Iterable[Tensor]) -> int:
+    """Each piece of memory once; micro-batches of one mini-batch are pieces of their own."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
+
+
+def network() -> nn.Sequential:
+    """Twelve layers that save their input, their output, both, or much more than either."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.tanh(self.up(x)))
+
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [Wide(), nn.Linear(16, 16), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+CASES = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)]
+
+
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize(("schedule", "chunks"), CASES)
+def test_a_device_keeps_as_much_as_the_plan_says(schedule, chunks, recompute: Recompute, monkeypatch):
+    saved.clear()
+    model = network()
+    x, y = torch.randn(64, 16), torch.randn(64, 16)
+    profile = pipepart.profile(
+        model, x, loss_fn=nn.MSELoss(), target=y, micro_batches=8, seconds=0.01, threads=1
+    )
+    plan = pipepart.plan(
+        profile,
+        pipepart.Cluster.virtual(2, threads=1),
+        schedule=schedule,
+        recompute=recompute,
+        chunks=chunks,
+        cut_before=["3", "6", "9"] if chunks == 2 else ["6"],
+    )
+    assert len(plan.stages) == 2 * chunks
+    assert {stage.recompute for stage in plan.stages} == {recompute}
+    counted = nn.Sequential(*map(Counted, model))
+    with Pipeline(counted, plan, loss_fn=Counted(nn.MSELoss()), reduction="mean") as pipe:
+        pipe.step(x, target=y)
+        saved.clear()
+        peaks = count_after_each_action(monkeypatch)
+        pipe.step(x, target=y)
+    for worker, predicted in zip(plan.workers, plan.simulate().peak_bytes, strict=True):
+        assert peaks[f"pipepart-{worker.name}"] == predicted
