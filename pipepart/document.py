@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT_VERSION = 1
+
+# Sums of a thousand of the largest fit a machine's integer, and each is exact as a float.
+ByteCount = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Value(BaseModel):
@@ -29,14 +33,24 @@ class Document(Value):
     def load(cls, path: str | Path) -> Self:
         """Reads a value that :meth:`save` wrote.
 
+        A number in quotes is no number, and 4.0 is no count.
+
         Raises:
             ValueError: the file is no JSON of this kind and version; every fault is named.
             OSError: the file cannot be read.
         """
         try:
-            return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
+            return cls.model_validate_json(Path(path).read_bytes(), strict=True)
         except ValidationError as error:
-            faults = "\n".join(
-                f"  {'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}" for fault in error.errors()
-            )
+            faults = "\n".join(f"  {fault}" for fault in _faults(error))
             raise ValueError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None
+
+
+def _faults(error: ValidationError) -> list[str]:
+    """One text a fault; a list that is too short only because an entry of it has one is none."""
+    faults = [(".".join(map(str, fault["loc"])), fault) for fault in error.errors()]
+    return [
+        f"{place or 'file'}: {fault['msg'].removeprefix('Value error, ')}"
+        for place, fault in faults
+        if fault["type"] != "too_short" or not any(other.startswith(f"{place}.") for other, _ in faults)
+    ]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import networkx as nx
 import torch
+from pydantic import Field, field_validator
 
-from ..document import Value
+from ..document import ByteCount, Value
 
 
 class TensorSpec(Value):
     """Shape, dtype and size of one tensor."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: str
+
+    @field_validator("dtype")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise ValueError(f"torch has no dtype {name!r}")
+        return name
 
     @property
     def bytes(self) -> int:
@@ -53,8 +61,8 @@ class LayerInfo(Value):
     name: str
     kind: str
     description: str
-    parameter_bytes: int
-    gradient_bytes: int
+    parameter_bytes: ByteCount
+    gradient_bytes: ByteCount
     dtypes: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()

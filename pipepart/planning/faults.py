@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,25 +16,32 @@ if TYPE_CHECKING:
 
 
 def structure_faults(plan: Plan) -> list[str]:
-    """Faults of the stages, their devices and the schedule; the later ones only where they can be told."""
-    faults = _device_faults(plan)
-    names = [name for stage in plan.stages for name in stage.layers]
-    faults += [
-        f"layer {name!r} is there {count} times" for name, count in Counter(names).items() if count > 1
-    ]
-    faults += _schedule_faults(plan)
-    if plan.profile is not None:
-        faults += _profile_faults(plan)
-    if plan.profile is not None and not faults:
-        layers = plan.profile.layers
-        faults = _order_faults(plan.stages, layers) or _sharing_faults(plan.stages, layers)
+    """Faults of the stages, their devices and the schedule; each as far as it can be told beside the others."""
+    layers = _layer_faults(plan)
+    faults = [*_device_faults(plan), *layers]
+    profile = plan.profile
+    if profile is None:
+        return faults + _schedule_faults(plan) + _prediction_faults(plan)
+    measured = [costs.micro_batches for costs in profile.costs]
+    if plan.micro_batches in measured:
+        faults += _schedule_faults(plan)
+    else:
+        faults.append(
+            f"micro_batches is {plan.micro_batches}, and the costs in the plan are those of {measured}: plan again"
+        )
+    if plan.fingerprint and plan.fingerprint != profile.fingerprint:
+        faults.append("the layers in the plan's profile are not those that it was made for: plan again")
+    if plan.outputs and plan.outputs != profile.outputs:
+        faults.append("the outputs of the plan are not those of its profile: plan again")
+    if not layers:
+        faults += _order_faults(plan.stages, profile.layers) + _sharing_faults(plan.stages, profile.layers)
     return faults
 
 
 def memory_faults(plan: Plan) -> list[str]:
-    """The devices that hold less than the plan needs; for a plan whose figures are fresh."""
-    if plan.profile is None:
-        return []
+    """The devices that hold less than the plan needs; for a plan whose figures are fresh, or all by hand."""
+    if plan.build_schedule().stages != len(plan.stages):
+        return []  # a schedule with several copies of the model: the pipeline refuses it
     faults = []
     for name, need in plan.device_bytes().items():
         limit = plan.cluster.device(name).memory_bytes
@@ -57,17 +63,66 @@ def _device_faults(plan: Plan) -> list[str]:
     ]
 
 
+def _layer_faults(plan: Plan) -> list[str]:
+    """Layers that are in several places, in none, or not the model's."""
+    places: dict[str, list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        for name in stage.layers:
+            places.setdefault(name, []).append(index)
+    faults = [
+        f"layer {name!r} is there {len(where)} times: in stages {', '.join(map(str, where))}"
+        for name, where in places.items()
+        if len(where) > 1
+    ]
+    if plan.profile is None:
+        return faults
+    known = {info.name: None for info in plan.profile.layers}
+    faults += [
+        f"stage {where[0]} has layer {name!r}, which is none of the model's"
+        for name, where in places.items()
+        if name not in known
+    ]
+    return faults + [f"layer {name!r} is in no stage" for name in known if name not in places]
+
+
+def _prediction_faults(plan: Plan) -> list[str]:
+    """Of one that stays as it is, as there is no profile to compute it from."""
+    if plan.prediction is None or len(plan.prediction.memory_bytes) == len(plan.cluster):
+        return []
+    return [
+        f"the prediction has the memory of {len(plan.prediction.memory_bytes)} devices, there are {len(plan.cluster)}"
+    ]
+
+
 def _schedule_faults(plan: Plan) -> list[str]:
     if plan.schedule not in schedules.names():
         return [f"no schedule is called {plan.schedule!r}: there are {', '.join(schedules.names())}"]
     if len(plan.stages) % plan.chunks:
         return [f"{len(plan.stages)} stages are not {plan.chunks} (chunks) for each device"]
     try:
-        placement = plan.build_schedule().device_of
+        built = plan.build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
-    if len(placement) != len(plan.stages):
-        return []  # a schedule with several copies of the model: the pipeline refuses it
+    if built.replicas > 1 or built.versions:
+        return [] if plan.profile is None else [_no_costs(built)]  # the pipeline refuses it
+    if built.stages != len(plan.stages):
+        return [
+            f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "
+            f"{built.stages}"
+        ]
+    return _row_faults(plan, built.device_of)
+
+
+def _no_costs(built: schedules.Schedule) -> str:
+    if built.replicas > 1:
+        return f"schedule {built.name!r} trains {built.replicas} copies of the model at once, a plan has one"
+    return (
+        f"schedule {built.name!r} is asynchronous: no costs are known of its several versions of the weights"
+    )
+
+
+def _row_faults(plan: Plan, placement: Sequence[int]) -> list[str]:
+    """Stages that the schedule has on one device and the plan on two, or the other way round."""
     rows: dict[int, list[int]] = {}
     for stage, row in enumerate(placement):
         rows.setdefault(row, []).append(stage)
@@ -88,27 +143,6 @@ def _schedule_faults(plan: Plan) -> list[str]:
                 "them on two"
             )
         taken.setdefault(first, own[0])
-    return faults
-
-
-def _profile_faults(plan: Plan) -> list[str]:
-    assert plan.profile is not None
-    known = {info.name: None for info in plan.profile.layers}
-    planned = {name for stage in plan.stages for name in stage.layers}
-    faults = [
-        f"stage {index} has layer {name!r}, which is none of the model's"
-        for index, stage in enumerate(plan.stages)
-        for name in stage.layers
-        if name not in known
-    ]
-    faults += [f"layer {name!r} is in no stage" for name in known if name not in planned]
-    measured = [costs.micro_batches for costs in plan.profile.costs]
-    if plan.micro_batches not in measured:
-        faults.append(
-            f"micro_batches is {plan.micro_batches}, and the costs in the plan are those of {measured}: plan again"
-        )
-    if plan.fingerprint and plan.fingerprint != plan.profile.fingerprint:
-        faults.append("the layers in the plan's profile are not those that it was made for: plan again")
     return faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Self
@@ -12,7 +13,7 @@ import schedules
 
 from ..capture import TensorSpec
 from ..cluster import Cluster, Device
-from ..document import Document, Value
+from ..document import ByteCount, Document, Seconds, Value
 from ..profiling import Profile
 from .faults import memory_faults, structure_faults
 from .figures import Piece, stage_plans
@@ -31,14 +32,16 @@ class Prediction(Value):
         bottleneck_bound: no cut of the same layers into as many stages on these devices, in whatever order, has a
             smaller one within their memory; 0 where nothing is known, as of a cut that was edited by hand.
         serial_seconds: the same micro-batches one after the other on one device like the one profiled.
+        found_for: tells the devices apart that the bound holds for from those of a plan that was edited.
     """
 
-    step_seconds: float
-    memory_bytes: tuple[int, ...]
-    bubble: float
-    bottleneck_seconds: float
-    bottleneck_bound: float = 0.0
-    serial_seconds: float
+    step_seconds: Seconds
+    memory_bytes: tuple[ByteCount, ...]
+    bubble: float = Field(allow_inf_nan=False)
+    bottleneck_seconds: Seconds
+    bottleneck_bound: Seconds = 0.0
+    serial_seconds: Seconds
+    found_for: str = ""
 
     @property
     def optimal(self) -> bool:
@@ -57,11 +60,11 @@ class Alternative(Value):
     """
 
     schedule: str
-    micro_batches: int
-    chunks: int
-    stages: int
-    step_seconds: float | None = None
-    memory_bytes: int | None = None
+    micro_batches: int = Field(ge=1)
+    chunks: int = Field(ge=1)
+    stages: int = Field(ge=1)
+    step_seconds: Seconds | None = None
+    memory_bytes: ByteCount | None = None
     why: str
 
 
@@ -109,7 +112,11 @@ class Plan(Document):
                 or the memory of a device does not do. Every fault is named.
             OSError: the file cannot be read.
         """
-        read = super().load(path).refreshed()
+        read = super().load(path)
+        try:
+            read = read.refreshed()
+        except (ValueError, ArithmeticError) as error:
+            raise ValueError(f"{path} holds a plan whose costs add up to nothing: {error}") from error
         faults = memory_faults(read)
         if faults:
             raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
@@ -131,14 +138,16 @@ class Plan(Document):
         in_flight = schedules.in_flight(self.build_schedule())
         stages = stage_plans(self.profile, costs, self.cluster, pieces, in_flight)
         fresh = self.model_copy(update={"stages": stages})
-        edited = stages != self.stages or self.prediction is None
-        bound = 0.0 if edited or self.prediction is None else self.prediction.bottleneck_bound
-        prediction = fresh.predict(costs.total_seconds, bound)
-        if self.prediction is not None and prediction.step_seconds != self.prediction.step_seconds:
-            edited = True
-        return fresh.model_copy(
-            update={"prediction": prediction, "alternatives": () if edited else self.alternatives}
-        )
+        found = fresh.predict(costs.total_seconds)
+        kept = self.prediction
+        if (
+            kept is not None
+            and stages == self.stages
+            and found == kept.model_copy(update={"bottleneck_bound": 0.0})
+            and kept.bottleneck_bound <= found.bottleneck_seconds * (1 + 1e-9)
+        ):
+            return self
+        return fresh.model_copy(update={"prediction": found, "alternatives": ()})
 
     def predict(self, micro_batch_seconds: float, bottleneck_bound: float = 0.0) -> Prediction:
         """Simulates one step.
@@ -160,6 +169,7 @@ class Plan(Document):
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
             serial_seconds=micro_batch_seconds * self.micro_batches,
+            found_for=_digest(self.cluster),
         )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
@@ -237,3 +247,7 @@ class Plan(Document):
             [[link.latency for link in row] for row in links],
             [[link.bandwidth or math.inf for link in row] for row in links],
         )
+
+
+def _digest(cluster: Cluster) -> str:
+    return hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16]

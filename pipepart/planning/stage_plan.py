@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..document import Value
+from ..document import ByteCount, Seconds, Value
 
 # Which micro-batches a stage runs its forward again for, right before their backward, instead of keeping the stash.
 Recompute = Literal["never", "except-last", "always"]
@@ -33,18 +33,18 @@ class StagePlan(Value):
 
     layers: tuple[str, ...] = Field(min_length=1)
     device: str
-    forward_seconds: float = 0.0
-    backward_input_seconds: float = 0.0
-    backward_weight_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    output_bytes: int = 0
-    static_bytes: int = 0
-    stash_bytes: int = 0
+    forward_seconds: Seconds = 0.0
+    backward_input_seconds: Seconds = 0.0
+    backward_weight_seconds: Seconds = 0.0
+    transfer_seconds: Seconds = 0.0
+    output_bytes: ByteCount = 0
+    static_bytes: ByteCount = 0
+    stash_bytes: ByteCount = 0
     recompute: Recompute = "never"
-    recompute_seconds: float = 0.0
-    boundary_bytes: int = 0
-    transient_bytes: int = 0
-    in_flight: int = 0
+    recompute_seconds: Seconds = 0.0
+    boundary_bytes: ByteCount = 0
+    transient_bytes: ByteCount = 0
+    in_flight: int = Field(default=0, ge=0)
 
     @property
     def load_seconds(self) -> float:

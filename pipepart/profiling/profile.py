@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..capture import LayerGraph, LayerInfo, TensorSpec
-from ..document import Document, Value
+from ..document import ByteCount, Document, Seconds, Value
+from .faults import profile_faults
 
 
 class Timing(Value):
@@ -18,8 +20,8 @@ class Timing(Value):
         spread: half the distance between the quartiles.
     """
 
-    seconds: float = Field(default=0.0, ge=0)
-    spread: float = Field(default=0.0, ge=0)
+    seconds: Seconds = 0.0
+    spread: Seconds = 0.0
 
 
 class LayerCost(Value):
@@ -38,10 +40,10 @@ class LayerCost(Value):
     forward: Timing = Timing()
     backward_input: Timing = Timing()
     backward_weight: Timing = Timing()
-    saved_bytes: int = 0
-    input_bytes: int = 0
-    output_bytes: int = 0
-    peak_bytes: int = 0
+    saved_bytes: ByteCount = 0
+    input_bytes: ByteCount = 0
+    output_bytes: ByteCount = 0
+    peak_bytes: ByteCount = 0
 
     @property
     def backward_seconds(self) -> float:
@@ -63,7 +65,7 @@ class SavedTensor(Value):
         input_of: indices of the layers that get it as their input.
     """
 
-    bytes: int
+    bytes: ByteCount
     layers: tuple[int, ...]
     input_of: tuple[int, ...] = ()
 
@@ -85,7 +87,7 @@ class Costs(Value):
     layers: tuple[LayerCost, ...]
     loss: LayerCost = LayerCost()
     saved: tuple[SavedTensor, ...] = ()
-    repeats: int = 0
+    repeats: int = Field(default=0, ge=0)
 
 
 class Profile(Document):
@@ -104,15 +106,23 @@ class Profile(Document):
     """
 
     model: str
-    batch: int
+    batch: int = Field(ge=0)
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    layers: tuple[LayerInfo, ...]
+    layers: tuple[LayerInfo, ...] = Field(min_length=1)
     costs: tuple[Costs, ...] = Field(min_length=1)
     optimizer: str
     device: str
     threads: int | None
     torch_version: str
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
+        faults += profile_faults(self)
+        if faults:
+            raise ValueError("\n  ".join(faults))
+        return self
 
     @property
     def graph(self) -> LayerGraph:
@@ -156,6 +166,10 @@ def check_optimizer(name: str) -> str:
         ValueError: an optimizer whose state is not known.
     """
     if name.lower() not in STATE_PER_GRADIENT:
-        known = ", ".join(map(repr, sorted(STATE_PER_GRADIENT)))
-        raise ValueError(f"the state of optimizer {name!r} is not known: choose one of {known}")
+        raise ValueError(_unknown_optimizer(name))
     return name.lower()
+
+
+def _unknown_optimizer(name: str) -> str:
+    known = ", ".join(map(repr, sorted(STATE_PER_GRADIENT)))
+    return f"the state of optimizer {name!r} is not known: choose one of {known}"
