@@ -80,9 +80,7 @@ def backward_inputs(roots: Sequence[GradientEdge], gradients: boundary.Gradients
     start = [root.node for root, gradient in zip(roots, gradients, strict=True) if gradient is not None]
     uses, ends = _survey(start)
     uses = _that_can_wait(uses, ends)
-    arrived: list[tuple[_Use, Tensor]] = []
-    for node, use in uses.items():
-        node.register_prehook(partial(_keep, arrived, use))
+    arrived = _keep_what_arrives(uses)
     # Without uses there are no targets either, and autograd does all there is.
     targets = [GradientEdge(node, 0) for node in (*uses, *ends)] if uses else ()
     boundary.backward(roots, gradients, targets)
@@ -162,6 +160,14 @@ def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
             return uses
         for node in others:
             ends.update(uses.pop(node).ends)
+
+
+def _keep_what_arrives(uses: dict[Node, _Use]) -> list[tuple[_Use, Tensor]]:
+    """Where the gradient of each use will be, in the order in which the backward comes to them."""
+    arrived: list[tuple[_Use, Tensor]] = []
+    for node, use in uses.items():
+        node.register_prehook(partial(_keep, arrived, use))
+    return arrived
 
 
 def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor | None, ...]) -> None:

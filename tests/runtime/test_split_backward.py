@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from pipepart import boundary
+from pipepart.runtime.blame import failed_layers
 from pipepart.runtime.split_backward import WeightGradients, backward_inputs
 from tests import plain
 
@@ -579,3 +580,22 @@ def test_a_failed_first_part_holds_nothing():
         backward_inputs(roots, [torch.ones(7, 6)])
     del roots
     assert held() is None
+
+
+def test_a_failure_in_the_first_part_is_blamed_on_the_layer_that_failed():
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise ValueError("on purpose")
+
+    outputs = [nn.Linear(6, 6)(torch.randn(7, 6))]
+    for layer in (Failing.apply, nn.Linear(6, 6)):
+        outputs.append(layer(outputs[-1]))
+    _, roots = boundary.cut(outputs[-1])
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        backward_inputs(roots, [torch.ones(7, 6)])
+    assert failed_layers([output.grad_fn for output in outputs], caught.value) == [1]
