@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .clock import Clock
 from .closing import Closing
 from .decision import Decider, TooMuchWork
 from .devices import Walk
@@ -24,26 +25,30 @@ PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(problem: Problem, devices: Walk, spans: Spans, split: Split, low: float) -> Split:
+def beam(problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split, low: float) -> Split:
     """A cut as good as ``split`` or better, among borders that few tensors cross.
 
     Of the downsets of each amount of work only those that the least crosses are kept, and the cut with the smallest
     bottleneck among these borders is found by halving; each better one narrows the windows of the next beam.
     """
     for _ in range(BEAMS):
+        if clock.over:
+            break
         high = split.bottleneck(problem)
         sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, spans, thin=True)
         if sets is None:
             return split
         closing = Closing(problem, split, high, low)
-        closing.close(Decider(problem, devices, sets, BEAM_PAIRS), ENOUGH)
+        closing.close(Decider(problem, devices, sets, BEAM_PAIRS), clock, ENOUGH)
         split = closing.split or split
         if closing.high > high * (1 - ENOUGH):
             break
     return split
 
 
-def climb(problem: Problem, devices: Walk, spans: Spans, split: Split, low: float) -> tuple[Split, float]:
+def climb(
+    problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split, low: float
+) -> tuple[Split, float]:
     """A bound raised by proofs: a small bottleneck leaves so few downsets open that all can be looked at.
 
     Returns:
@@ -53,7 +58,7 @@ def climb(problem: Problem, devices: Walk, spans: Spans, split: Split, low: floa
     step = (high - low) / 8
     for _ in range(PROOFS):
         ask = min(low + step, high * (1 - 1e-9))
-        if ask <= low * (1 + 1e-5):
+        if clock.over or ask <= low * (1 + 1e-5):
             break
         found = _decided(problem, devices, spans, ask)
         if found is None:

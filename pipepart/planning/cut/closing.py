@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .clock import Clock
 from .decision import Decider, TooMuchWork
 from .moves import bettered
 from .problem import Problem, Split
@@ -34,7 +35,7 @@ class Closing:
     high: float
     low: float
 
-    def close(self, decider: Decider, resolution: float = RESOLUTION) -> bool:
+    def close(self, decider: Decider, clock: Clock, resolution: float = RESOLUTION) -> bool:
         """Asks until ``low`` comes within a fraction ``resolution`` of ``high``; whether the work granted was enough.
 
         Mostly nothing is left below a cut that was just found, so that is the first question. From a cut that does
@@ -42,6 +43,8 @@ class Closing:
         """
         step, fresh = STEP, True
         while self.high - self.low > resolution * self.high:
+            if clock.over:
+                return False
             gap = self.high - self.low
             if fresh or gap <= LITTLE * self.high:
                 ask = self.high * (1 - resolution)

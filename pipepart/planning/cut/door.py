@@ -5,6 +5,7 @@ from __future__ import annotations
 import networkx as nx
 
 from ...cluster import Cluster
+from .clock import Clock
 from .misfit import CutDoesNotFit, nearest, refuse_at_sight
 from .problem import Split
 from .reading import Reading, Tensors, devices_of_types, read
@@ -14,7 +15,12 @@ from .search import Effort, Found, search
 
 
 def cut(
-    graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None = None, *, host: str | None = "cpu"
+    graph: nx.DiGraph,
+    cluster: Cluster,
+    tensors: Tensors | None = None,
+    *,
+    host: str | None = "cpu",
+    seconds: float | None = None,
 ) -> Cut:
     """The cut of a layer graph into stages, one a device, whose largest load is smallest.
 
@@ -38,10 +44,14 @@ def cut(
             users alike; this also says what the backward pass moves, or gradients that are not sent.
         host: kind of the devices whose memory all tensors pass through, which pay nothing for them. It has an effect
             only beside devices of other kinds: CPUs alone pay as any other device does. None for no such kind.
+        seconds: when to settle for less than a proof. It is looked at between steps of the search, so some more may
+            pass, and a cut is found however little it is; what is found may then differ from run to run. By default
+            the effort is counted instead, so that the same arguments give the same cut: up to half a minute where
+            the downsets are too many.
 
     Returns:
         The cut. ``optimal`` says that no other is better by more than one part in 10⁹; where that is not proven,
-        ``lower_bound`` says how far it may be off.
+        ``gap`` says by how much it may be above the best, and ``lower_bound`` what no cut can beat.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
@@ -66,7 +76,7 @@ def cut(
     refuse_at_sight(reading, cluster)
     problem = reading.problem
     smaller = reduced(problem)
-    found = search(smaller.problem, Effort())
+    found = search(smaller.problem, Effort(clock=Clock.of(seconds)))
     if found.split is None:
         if not found.optimal:
             raise CutDoesNotFit(

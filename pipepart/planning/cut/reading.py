@@ -31,6 +31,12 @@ def read(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str
         ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
             negative or not finite, or a tensor touches a node that is not in the graph.
     """
+    if not isinstance(graph, nx.Graph) or not graph.is_directed():
+        raise ValueError(
+            f"the graph must be a networkx.DiGraph, its edges say what comes before what; got {graph!r}"
+        )
+    if graph.is_multigraph():
+        graph = nx.DiGraph(graph)
     if not len(graph):
         raise ValueError("the graph has no nodes: there is nothing to cut")
     members = _classes(graph)
@@ -131,12 +137,16 @@ def _bytes(graph: nx.DiGraph, node: Hashable) -> int:
 
 
 def _number(given: Any, name: str, node: Hashable) -> float:
+    return _finite(given, f"{name} of node {node!r}")
+
+
+def _finite(given: Any, what: str) -> float:
     try:
         number = float(given)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ValueError(f"{name} of node {node!r} must be a finite number, 0 or more, got {given!r}")
+        raise ValueError(f"{what} must be a finite number, 0 or more, got {given!r}")
     return number
 
 
@@ -147,15 +157,17 @@ def _nets(graph: nx.DiGraph, tensors: Tensors | None, number: Mapping[Hashable, 
             yield Net(seconds, tuple(number[pin] for pin in (node, *graph.successors(node))))
         return
     for index, (seconds, nodes) in enumerate(tensors):
+        if not isinstance(nodes, Iterable):
+            raise ValueError(
+                f"tensor {index} must be its seconds and the nodes that touch it, got {(seconds, nodes)!r}"
+            )
         pins = list(nodes)
         unknown = [pin for pin in pins if pin not in number]
         if unknown:
             raise ValueError(f"tensor {index} touches {unknown[0]!r}, which is not a node of the graph")
-        if not 0 <= float(seconds) < math.inf:
-            raise ValueError(
-                f"tensor {index} ({pins!r}) must take a finite number of seconds, 0 or more, got {seconds!r}"
-            )
-        yield Net(float(seconds), tuple(number[pin] for pin in pins))
+        yield Net(
+            _finite(seconds, f"seconds of tensor {index} ({pins!r})"), tuple(number[pin] for pin in pins)
+        )
 
 
 def devices_of_types(

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .approach import beam, climb
+from .barrier import Barrier
 from .chains import best_of_chain, is_chain
+from .clock import NO_LIMIT, Clock
 from .closing import RESOLUTION, Closing
 from .decision import Decider
 from .devices import Walk, walk
@@ -32,10 +34,12 @@ class Effort:
     Attributes:
         sets: borders kept at once.
         pairs: pairs of borders looked at.
+        clock: when to settle at the latest; with a time, runs need not repeat.
     """
 
     sets: int = 400_000
     pairs: int = 200_000_000
+    clock: Clock = NO_LIMIT
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Fo
         split = best_of_chain(problem, devices, low, ceiling(problem), any_will_do=any_will_do)
         value = split.bottleneck(problem) if split else math.inf
         return Found(split, value if devices.complete else low, optimal=devices.complete and not any_will_do)
-    split = first_cut(problem, devices, low, one_order=one_order)
+    split = first_cut(problem, devices, low, effort.clock, one_order=one_order)
     if split and any_will_do:
         return Found(split, low, optimal=False)
     if split and ((one_order and devices.complete) or split.bottleneck(problem) * (1 - RESOLUTION) <= low):
@@ -86,7 +90,9 @@ def ceiling(problem: Problem) -> float:
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
 
 
-def first_cut(problem: Problem, devices: Walk, low: float, *, one_order: bool = False) -> Split | None:
+def first_cut(
+    problem: Problem, devices: Walk, low: float, clock: Clock, *, one_order: bool = False
+) -> Split | None:
     """A good cut, or None where no interval of the orders tried fits."""
     best: Split | None = None
     limit, most = math.inf, ceiling(problem)
@@ -108,7 +114,7 @@ def first_cut(problem: Problem, devices: Walk, low: float, *, one_order: bool = 
         value = better.bottleneck(problem)
         if value < limit:
             best, limit = better, value * (1 - RESOLUTION)
-        if value <= low * (1 + RESOLUTION):
+        if clock.over or value <= low * (1 + RESOLUTION):
             break
     return best
 
@@ -118,23 +124,28 @@ def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, 
     high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
     sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets, spans)
     if sets is None:
-        return _approached(problem, devices, spans, split, low)
+        return _approached(problem, devices, spans, effort.clock, split, low)
     if split and len(sets) > FEW:
         # Borders that the least crosses are the likeliest: mostly only the proof is left for the whole family.
         likely = Closing(problem, split, high, low)
-        likely.close(Decider(problem, devices, sets.thinned(FEW), effort.pairs), ENOUGH)
+        likely.close(Decider(problem, devices, sets.thinned(FEW), effort.pairs), effort.clock, ENOUGH)
         split, high = likely.split, likely.high
     closing = Closing(problem, split, high, low)
-    if not closing.close(Decider(problem, devices, sets, effort.pairs)):
-        return _approached(problem, devices, spans, closing.split, closing.low)
+    if not closing.close(Decider(problem, devices, sets, effort.pairs), effort.clock):
+        return _approached(problem, devices, spans, effort.clock, closing.split, closing.low)
     if closing.split is None:
         return Found(None, math.inf, optimal=devices.complete)
     return Found(closing.split, closing.high, optimal=devices.complete)
 
 
-def _approached(problem: Problem, devices: Walk, spans: Spans, split: Split | None, low: float) -> Found:
+def _approached(
+    problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split | None, low: float
+) -> Found:
     if split is None:
         return Found(None, low, optimal=False)
-    split, low = climb(problem, devices, spans, beam(problem, devices, spans, split, low), low)
+    if not clock.over:
+        low = Barrier(problem, devices, spans).bound(low, split.bottleneck(problem))
+    split = beam(problem, devices, spans, clock, split, low)
+    split, low = climb(problem, devices, spans, clock, split, low)
     high = split.bottleneck(problem)
-    return Found(split, low, optimal=devices.complete and low >= high * (1 - RESOLUTION))
+    return Found(split, min(low, high), optimal=devices.complete and low >= high * (1 - RESOLUTION))

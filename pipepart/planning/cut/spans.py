@@ -35,7 +35,7 @@ class Spans:
         work = problem.work
         total = float(work.sum())
         reach = self.reach
-        ahead, behind = reach.T @ work, reach @ work
+        ahead, behind = self.ahead, self.behind = reach.T @ work, reach @ work
         spans = np.zeros(len(problem.nets))
         for number, net in enumerate(problem.nets):
             pins = np.array(net.pins)
@@ -46,6 +46,10 @@ class Spans:
         self.limit = float(np.max(spans[spans <= allowed], initial=0.0)) * (1 + 1e-9) + 1e-12 * total
         if len(self.far) > MOST_FAR:
             self.far, self.limit = np.zeros(0, dtype=np.int64), np.inf
+
+    def between(self, root: int, use: int) -> float:
+        """Work of the longest stage that a tensor from one node to another can pass over."""
+        return float(self._problem.work.sum() - self.ahead[root] - self.behind[use])
 
     @cached_property
     def reach(self) -> NDArray[np.bool_]:
