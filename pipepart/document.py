@@ -11,7 +11,7 @@ FORMAT_VERSION = 1
 
 # Sums of a thousand of the largest fit a machine's integer, and each is exact as a float.
 ByteCount = Annotated[int, Field(ge=0, le=2**53)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class Value(BaseModel):
@@ -42,11 +42,11 @@ class Document(Value):
         try:
             return cls.model_validate_json(Path(path).read_bytes(), strict=True)
         except ValidationError as error:
-            faults = "\n".join(f"  {fault}" for fault in _faults(error))
+            faults = "\n".join(f"  {fault}" for fault in fault_texts(error))
             raise ValueError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None
 
 
-def _faults(error: ValidationError) -> list[str]:
+def fault_texts(error: ValidationError) -> list[str]:
     """One text a fault; a list that is too short only because an entry of it has one is none."""
     faults = [(".".join(map(str, fault["loc"])), fault) for fault in error.errors()]
     return [

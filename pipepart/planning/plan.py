@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 import schedules
 
 from ..capture import TensorSpec
 from ..cluster import Cluster, Device
-from ..document import ByteCount, Document, Seconds, Value
+from ..document import ByteCount, Document, Seconds, Value, fault_texts
 from ..profiling import Profile
 from .faults import memory_faults, structure_faults
 from .figures import Piece, stage_plans
@@ -116,7 +116,10 @@ class Plan(Document):
         try:
             read = read.refreshed()
         except (ValueError, ArithmeticError) as error:
-            raise ValueError(f"{path} holds a plan whose costs add up to nothing: {error}") from error
+            faults = fault_texts(error) if isinstance(error, ValidationError) else [str(error)]
+            raise ValueError(
+                f"{path} holds a plan whose costs are too large:\n  " + "\n  ".join(faults)
+            ) from None
         faults = memory_faults(read)
         if faults:
             raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))

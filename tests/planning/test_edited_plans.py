@@ -1,0 +1,229 @@
+"""Files that were edited into another plan: it costs what its layers cost, and no more is claimed of it."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pipepart
+import schedules
+from pipepart import Cluster, Device, Link, Plan
+from pipepart.cluster import PairLink
+from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
+from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
+
+
+@pytest.fixture(scope="module")
+def tied() -> Plan:
+    return tied_plan()
+
+
+def test_figures_in_the_file_are_not_believed(tied, tmp_path):
+    def change(data: Data) -> None:
+        for stage in data["stages"]:
+            stage.update(forward_seconds=1e-9, static_bytes=0, stash_bytes=0, transfer_seconds=0.0)
+        data["prediction"].update(step_seconds=1e-9, bubble=0.0, memory_bytes=[0, 0, 0])
+
+    read = Plan.load(edited(tied, change, tmp_path / "plan.json"))
+    assert read.stages == tied.stages
+    assert read.predicted.step_seconds == tied.predicted.step_seconds
+    assert read.predicted.memory_bytes == tied.predicted.memory_bytes
+
+
+BOUND_EDITS: dict[str, Callable[[Data], object]] = {
+    "the border": lambda d: move(d, 0, 1),
+    "a device's memory": lambda d: d["cluster"]["devices"][0].update(memory_bytes=5000),
+    "the speed of a device that is not used": lambda d: d["cluster"]["devices"][2].update(speed=9.0),
+    "the schedule": lambda d: d.update(schedule="gpipe"),
+    "a cost": lambda d: costs(d)["layers"][0]["forward"].update(seconds=0.5),
+    "the bound beyond the cut": lambda d: d["prediction"].update(bottleneck_bound=1e6),
+    "the prediction away": lambda d: d.update(prediction=None),
+}
+
+
+@pytest.mark.parametrize("edit", BOUND_EDITS)
+def test_of_an_edited_plan_no_best_and_no_runners_up_are_known(edit, tied, tmp_path):
+    assert tied.predicted.optimal
+    assert tied.alternatives
+    read = Plan.load(edited(tied, BOUND_EDITS[edit], tmp_path / "plan.json"))
+    assert read.predicted.bottleneck_bound == 0
+    assert not read.predicted.optimal
+    assert read.alternatives == ()
+
+
+def unlike(*speeds: float) -> Cluster:
+    devices = tuple(
+        Device(name=f"d{index}", kind="made up", speed=speed, memory_bytes=10**6 + index)
+        for index, speed in enumerate(speeds)
+    )
+    links = (PairLink(between=("d0", "d1"), bandwidth=3.0, latency=0.1),)
+    return Cluster(devices=devices, link=Link(bandwidth=7.0, latency=0.3), links=links)
+
+
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always", "auto"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["auto", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "hanayo"],
+)
+def test_an_unedited_file_is_the_same_value(schedule, recompute, tmp_path):
+    layers = [Layer(forward=0.1 * index, parameters=index, output=index, saved=3) for index in range(1, 10)]
+    profile = profile_of(layers, [2, 4], loss_seconds=0.7)
+    for cluster in (unlike(1, 0.3), unlike(1, 0.7, 1.9)):
+        plan = pipepart.plan(profile, cluster, schedule=schedule, recompute=recompute)
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def from_scratch(
+    plan: Plan, layers: list[Layer], loss_seconds: float, input_bytes: int
+) -> schedules.Timeline:
+    """The step of a plan, simulated with costs added up layer by layer."""
+    ends, seconds, stashes, inputs = [], [], [], []
+    start = 0
+    for stage in plan.stages:
+        end = start + len(stage.layers)
+        speed = plan.cluster.device(stage.device).speed
+        own = layers[start:end]
+        count = plan.micro_batches
+        loss = loss_seconds if end == len(layers) else 0.0
+        seconds.append(
+            [
+                (sum(layer.forward for layer in own) + loss) / count / speed,
+                sum(layer.backward_input for layer in own) / count / speed,
+                sum(layer.backward_weight for layer in own) / count / speed,
+            ]
+        )
+        once = stage_bytes(layers, start, end, 1, input_bytes) - stage_bytes(
+            layers, start, end, 0, input_bytes
+        )
+        stashes.append(once)
+        inputs.append(layers[start - 1].output if start else input_bytes)
+        ends.append(end)
+        start = end
+    built = plan.build_schedule()
+    names = {row: plan.stages[stage].device for stage, row in enumerate(built.device_of)}
+    rows = [[plan.cluster.link_between(names[a], names[b]) for b in sorted(names)] for a in sorted(names)]
+    again = [stage.recompute != "never" for stage in plan.stages]
+    stage_costs = schedules.StageCosts(
+        forward=[each[0] for each in seconds],
+        backward_input=[each[1] for each in seconds],
+        backward_weight=[each[2] for each in seconds],
+        latency=[[link.latency for link in row] for row in rows],
+        bandwidth=[[link.bandwidth or math.inf for link in row] for row in rows],
+        message_bytes=[layers[end - 1].output for end in ends],
+        stash_bytes=stashes,
+        boundary_bytes=[size if more else 0 for size, more in zip(inputs, again, strict=True)],
+        recompute=[each[0] if more else 0.0 for each, more in zip(seconds, again, strict=True)],
+    )
+    return schedules.simulate(built, stage_costs)
+
+
+def needs(plan: Plan, layers: list[Layer], timeline: schedules.Timeline) -> dict[str, int]:
+    """Bytes of each device: what its stages hold without any stash, the stashes, and one transient."""
+    found: dict[str, int] = {}
+    transient: dict[str, int] = {}
+    start = 0
+    for stage in plan.stages:
+        end = start + len(stage.layers)
+        own = layers[start:end]
+        static = sum(layer.parameters * (4 if layer.trained else 1) for layer in own)
+        most = max(layer.peak for layer in own) + (own[-1].output if end < len(layers) else 0)
+        found[stage.device] = found.get(stage.device, 0) + static
+        transient[stage.device] = max(transient.get(stage.device, 0), most)
+        start = end
+    rows = {plan.stages[stage].device: row for stage, row in enumerate(timeline.schedule.device_of)}
+    return {name: found[name] + transient[name] + int(timeline.peak_bytes[rows[name]]) for name in found}
+
+
+@st.composite
+def edits(draw: st.DrawFn, plan: Plan) -> Callable[[Data], None]:
+    """A few edits that leave a plan possible but for the memory: borders, devices, recompute, schedule, limits."""
+    one_a_device = ["1f1b", "gpipe", "sequential", "eager-1f1b", "zb-h1", "zb-h2"]
+    alike = ["interleaved-1f1b", "looped-bfs"]
+    there_and_back = ["zb-v", "v-half", "v-min", "dualpipe-v"]
+    kinds = next(
+        kind for kind in (one_a_device, alike, there_and_back, [plan.schedule]) if plan.schedule in kind
+    )
+    names = [name for stage in plan.stages for name in stage.layers]
+    count = len(plan.stages)
+    borders = sorted(draw(st.permutations(range(1, len(names))))[: count - 1])
+    rows = plan.build_schedule().device_of
+    order = draw(st.permutations([device.name for device in plan.cluster.devices]))
+    modes = draw(
+        st.lists(st.sampled_from(["never", "except-last", "always"]), min_size=count, max_size=count)
+    )
+    schedule = draw(st.sampled_from(kinds))
+    limits = draw(
+        st.lists(st.one_of(st.none(), st.integers(1, 900)), min_size=len(order), max_size=len(order))
+    )
+    chosen = draw(st.sets(st.sampled_from(["borders", "devices", "recompute", "schedule", "limits"])))
+
+    def change(data: Data) -> None:
+        for index, (start, end) in enumerate(zip([0, *borders], [*borders, len(names)], strict=True)):
+            stage = data["stages"][index]
+            if "borders" in chosen:
+                stage["layers"] = names[start:end]
+            if "devices" in chosen:
+                stage["device"] = order[rows[index]]
+            if "recompute" in chosen:
+                stage["recompute"] = modes[index]
+        if "schedule" in chosen:
+            data["schedule"] = schedule
+        if "limits" in chosen:
+            for device, limit in zip(data["cluster"]["devices"], limits, strict=True):
+                device["memory_bytes"] = limit
+
+    return change
+
+
+@given(
+    layers=chains(most=8),
+    cluster=clusters(limited=False),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]),
+    micro_batches=st.integers(1, 5),
+    data=st.data(),
+)
+@settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_a_plan_that_was_edited_costs_what_its_layers_cost(
+    layers, cluster, schedule, micro_batches, data, tmp_path
+):
+    profile = profile_of(layers, [micro_batches], loss_seconds=0.5, input_bytes=7)
+    try:
+        plan = pipepart.plan(profile, cluster, schedule=schedule, stages="auto", recompute="never")
+    except pipepart.DoesNotFit:
+        return  # too few layers for two stages a device
+    path = edited(plan, data.draw(edits(plan)), tmp_path / "plan.json")
+    raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
+    timeline = from_scratch(raw, layers, 0.5, 7)
+    bytes_ = needs(raw, layers, timeline)
+    limits = {device.name: device.memory_bytes or math.inf for device in raw.cluster.devices}
+    short = [name for name, need in bytes_.items() if need > limits[name]]
+    if short:
+        with pytest.raises(ValueError, match=r"plan\.json holds a plan that does not fit") as caught:
+            Plan.load(path)
+        for name, need in bytes_.items():
+            text = f"device {name!r} (stage"
+            assert (text in str(caught.value)) == (name in short)
+            if name in short:
+                assert f"is short by {need - limits[name]} bytes: it needs {need} " in str(caught.value)
+        return
+    read = Plan.load(path)
+    assert read.predicted.step_seconds == pytest.approx(timeline.makespan, rel=1e-9)
+    assert read.predicted.bubble == pytest.approx(timeline.bubble, abs=1e-9)
+    assert dict(zip(limits, read.predicted.memory_bytes, strict=True)) == dict.fromkeys(limits, 0) | bytes_
+    assert read.simulate().makespan == read.predicted.step_seconds
+    in_flight = schedules.in_flight(
+        schedules.build(
+            read.schedule, devices=len(read.workers), micro_batches=micro_batches, chunks=read.chunks
+        )
+    )
+    assert [stage.in_flight for stage in read.stages] == list(in_flight)
+    read.save(path)
+    assert Plan.load(path) == read
