@@ -55,6 +55,43 @@ def tangled(layers: int) -> nx.DiGraph:
     return _with_costs(graph)
 
 
+def nasnet(cells: int) -> nx.DiGraph:
+    """Cells of five blocks, each block of two inputs, all taken from the two cells before, as in NASNet-A.
+
+    About 55 layers a cell; the tensors of later cells are smaller, and take 2 x bytes over 100 Gbit/s.
+    """
+    draw = random.Random(0)
+    graph = nx.DiGraph()
+    scale = 1.0
+
+    def layer(inputs: list[int], seconds: float, tensor: float) -> int:
+        node = len(graph)
+        graph.add_node(node, seconds=seconds * draw.uniform(0.8, 1.25), transfer_seconds=tensor * scale)
+        graph.add_edges_from((before, node) for before in inputs)
+        return node
+
+    def row(start: int, *seconds: float) -> int:
+        for each in seconds:
+            start = layer([start], each, 14.4)
+        return start
+
+    separable = (0.25, 0.8, 1.3, 0.5) * 2
+    before = last = row(layer([], 3.0, 24.0), 2.0)
+    for cell in range(cells):
+        scale = 0.5 ** (cell * 3 // cells)
+        old, new = row(before, 0.25, 1.2, 0.5), row(last, 0.25, 1.2, 0.5)
+        blocks = [
+            layer([row(new, *separable), row(old, *separable)], 0.3, 14.4),
+            layer([row(old, *separable), row(old, *separable)], 0.3, 14.4),
+            layer([row(new, 0.6), old], 0.3, 14.4),
+            layer([row(old, 0.6), row(old, 0.6)], 0.3, 14.4),
+            layer([row(new, *separable), new], 0.3, 14.4),
+        ]
+        before, last = last, layer([old, *blocks], 0.4, 86.4)
+    row(last, 0.3, 0.3, 0.2)
+    return graph
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="The two smallest sizes of each.")] = False,
 ) -> None:
@@ -65,6 +102,9 @@ def main(
         ("residual", residual, [1250, 2500, 5000, 10_000], 64),
         ("inception", inception, [250, 500, 1000, 2000], 16),
         ("tangled", tangled, [250, 500, 1000, 2000], 16),
+        ("nasnet", nasnet, [5, 9, 18], 2),
+        ("nasnet", nasnet, [5, 9, 18], 4),
+        ("nasnet", nasnet, [5, 9, 18], 8),
     ):
         before: tuple[int, float] | None = None
         for size in sizes[:2] if quick else sizes:

@@ -18,7 +18,7 @@ BEAM_PAIRS = 20_000_000
 BEAMS = 2
 
 # The fraction of a bottleneck that a beam leaves open.
-ENOUGH = 1e-4
+ENOUGH = 5e-4
 
 # Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
 PROOF_SETS = 30_000

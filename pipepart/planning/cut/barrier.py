@@ -11,7 +11,7 @@ from .spans import Spans
 from .windows import SLACK, Windows
 
 # Amounts of work that are told apart, and the lengths of stages, as parts of what one device has to do.
-STEPS = 40
+STEPS = 64
 LENGTHS = (0.3, 0.6, 1.0)
 
 # The bound is halved in to this fraction.
@@ -37,7 +37,8 @@ class Barrier:
                 least_crossing(problem, spans, tied, float(low), float(high))
                 for low, high in zip(self._edges[:-1], self._edges[1:], strict=True)
             ]
-            self._tolls.append((length * even, np.array(found)))
+            self._tolls.append((length * even, np.nan_to_num(np.array(found), posinf=0.0)))
+            self._exists = np.isfinite(found)
 
     def bound(self, low: float, high: float) -> float:
         """Seconds that no cut can beat, between two bounds."""
@@ -71,7 +72,7 @@ class Barrier:
         step &= np.arange(len(first))[:, None] <= np.arange(len(first))[None, :]
         start = (first + windows.charge * start_toll <= room) | (first <= windows.free)
         finish = (end + windows.charge * end_toll <= room) | (end <= windows.free)
-        reached = start
+        reached = start & self._exists
         for _ in range(windows.devices - 2):
-            reached = reached | step[reached].any(axis=0)
+            reached |= step[reached].any(axis=0) & self._exists
         return bool((reached & finish).any()) or windows.devices == 1 or self._edges[-1] <= room

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import networkx as nx
@@ -50,9 +51,11 @@ def least_crossing(problem: Problem, spans: Spans, tied: list[Tether], low: floa
     Nodes with more than ``high`` before them are behind each such border, and those with too little left behind them
     before it; between these the least cut is a closure: an arc of infinite capacity from each node to those it uses
     keeps them on its side (Picard, "Maximal Closure of a Graph", Management Science 1976). A price on work draws that
-    cut into the range; any price gives a bound.
+    cut into the range; any price gives a bound. Infinite where some node would have to be on both sides.
     """
     closure = _Closure(problem, spans, tied, low, high)
+    if closure.impossible:
+        return math.inf
     best, price, step = 0.0, 0.0, closure.steepness()
     lowest, highest = -np.inf, np.inf
     for _ in range(PRICES):
@@ -78,6 +81,7 @@ class _Closure:
         total, slack = float(problem.work.sum()), 1e-11 * float(problem.work.sum())
         self._out = spans.ahead > high + slack
         self._in = total - spans.behind < low - slack
+        self.impossible = bool((self._out & self._in).any())
         self._work = problem.work
         self._before = float(problem.work[self._in].sum())
         self._free = np.nonzero(~self._out & ~self._in)[0].tolist()

@@ -120,6 +120,8 @@ def first_cut(
 
 
 def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, effort: Effort) -> Found:
+    if split and effort.clock.over:
+        return Found(split, low, optimal=False)
     spans = Spans(problem)
     high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
     sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets, spans)

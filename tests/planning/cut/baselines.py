@@ -1,8 +1,10 @@
-"""What others do with a layer graph: balance the seconds of its execution order, tensors left out of account."""
+"""What others do with a layer graph, written anew from their papers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+
+import networkx as nx
 
 
 def balanced_blocks(costs: Sequence[float], parts: int) -> list[int]:
@@ -43,6 +45,43 @@ def partition_balanced(costs: Sequence[float], parts: int) -> list[int]:
         else:
             low = middle
     return _stages(_greedy(costs, high))
+
+
+def pipedream(graph: nx.DiGraph, parts: int) -> list[list[Hashable]]:
+    """Stages by PipeDream's optimizer for a straight pipeline (Narayanan et al., SOSP 2019, section 3.1).
+
+    The states are the sets of nodes that hold all predecessors of theirs. The slowest part of the best pipeline up to
+    a state is the least, over the states inside it, of the largest of: the slowest part up to there, twice what
+    crosses there, and the compute between.
+    """
+    states = _downsets(graph)
+    compute = [sum(graph.nodes[node]["seconds"] for node in state) for state in states]
+    crossing = [
+        sum(graph.nodes[node]["transfer_seconds"] for node in state if not set(graph[node]) <= state)
+        for state in states
+    ]
+    best: list[tuple[float, tuple[int, ...]]] = [(seconds, (index,)) for index, seconds in enumerate(compute)]
+    for _ in range(parts - 1):
+        longer = list(best)
+        for index, state in enumerate(states):
+            for inner in range(1, index):
+                if states[inner] < state:
+                    slowest = max(best[inner][0], 2 * crossing[inner], compute[index] - compute[inner])
+                    longer[index] = min(longer[index], (slowest, (*best[inner][1], index)))
+        best = longer
+    borders = [states[index] for index in best[-1][1]]
+    return [
+        [node for node in graph if node in border - before]
+        for before, border in zip([frozenset(), *borders[:-1]], borders, strict=True)
+    ]
+
+
+def _downsets(graph: nx.DiGraph) -> list[frozenset[Hashable]]:
+    found: set[frozenset[Hashable]] = {frozenset()}
+    for node in nx.topological_sort(graph):
+        before = set(graph.predecessors(node))
+        found |= {state | {node} for state in found if before <= state}
+    return sorted(found, key=lambda state: (len(state), sorted(map(repr, state))))
 
 
 def _greedy(costs: Sequence[float], limit: float) -> list[int]:
