@@ -87,7 +87,9 @@ class Plan(Document):
     stages: tuple[StagePlan, ...] = Field(min_length=1)
     cluster: Cluster
     schedule: str
-    micro_batches: int = Field(ge=1)
+    micro_batches: int = Field(
+        ge=1, le=100_000
+    )  # the schedule of more would fill the memory before it is refused
     chunks: int = Field(default=1, ge=1)
     prediction: Prediction | None = None
     fingerprint: str = ""

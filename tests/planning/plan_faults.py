@@ -135,8 +135,8 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ["micro_batches is 3, and the costs in the plan are those of [4]: plan again"],
     ),
     "more micro-batches than can be": (
-        lambda d: d.update(micro_batches=10**12),
-        ["micro_batches is 1000000000000, and the costs in the plan are those of [4]: plan again"],
+        lambda d: d.update(micro_batches=10**12, profile=None),
+        ["micro_batches: Input should be less than or equal to 100000"],
     ),
     "no micro-batches": (
         lambda d: d.update(micro_batches=0),

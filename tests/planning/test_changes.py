@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pipepart
-from pipepart import Cluster, Plan
+from pipepart import Cluster, Pipeline, Plan
 from pipepart.capture import capture, describe
 from pipepart.planning import ModelChanged, StagePlan, model_changes, warn_of_changes
 
@@ -249,6 +249,14 @@ def test_a_plan_by_hand_knows_of_no_change():
         micro_batches=1,
     )
     assert model_changes(plan, body()) == []
+
+
+def test_a_model_that_was_trained_along_its_plan_is_the_same(plan):
+    model = body()
+    with Pipeline(model, plan, nn.MSELoss()) as pipe:
+        assert model_changes(plan, model) == []
+        pipe.step(torch.ones(8, 4), target=torch.zeros(8, 2))
+    assert model_changes(plan, model.eval()) == []
 
 
 def test_a_loaded_plan_remembers_its_model(plan, tmp_path):

@@ -1,7 +1,12 @@
 """Files that were edited into no plan: every fault is named, beside the path of the file."""
 
+import copy
 import json
+import math
+import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +129,67 @@ def test_a_plan_by_hand_needs_no_profile(tmp_path):
     }
     (tmp_path / "bare.json").write_text(json.dumps(bare))
     assert Plan.load(tmp_path / "bare.json").stages[0].layers == ("x",)
+
+
+WRONG = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    10**9,
+    1e400,
+    math.nan,
+    -0.5,
+    1.5,
+    "",
+    "layer2",
+    "b",
+    "always",
+    [],
+    {},
+    [0],
+    ["layer1"],
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_written_into_a_file_it_loads_or_is_refused(seed, tied, chunked, tmp_path):
+    """Up to three values anywhere in the file are replaced or left out."""
+    draw = random.Random(seed)
+
+    def change(data: Data) -> None:
+        for _ in range(draw.randint(1, 3)):
+            place: Any = data
+            while True:
+                key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+                if not isinstance(place[key], dict | list) or not place[key] or draw.random() < 0.1:
+                    break
+                place = place[key]
+            if draw.random() < 0.2:
+                del place[key]
+                if not data:
+                    return
+            else:
+                place[key] = copy.deepcopy(draw.choice(WRONG))
+
+    for plan in (tied, chunked):
+        path = edited(plan, change, tmp_path / "plan.json")
+        read, error = outcome(path)
+        if error is not None:
+            assert type(error) is ValueError
+            assert str(error).startswith(str(path))
+        elif read is not None and read.profile is not None:
+            assert read.simulate().makespan == read.predicted.step_seconds
+
+
+def outcome(path: Path) -> tuple[Plan, None] | tuple[None, Exception]:
+    """The plan in a file, or what its loading raised."""
+    try:
+        return Plan.load(path), None
+    except Exception as error:
+        return None, error
 
 
 BY_HAND: dict[str, tuple[Callable[[Data], object], str]] = {

@@ -10,34 +10,12 @@ from torch import nn
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, Link, Pipeline, Plan, Profile
-from pipepart.cluster import PairLink
+from pipepart import Cluster, Pipeline, Plan, Profile
 from pipepart.planning import StagePlan, refine, refine_cluster, replan
+from tests.planning.measured_steps import cluster_of, measured, slowed, true_layers
 from tests.planning.problems import Layer, profile_of
 
 COUNTS = [2, 4, 8]
-
-
-def cluster_of(*speeds: float, latency: float = 0.0, bandwidth: float | None = None) -> Cluster:
-    devices = tuple(
-        Device(name=f"device:{index}", kind="made up", speed=speed) for index, speed in enumerate(speeds)
-    )
-    return Cluster(devices=devices, link=Link(latency=latency, bandwidth=bandwidth))
-
-
-def true_layers(count: int, seed: int = 0) -> list[Layer]:
-    draw = random.Random(seed)
-    return [
-        Layer(
-            forward=draw.uniform(1, 9),
-            backward_input=draw.uniform(1, 9),
-            backward_weight=draw.uniform(0, 5),
-            parameters=8,
-            output=draw.randrange(1, 20),
-            saved=draw.randrange(1, 20),
-        )
-        for _ in range(count)
-    ]
 
 
 def wrong_layers(layers: list[Layer], sizes: list[int], seed: int = 1) -> list[Layer]:
@@ -57,11 +35,6 @@ def wrong_layers(layers: list[Layer], sizes: list[int], seed: int = 1) -> list[L
         ]
     assert len(wrong) == len(layers)
     return wrong
-
-
-def measured(plan: Plan, true: Profile) -> schedules.Timeline:
-    """A step of the plan as it would be measured if the layers cost that."""
-    return plan.model_copy(update={"profile": true}).refreshed().simulate()
 
 
 def stage_seconds(profile: Profile, plan: Plan, micro_batches: int) -> list[tuple[float, float]]:
@@ -155,21 +128,6 @@ def test_other_micro_batch_sizes_are_scaled_by_the_same_factors():
     assert any_count.predicted.step_seconds == pytest.approx(
         pipepart.plan(true, plan.cluster).predicted.step_seconds, rel=1e-9
     )
-
-
-def slowed(trace: schedules.Timeline, slow: dict[int, float]) -> schedules.Timeline:
-    """The same step, its actions of some micro-batches longer by a factor, one after the other on each device."""
-    starts, ends = [], []
-    for row, row_starts, row_ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
-        now, own_starts, own_ends = 0.0, [], []
-        for action, start, end in zip(row, row_starts, row_ends, strict=True):
-            now = max(now, start)
-            own_starts.append(now)
-            now += (end - start) * slow.get(action.micro_batch or 0, 1.0)
-            own_ends.append(now)
-        starts.append(own_starts)
-        ends.append(own_ends)
-    return schedules.Timeline(trace.schedule, starts, ends)
 
 
 def test_a_slow_first_micro_batch_and_a_slow_step_change_nothing():
@@ -272,60 +230,6 @@ def test_a_plan_by_hand_needs_a_profile():
         replan(plan, trace)
     again = replan(plan, trace, profile_of([Layer(forward=5)] * 4, [4]))
     assert [len(stage.layers) for stage in again.stages] == [2, 2]
-
-
-def test_the_latency_of_messages_that_were_waited_for_is_found():
-    layers = [replace(layer, output=4) for layer in true_layers(8)]
-    plan = pipepart.plan(
-        profile_of(layers, [8]), cluster_of(1, 1, 1, bandwidth=100.0, latency=1.0), schedule="1f1b"
-    )
-    slow = plan.cluster.model_copy(update={"link": Link(bandwidth=100.0, latency=0.25)})
-    trace = plan.model_copy(update={"cluster": slow}).simulate()
-    found, notes = refine_cluster(plan, trace)
-    assert found.link.latency == pytest.approx(0.25, rel=1e-9)
-    assert found.link.bandwidth == 100.0
-    assert len(notes) == 1
-    assert "the link of all devices has a latency of 250 ms" in notes[0]
-    assert replan(plan, trace, cluster=found).cluster == found
-    assert replan(plan, trace).cluster == plan.cluster
-
-
-def test_each_link_has_its_own_latency():
-    layers = [replace(layer, output=4) for layer in true_layers(8)]
-    cluster = cluster_of(1, 1, 1)
-    pair = PairLink(between=("device:1", "device:2"), latency=0.0)
-    plan = pipepart.plan(
-        profile_of(layers, [8]), cluster.model_copy(update={"links": (pair,)}), schedule="sequential"
-    )
-    slow = plan.cluster.model_copy(
-        update={"link": Link(latency=0.5), "links": (pair.model_copy(update={"latency": 2.0}),)}
-    )
-    found, notes = refine_cluster(plan, plan.model_copy(update={"cluster": slow}).simulate())
-    assert found.link.latency == pytest.approx(0.5, rel=1e-9)
-    assert found.links[0].latency == pytest.approx(2.0, rel=1e-9)
-    assert [note.split(" has ")[0] for note in notes] == [
-        "the link of 'device:1' and 'device:2'",
-        "the link of all other devices",
-    ]
-
-
-def test_a_link_is_left_alone_where_its_messages_do_not_tell():
-    layers = [replace(layer, output=100) for layer in true_layers(8)]
-    cluster = cluster_of(1, 1, latency=0.125, bandwidth=100.0)
-    plan = pipepart.plan(profile_of(layers, [8]), cluster, schedule="sequential")
-    found, notes = refine_cluster(plan, plan.simulate())
-    assert found == cluster
-    assert "left alone: the bytes take most of the time" in notes[0]
-
-    few = pipepart.plan(profile_of(layers, [1]), cluster_of(1, 1), schedule="sequential")
-    found, notes = refine_cluster(few, few.simulate())
-    assert found == few.cluster
-    assert "left alone: 2 messages were waited for, it takes 3" in notes[0]
-
-    free = pipepart.plan(profile_of(layers, [8]), cluster_of(1, 1), schedule="sequential")
-    found, notes = refine_cluster(free, slowed(free.simulate(), {0: 1.0, 1: 0.5, 2: 0.25, 3: 0.5}))
-    assert found == free.cluster
-    assert "left alone: messages take from" in notes[0]
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])
