@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from .explain import explain_command
 from .plan import plan_command
 from .profile import profile_command
+from .simulate import simulate_command
 
 app = typer.Typer(
     name="pipepart",
@@ -21,6 +23,8 @@ app = typer.Typer(
 )
 app.command("profile")(profile_command)
 app.command("plan")(plan_command)
+app.command("explain")(explain_command)
+app.command("simulate")(simulate_command)
 
 
 def _print_version(wanted: bool) -> None:

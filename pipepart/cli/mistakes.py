@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 import typer
+
+from ..planning import DoesNotFit
 
 _OUR_PACKAGES = {"pipepart", "schedules"}
 # What stands between our frames and the first one of a user's module, layer or loss.
@@ -29,6 +32,8 @@ def mistakes_told() -> Iterator[None]:
         yield
     except Mistake as mistake:
         _end(str(mistake))
+    except DoesNotFit as misfit:
+        _end_with_ways_out(misfit)
     except (ValueError, TypeError) as error:
         if not _raised_by_us(error):
             _end_with_traceback(error)
@@ -39,6 +44,13 @@ def mistakes_told() -> Iterator[None]:
 
 def _end(message: str) -> None:
     typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(2) from None
+
+
+def _end_with_ways_out(misfit: DoesNotFit) -> None:
+    from ..reporting import misfit_report, show
+
+    show(misfit_report(misfit, "Error: "), file=sys.stderr)
     raise typer.Exit(2) from None
 
 

@@ -47,10 +47,8 @@ def deliver(
         Mistake: the file cannot be written.
     """
     if path is not None:
-        try:
+        with _writing(path):
             result.save(path)
-        except OSError as error:
-            raise Mistake(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     if as_json:
         typer.echo(result.model_dump_json(indent=1))
     else:
@@ -59,6 +57,25 @@ def deliver(
         show(*reports())
     if path is not None:
         typer.echo(f"Saved in {path}.", err=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Saves something beside the result.
+
+    Raises:
+        Mistake: the file cannot be written.
+    """
+    with _writing(path):
+        path.write_text(text, encoding="utf-8")
+    typer.echo(f"Saved in {path}.", err=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Mistake(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
 def note(text: str) -> None:

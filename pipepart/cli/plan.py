@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from ..cluster import Cluster
 from ..planning import micro_batches_worth_trying, plan
+from ..planning.choice import AUTO
+from ..planning.memory import RecomputeChoice
+from ..planning.setting import CHUNKS
 from ..profiling import Profile
-from . import options
+from . import options, wishes
 from .devices import DeviceOptions
 from .measure import HowToMeasure, measure
 from .mistakes import Mistake, mistakes_told
-from .numbers import parse_count
+from .numbers import parse_choice, parse_count
 from .output import check_writable, deliver
+from .reports import plan_reports
+
+_MODES: tuple[RecomputeChoice, ...] = get_args(RecomputeChoice)
 
 
 def plan_command(
@@ -55,7 +61,8 @@ def plan_command(
         str | None, typer.Option(metavar="SIZE", show_default=False, help="What each device may use: 2GiB.")
     ] = None,
     schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="gpipe, 1f1b, sequential, or auto for the best.")
+        str,
+        typer.Option(metavar="NAME", help=f"{', '.join(CHUNKS)}; or auto for the best of {', '.join(AUTO)}."),
     ] = "auto",
     micro_batches: Annotated[
         str, typer.Option(metavar="N", help="Parts of a mini-batch, or auto for the best that is profiled.")
@@ -68,6 +75,33 @@ def plan_command(
             help="How many, or auto for the best number; one a device if not given.",
         ),
     ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Stages of each device, for a schedule that has several; 2 if not given.",
+        ),
+    ] = None,
+    max_micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default=False, help="With auto, no more micro-batches than these."
+        ),
+    ] = None,
+    recompute: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="Stages that run their forward again to save memory: auto where it does not fit else, or for all "
+            "of them never, except-last (all micro-batches but the last) or always.",
+        ),
+    ] = "auto",
+    pin: wishes.Pin = None,
+    together: wishes.Together = None,
+    no_cut_before: wishes.NoCutBefore = None,
+    cut_before: wishes.CutBefore = None,
     sample: options.Sample = None,
     optimizer: options.Optimizer = None,
     threads: options.Threads = None,
@@ -84,22 +118,40 @@ def plan_command(
         check_writable(output)
         count = parse_count("--micro-batches", micro_batches)
         number = None if stages is None else parse_count("--stages", stages)
+        parse_choice("--schedule", schedule, (*CHUNKS, "auto"))
+        mode = parse_choice("--recompute", recompute, _MODES)
+        asked = wishes.WishOptions(pin, together, no_cut_before, cut_before).arguments()
         where = DeviceOptions(devices, cluster, tuple(device or ()), link, memory).make_cluster()
         how = HowToMeasure(sample, optimizer, threads, seconds)
-        profile = _profile(model_or_profile, how, where, count)
-        made = plan(profile, where, schedule=schedule, micro_batches=count, stages=number)
+        profile = _profile(model_or_profile, how, where, count, max_micro_batches)
+        made = plan(
+            profile,
+            where,
+            schedule=schedule,
+            micro_batches=count,
+            recompute=mode,
+            stages=number,
+            chunks=chunks,
+            max_micro_batches=max_micro_batches,
+            **asked,
+        )
+        deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
 
-        def reports():
-            from ..reporting import drawn_timeline, memory_table, plan_summary, stage_table
 
-            picture = drawn_timeline(made.simulate(), "Predicted timeline of one step")
-            return [plan_summary(made), stage_table(made), memory_table(made), picture]
+def _profile(
+    name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"], most: int | None
+) -> Profile:
+    if name.endswith(".json"):
+        return _load(Path(name), how)
+    threads = how.threads or cluster.devices[0].threads
 
-        deliver(made, reports, as_json=as_json, path=output)
+    def sizes(batch: int) -> list[int]:
+        if count != "auto":
+            return [count]
+        worth = micro_batches_worth_trying(batch, len(cluster))
+        return sorted({min(each, most) for each in worth}) if most else worth
 
-
-def _profile(name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"]) -> Profile:
-    return _load(Path(name), how) if name.endswith(".json") else _measure(name, how, cluster, count)
+    return measure(name, HowToMeasure(how.sample, how.optimizer, threads, how.seconds), sizes)
 
 
 def _load(path: Path, how: HowToMeasure) -> Profile:
@@ -109,12 +161,3 @@ def _load(path: Path, how: HowToMeasure) -> Profile:
         return Profile.load(path)
     except OSError as error:
         raise Mistake(f"cannot read the profile {str(path)!r}: {error.strerror or error}") from None
-
-
-def _measure(name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"]) -> Profile:
-    threads = how.threads or cluster.devices[0].threads
-
-    def sizes(batch: int) -> list[int]:
-        return [count] if count != "auto" else micro_batches_worth_trying(batch, len(cluster))
-
-    return measure(name, HowToMeasure(how.sample, how.optimizer, threads, how.seconds), sizes)

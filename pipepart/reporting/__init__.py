@@ -1,20 +1,30 @@
 """Profiles, plans and timelines as people read them in a terminal or a log."""
 
+from .alternatives import alternatives_table
 from .console import report_console, show
+from .edited import edited_note
 from .layers import layer_table, size_table
 from .measured import measured_against_plan
-from .stages import memory_table, stage_table
+from .memory import memory_table
+from .misfits import misfit_report
+from .simulated import idle_table, simulation_summary
+from .stages import stage_table
 from .summary import plan_summary
 from .timeline import drawn_timeline
 
 __all__ = [
+    "alternatives_table",
     "drawn_timeline",
+    "edited_note",
+    "idle_table",
     "layer_table",
     "measured_against_plan",
     "memory_table",
+    "misfit_report",
     "plan_summary",
     "report_console",
     "show",
+    "simulation_summary",
     "size_table",
     "stage_table",
 ]

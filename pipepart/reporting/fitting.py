@@ -11,8 +11,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# Names longer than this are folded before any column is left out.
+# Names longer than this are folded before any column is left out; words up to the other length never are.
 _NAME_WIDTH = 24
+_WORD_WIDTH = 10
 
 # Lines under the head and over the totals, nothing else.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
@@ -42,6 +43,11 @@ class Column:
     def called(self) -> str:
         """What a reader calls it."""
         return self.header.replace("\n", " ") if self.name is None else self.name
+
+    @property
+    def folds(self) -> bool:
+        """Whether its cells may go over several lines."""
+        return self.text and max(map(len, self.cells), default=0) > _WORD_WIDTH
 
 
 @dataclass(frozen=True)
@@ -79,15 +85,16 @@ class FittingTable:
 
     def _table(self, columns: Sequence[Column], folded: bool = False) -> Table:
         table = Table(box=_BOX, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        lines = max(column.header.count("\n") for column in columns)
         for column in columns:
             table.add_column(
-                column.header,
+                # Titles stand on their line, cells that fold hang from theirs.
+                "\n" * (lines - column.header.count("\n")) + column.header,
                 justify="left" if column.text else "right",
-                no_wrap=not column.text,
+                no_wrap=not column.folds,
                 overflow="fold",
                 style=column.style,
-                vertical="bottom",
-                max_width=_NAME_WIDTH if folded and column.text else None,
+                max_width=_NAME_WIDTH if folded and column.folds else None,
             )
         rows = list(zip(*(column.cells for column in columns), strict=True))
         for index, row in enumerate(rows):

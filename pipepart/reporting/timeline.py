@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from schedules import Timeline
+from schedules import Kind, Timeline
 
 from ..units import format_seconds
 
 # A line in a file need not be longer to be legible.
 _WIDEST = 140
-_STYLES = {r"\d*f+": "cyan", r"\d*b+": "magenta", r"\d*i+": "green", r"\d*w+": "yellow", r"\.+": "dim"}
+_STYLES = {
+    r"\d*[fF]+": "cyan",
+    r"\d*[bB]+": "magenta",
+    r"\d*[iI]+": "green",
+    r"\d*[wW]+": "yellow",
+    r"\d*[rR]+": "blue",
+    r"\.+": "dim",
+}
+_WORDS = {
+    Kind.F: "0f: forward of micro-batch 0",
+    Kind.B: "0b: its backward",
+    Kind.I: "0i: its backward for the inputs",
+    Kind.W: "0w: for the weights",
+    Kind.RECOMPUTE: "0r: its forward again",
+    Kind.OVERLAP_F_B: "1x0x: a forward beside a backward",
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,7 @@ class DrawnTimeline:
 
     timeline: Timeline
     title: str
+    devices: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"{self.title}, {format_seconds(self.timeline.makespan)}", style="bold")
@@ -31,11 +48,27 @@ class DrawnTimeline:
         for pattern, style in _STYLES.items():
             picture.highlight_regex(pattern, style)
         yield picture
-        yield Text(
-            "One line a device. 0f: forward of micro-batch 0; 0b: its backward; dots: idle.", style="dim"
-        )
+        yield Text(self._legend(), style="dim")
+
+    def _legend(self) -> str:
+        schedule = self.timeline.schedule
+        kinds = {action.kind for row in schedule.actions for action in row}
+        words = [text for kind, text in _WORDS.items() if kind in kinds]
+        if schedule.stages > schedule.devices:
+            words.append("capitals: every second stage of a device")
+        named = any(not name.endswith(f":{row}") for row, name in enumerate(self.devices))
+        lines = ", ".join(f"{row} {name}" for row, name in enumerate(self.devices))
+        return f"One line a device{f' ({lines})' if named else ''}. {'; '.join([*words, 'dots: idle'])}."
 
 
-def drawn_timeline(timeline: Timeline, title: str = "Timeline of one step") -> DrawnTimeline:
-    """A simulated or measured timeline to print."""
-    return DrawnTimeline(timeline, title)
+def drawn_timeline(
+    timeline: Timeline, title: str = "Timeline of one step", devices: Sequence[str] = ()
+) -> DrawnTimeline:
+    """A simulated or measured timeline to print.
+
+    Args:
+        timeline: start and end of each action.
+        title: stands above it.
+        devices: their names, one a line of the picture.
+    """
+    return DrawnTimeline(timeline, title, tuple(devices))

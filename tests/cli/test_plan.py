@@ -16,7 +16,7 @@ Run = Callable[[str], Result]
 def test_a_saved_profile_is_planned(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2")
     assert result.exit_code == 0, result.stderr
-    for title in ("Plan", "Stages: time", "Stages: memory", "Predicted timeline"):
+    for title in ("Plan", "Stages: time", "Devices: memory", "Alternatives", "Predicted timeline"):
         assert title in result.stdout
 
 
@@ -58,6 +58,55 @@ def test_the_number_of_stages_can_be_asked_for(run: Run, saved: str) -> None:
     assert len(Plan.model_validate_json(result.stdout).stages) == 2
 
 
+def test_schedules_with_several_stages_a_device_are_planned(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 2 --schedule looped-bfs --chunks 2 --micro-batches 4 --json")
+    made = Plan.model_validate_json(result.stdout)
+    assert (made.chunks, len(made.stages)) == (2, 4)
+
+
+def test_no_more_micro_batches_than_wished(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 2 --max-micro-batches 3 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches == 2
+
+
+def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
+    result = run("plan models.py:whole --devices 2 --seconds 0 --max-micro-batches 3 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 3}
+
+
+def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 2 --recompute always --schedule 1f1b")
+    assert "stages 0, 1 run the forward again" in result.stdout
+    assert "right before the backward of every micro-batch" in result.stdout
+
+
+def test_the_cut_is_the_users_to_make(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 3 --cut-before 1 --cut-before 4 --json")
+    layers = [stage.layers for stage in Plan.model_validate_json(result.stdout).stages]
+    assert layers == [("0",), ("1", "2", "3"), ("4",)]
+
+
+def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
+    line = f"plan {saved} --devices 2 --schedule 1f1b --json"
+    pinned = Plan.model_validate_json(run(f"{line} --pin 1=1 --pin 0=0").stdout)
+    assert [stage.layers for stage in pinned.stages] == [("0",), ("1", "2", "3", "4")]
+    tied = Plan.model_validate_json(run(f"{line} --together 1,2 --together 2,3,4").stdout)
+    assert tied.stages == pinned.stages
+    barred = " ".join(f"--no-cut-before {layer}" for layer in (2, 3, 4))
+    assert Plan.model_validate_json(run(f"{line} {barred}").stdout).stages == pinned.stages
+
+
+def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> None:
+    result = run(
+        f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never"
+    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: the model does not fit: with 2 stages")
+    assert "What would fit, the cheapest change first" in result.stderr
+    for change in ("--schedule 1f1b", "--recompute auto", "1 more device like virtual:0"):
+        assert result.stderr.count(change) == 1
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -74,6 +123,19 @@ def test_the_number_of_stages_can_be_asked_for(run: Run, saved: str) -> None:
         ("--devices 2 --memory lots", "'lots' is not a size"),
         ("--devices 2 --memory 1KiB", "is short by"),
         ("--devices 2 --schedule zigzag", "'zigzag'"),
+        ("--devices 2 --schedule 1f1", "did you mean"),
+        ("--devices 2 --recompute sometimes", "choose one of auto, never, except-last, always"),
+        ("--devices 2 --schedule 1f1b --chunks 2", "has one stage a device, got chunks=2"),
+        ("--devices 2 --max-micro-batches 1", "max_micro_batches is 1"),
+        ("--devices 2 --pin 1", "give a layer and its stage"),
+        ("--devices 2 --pin 1=last", "give a layer and its stage"),
+        ("--devices 2 --pin 1=0 --pin 1=1", "--pin has layer '1' in stage 0 and in stage 1"),
+        ("--devices 2 --pin nine=0", "pin names layer 'nine'"),
+        ("--devices 2 --pin 1=1 --pin 2=0", "which runs after it"),
+        ("--devices 2 --together 1", "give layers with commas between them"),
+        ("--devices 2 --together 1,nine", "together names layer 'nine'"),
+        ("--devices 2 --cut-before 0", "the first layer: nothing comes before it"),
+        ("--devices 2 --cut-before 1 --no-cut-before 1", "both have layer '1'"),
         ("--devices 2 --micro-batches 3", "measured for [2, 4] micro-batches, not for 3"),
         ("--devices 2 --micro-batches some", "--micro-batches 'some'"),
         ("--devices 2 --stages 3", "between 1 and 2"),

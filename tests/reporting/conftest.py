@@ -81,6 +81,28 @@ def two_stages(profile: Profile) -> Plan:
 
 
 @pytest.fixture
+def four_chunks(profile: Profile) -> Plan:
+    """Four stages on two devices that differ, each layer twice."""
+    names = [f"{layer.name}{copy}" for copy in (1, 2) for layer in profile.layers[:2]]
+    layers = tuple(
+        profile.layers[index % 2].model_copy(update={"name": name}) for index, name in enumerate(names)
+    )
+    costs = tuple(
+        costs.model_copy(update={"layers": costs.layers[:2] * 2, "saved": ()}) for costs in profile.costs
+    )
+    doubled = profile.model_copy(update={"layers": layers, "costs": costs})
+    cluster = Cluster.parse(["64MiB", "64MiB@0.5"])
+    return plan(doubled, cluster, schedule="looped-bfs", micro_batches=4)
+
+
+@pytest.fixture
+def again(profile: Profile) -> Plan:
+    """Two stages, the forward of each run again."""
+    cluster = Cluster.virtual(2, memory="64MiB")
+    return plan(profile, cluster, schedule="1f1b", micro_batches=4, recompute="always")
+
+
+@pytest.fixture
 def printed() -> Callable[[RenderableType], str]:
     """Prints a report into a file and returns what stands there."""
 

@@ -7,8 +7,16 @@ from collections.abc import Callable
 import pytest
 from rich.console import RenderableType
 
-from pipepart import Plan
-from pipepart.reporting import drawn_timeline, measured_against_plan, plan_summary
+from pipepart import Cluster, DoesNotFit, Plan, Profile, plan
+from pipepart.planning import Alternative
+from pipepart.reporting import (
+    alternatives_table,
+    drawn_timeline,
+    edited_note,
+    measured_against_plan,
+    misfit_report,
+    plan_summary,
+)
 
 Printed = Callable[[RenderableType], str]
 
@@ -21,7 +29,114 @@ def test_the_summary_tells_schedule_step_speed_up_bubble_and_bottleneck(
     assert "1f1b, 4 micro-batches, 2 stages on 2 devices" in text
     assert f"{predicted.serial_seconds / predicted.step_seconds:.2f}, against 50 ms" in text
     assert f"{predicted.bubble:.0%} of the devices' time" in text
-    assert "no cut of these layers into 2 stages on these devices has a smaller one" in text
+    assert (
+        "proven: no cut into 2 stages that is allowed and fits these devices has a smaller bottleneck" in text
+    )
+
+
+def predicted_as(made: Plan, **figures: float) -> Plan:
+    return made.model_copy(update={"prediction": made.predicted.model_copy(update=figures)})
+
+
+def test_the_bottleneck_is_the_device_with_the_largest_load(printed: Printed, four_chunks: Plan) -> None:
+    assert "stages 0, 2 on device:1, 13 ms a micro-batch" in printed(plan_summary(four_chunks))
+
+
+def test_what_is_not_proven_is_bounded_or_said_to_be_unknown(printed: Printed, two_stages: Plan) -> None:
+    bottleneck = two_stages.predicted.bottleneck_seconds
+    near = printed(plan_summary(predicted_as(two_stages, bottleneck_bound=bottleneck / 1.25)))
+    assert "may be up to 25.0% above the smallest of 2 stages on these devices" in near
+    unknown = printed(plan_summary(predicted_as(two_stages, bottleneck_bound=0.0)))
+    assert "is not known" in unknown
+    assert "proven" not in near + unknown
+
+
+def test_the_order_of_unlike_devices_is_told(printed: Printed, two_stages: Plan, four_chunks: Plan) -> None:
+    assert "device:1, device:0 along the model" in printed(plan_summary(four_chunks))
+    assert "along the model" not in printed(plan_summary(two_stages))
+
+
+def test_devices_that_are_not_used_are_named(printed: Printed, profile: Profile) -> None:
+    text = printed(plan_summary(plan(profile, Cluster.virtual(3), stages=2, schedule="1f1b")))
+    assert "2 stages on 2 of 3 devices" in text
+    assert "unused      virtual:2" in text
+
+
+def test_whether_it_fits_is_told_by_the_fullest_device(printed: Printed, two_stages: Plan) -> None:
+    assert "fits: the fullest device is virtual:0, 8.0 MiB of 64.0 MiB (13%)" in printed(
+        plan_summary(two_stages)
+    )
+
+
+def test_what_recompute_costs_and_saves_is_told(printed: Printed, again: Plan, two_stages: Plan) -> None:
+    text = printed(plan_summary(again))
+    assert "stages 0, 1 run the forward again: 3.75 ms more a micro-batch, 8.0 KiB less held" in text
+    assert "recompute" not in printed(plan_summary(two_stages))
+
+
+OTHERS = (
+    Alternative(
+        schedule="gpipe",
+        micro_batches=4,
+        chunks=1,
+        stages=2,
+        step_seconds=0.040,
+        memory_bytes=2048,
+        why="23.8% slower",
+    ),
+    Alternative(
+        schedule="gpipe",
+        micro_batches=2,
+        chunks=1,
+        stages=2,
+        step_seconds=0.050,
+        memory_bytes=2048,
+        why="54.8% slower",
+    ),
+    Alternative(schedule="hanayo", micro_batches=4, chunks=2, stages=4, why="does not fit"),
+)
+
+
+def test_alternatives_stand_below_what_was_taken(printed: Printed, two_stages: Plan) -> None:
+    made = two_stages.model_copy(update={"alternatives": OTHERS})
+    lines = [" ".join(line.split()) for line in printed(alternatives_table(made)).splitlines()]
+    assert lines[4].startswith("1f1b 4 2 1 ")
+    assert lines[4].endswith("taken")
+    assert lines[5:] == [
+        "gpipe 4 2 1 40.00 2.0 KiB 23.8% slower",
+        "gpipe 2 2 1 50.00 2.0 KiB 54.8% slower",
+        "hanayo 4 4 2 – – does not fit",
+    ]
+
+
+def test_few_alternatives_are_the_best_of_each_schedule(printed: Printed, two_stages: Plan) -> None:
+    made = two_stages.model_copy(update={"alternatives": OTHERS})
+    text = printed(alternatives_table(made, compact=True))
+    assert "23.8%" in text
+    assert "54.8%" not in text
+    assert "And 2 more" in text
+
+
+def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        plan(profile, Cluster.virtual(1, memory="5MiB"), schedule="1f1b")
+    assert not caught.value.remedies
+    text = printed(misfit_report(caught.value, "Error: "))
+    assert text.startswith("Error: the model does not fit: with 1 stages")
+    assert "use larger devices" in text
+    whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
+    with pytest.raises(DoesNotFit) as caught:
+        plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
+    shown = [line.split() for line in printed(misfit_report(caught.value)).splitlines()]
+    assert ["1", "1", "more", "device", "like", "virtual:0"] in [line[:6] for line in shown]
+
+
+def test_an_edited_plan_is_held_against_its_file(printed: Printed, two_stages: Plan) -> None:
+    assert edited_note(two_stages, two_stages) is None
+    before = predicted_as(two_stages, step_seconds=two_stages.predicted.step_seconds / 2)
+    note = edited_note(before, two_stages)
+    assert note is not None
+    assert "100.0% longer" in note.plain
 
 
 def test_a_plan_written_by_hand_has_a_summary_too(printed: Printed, two_stages: Plan) -> None:
@@ -36,6 +151,18 @@ def test_the_timeline_is_as_wide_as_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     lines = printed(drawn_timeline(two_stages.simulate())).splitlines()
     assert [len(line) for line in lines if "|" in line] == [width, width]
+
+
+def test_the_legend_names_what_is_in_the_picture(
+    printed: Printed, two_stages: Plan, four_chunks: Plan, again: Plan
+) -> None:
+    plain = printed(drawn_timeline(two_stages.simulate(), devices=["virtual:0", "virtual:1"]))
+    assert plain.endswith("One line a device. 0f: forward of micro-batch 0; 0b: its backward; dots: idle.\n")
+    assert "0r: its forward again" in printed(drawn_timeline(again.simulate()))
+    names = [device.name for device in four_chunks.workers]
+    several = printed(drawn_timeline(four_chunks.simulate(), devices=names))
+    assert "(0 device:1, 1 device:0)" in several
+    assert "capitals: every second stage" in several
 
 
 def test_measured_steps_are_held_against_the_prediction(printed: Printed, two_stages: Plan) -> None:

@@ -10,7 +10,15 @@ import pytest
 from rich.console import RenderableType
 
 from pipepart import Plan, Profile
-from pipepart.reporting import layer_table, memory_table, show, size_table, stage_table
+from pipepart.reporting import (
+    alternatives_table,
+    idle_table,
+    layer_table,
+    memory_table,
+    show,
+    size_table,
+    stage_table,
+)
 
 Printed = Callable[[RenderableType], str]
 WIDTHS = (80, 100, 140)
@@ -78,6 +86,30 @@ def test_no_line_is_wider_than_the_terminal(
         assert max(map(len, printed(table).splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_cell_is_cut_off(
+    printed: Printed,
+    two_stages: Plan,
+    four_chunks: Plan,
+    again: Plan,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for made in (two_stages, four_chunks, again):
+        timeline = made.simulate()
+        timed = idle_table(timeline, [device.name for device in made.workers])
+        tables = (stage_table(made), memory_table(made), alternatives_table(made), timed)
+        for table in tables:
+            text = printed(table)
+            assert max(map(len, text.splitlines())) <= width
+            # What cannot fold is there as a whole, or its column is named below.
+            left_out = text.partition("Not shown")[2]
+            for column in table.columns:
+                if not column.folds and column.called not in " ".join(left_out.split()):
+                    assert all(cell in text for cell in column.cells)
+
+
 @pytest.mark.parametrize("width", [60, *WIDTHS])
 def test_columns_that_have_no_room_are_named_and_the_rest_is_whole(
     printed: Printed, profile: Profile, width: int, monkeypatch: pytest.MonkeyPatch
@@ -127,10 +159,39 @@ def test_a_stage_shows_device_layers_load_and_its_share_of_the_bottleneck(
     assert "100%" in text
 
 
-def test_the_memory_of_a_stage_is_held_against_its_device(printed: Printed, two_stages: Plan) -> None:
+def test_stages_of_one_device_are_added_up(printed: Printed, four_chunks: Plan) -> None:
+    text = printed(stage_table(four_chunks))
+    assert row(text, "0, 2")[2:] == ["device:1", "2", "5.00", "–", "8.00", "–", "13.00", "100%", "████████"]
+    assert row(text, "1, 3")[2:] == ["device:0", "2", "4.50", "2.75", "2.00", "–", "9.25", "71%", "█████▊"]
+    assert "%" not in " ".join(row(text, "0 "))
+
+
+def test_a_forward_that_is_run_again_has_its_column(printed: Printed, again: Plan, two_stages: Plan) -> None:
+    text = printed(stage_table(again))
+    assert "3.25 1.00 3.00 3.25 0.04 10.54" in " ".join(row(text, "0 "))
+    assert "right before the backward of every micro-batch" in text
+    assert "again" not in printed(stage_table(two_stages))
+
+
+def test_the_memory_of_a_device_is_held_against_its_limit(printed: Printed, two_stages: Plan) -> None:
     text = printed(memory_table(two_stages))
     assert "64.0 MiB" in text
     assert row(text, "0 ")[2:9] == ["8.0", "MiB", "2", "×", "8.0", "KiB", "5.0"]
+
+
+def test_the_memory_of_a_device_is_that_of_all_its_stages(printed: Printed, four_chunks: Plan) -> None:
+    text = printed(memory_table(four_chunks))
+    assert " ".join(row(text, "0, 2")) == "0, 2 device:1 12.0 KiB – – 5.0 KiB 17.0 KiB 64.0 MiB <1%"
+    assert "1, 3" in text
+
+
+def test_what_is_kept_whole_is_told_from_inputs(printed: Printed, again: Plan) -> None:
+    stages = tuple(
+        stage.model_copy(update={"in_flight": 4, "boundary_bytes": 1024, "stash_bytes": 8192})
+        for stage in again.stages
+    )
+    text = printed(memory_table(again.model_copy(update={"stages": stages})))
+    assert "1 × 8.0 KiB + 3 × 1.0 KiB" in text
 
 
 def test_devices_without_a_limit_have_no_limit_column(

@@ -1,0 +1,65 @@
+"""What each device of a plan holds at once, as a table."""
+
+from __future__ import annotations
+
+from ..planning import Plan, StagePlan
+from ..planning.memory import kept_bytes
+from .fitting import Column, FittingTable
+from .owners import owned_stages, stage_numbers
+from .quantity import NONE, bar, percent, size
+
+
+def memory_table(plan: Plan) -> FittingTable:
+    """One row a device: the most that its stages hold at once, and what it has."""
+    owned = owned_stages(plan)
+    stages = {device: [plan.stages[number] for number in numbers] for device, numbers in owned.items()}
+    needs = plan.device_bytes()
+    static = {device: sum(stage.static_bytes for stage in own) for device, own in stages.items()}
+    transient = {device: max(stage.transient_bytes for stage in own) for device, own in stages.items()}
+    kept = {device: needs[device] - static[device] - transient[device] for device in owned}
+    again = any(stage.recompute != "never" for stage in plan.stages)
+    terms = [" + ".join(filter(None, map(_terms, own))) or NONE for own in stages.values()]
+    plain = plan.chunks == 1 and not again
+    columns = [
+        Column("stage" if plan.chunks == 1 else "stages", [stage_numbers(owned[device]) for device in owned]),
+        Column("device", list(owned), text=True),
+        Column("parameters,\noptimizer", [size(static[device]) for device in owned]),
+        # A single product is a number; a sum may fold.
+        Column("in flight\n× stash", terms, rank=0 if plain else 3, text=not plain),
+        *([] if plain else [Column("kept for\nbackward", [size(kept[device]) for device in owned])]),
+        Column("for a\nwhile", [size(transient[device]) for device in owned], rank=2),
+        Column("together", [size(needs[device]) for device in owned], style="bold"),
+    ]
+    limits = [plan.cluster.device(device).memory_bytes for device in owned]
+    if any(limits):
+        parts = [
+            needs[device] / limit if limit else None for device, limit in zip(owned, limits, strict=True)
+        ]
+        columns += [
+            Column("limit", [size(limit) if limit else "none" for limit in limits]),
+            Column("used", [NONE if part is None else percent(part) for part in parts]),
+            Column(
+                "", ["" if part is None else bar(part) for part in parts], rank=4, text=True, style="cyan"
+            ),
+        ]
+    return FittingTable("Devices: memory", columns, notes=_notes(plan, again))
+
+
+def _terms(stage: StagePlan) -> str:
+    """The micro-batches in flight that are kept whole, and those of which only the input is kept."""
+    whole = kept_bytes(stage.recompute, stage.in_flight, 1, 0)
+    inputs = stage.in_flight - whole
+    kept = [(whole, stage.stash_bytes), (inputs, stage.boundary_bytes)]
+    return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
+
+
+def _notes(plan: Plan, again: bool) -> list[str]:
+    notes = ["Stash: what one micro-batch in flight keeps for its backward."]
+    if again:
+        notes = [
+            "Stash: what one micro-batch in flight keeps for its backward; only the stage's input where its forward "
+            "runs again."
+        ]
+    if plan.chunks > 1:
+        notes.append("Kept: at once, at most; the stages of a device hold their most at different times.")
+    return notes

@@ -1,0 +1,106 @@
+"""``pipepart explain``: a saved plan, edited or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from pipepart import Cluster, Plan, Profile, plan
+
+Run = Callable[[str], Result]
+
+
+@pytest.fixture
+def planned(measured: Profile, directory: Path) -> Plan:
+    """A plan of three stages in ``plan.json``, with alternatives."""
+    made = plan(measured, Cluster.virtual(3), cut_before=["1", "3"])
+    made.save(directory / "plan.json")
+    return made
+
+
+def edit(directory: Path, change: Callable[[Any], None]) -> None:
+    read = json.loads((directory / "plan.json").read_text())
+    change(read)
+    (directory / "plan.json").write_text(json.dumps(read))
+
+
+def move_layer_2_to_the_last_stage(document: Any) -> None:
+    middle, last = document["stages"][1:]
+    middle["layers"].remove("2")
+    last["layers"].insert(0, "2")
+
+
+def test_a_plan_is_shown_whole(run: Run, planned: Plan) -> None:
+    result = run("explain plan.json")
+    assert result.exit_code == 0, result.stderr
+    for title in ("Plan", "Stages: time", "Devices: memory", "Alternatives", "Predicted timeline"):
+        assert title in result.stdout
+    assert "edited" not in result.stdout
+
+
+def test_every_alternative_is_shown_with_why_it_lost(run: Run, planned: Plan) -> None:
+    lines = run("explain plan.json").stdout.splitlines()
+    for other in planned.alternatives:
+        assert any(other.schedule in line and other.why in line for line in lines)
+
+
+def test_the_json_is_the_plan(run: Run, planned: Plan) -> None:
+    assert Plan.model_validate_json(run("explain plan.json --json").stdout) == planned
+
+
+def test_an_edited_plan_says_so_and_has_the_new_figures(run: Run, planned: Plan, directory: Path) -> None:
+    edit(directory, move_layer_2_to_the_last_stage)
+    result = run("explain plan.json")
+    assert "The file was edited: what stages 1, 2 cost is computed anew." in result.stdout
+    assert "is not known" in result.stdout
+    fresh = Plan.model_validate_json(run("explain plan.json --json").stdout)
+    assert fresh.stages[2].forward_seconds > planned.stages[2].forward_seconds
+
+
+def test_a_plan_by_hand_is_shown_without_figures(run: Run, planned: Plan, directory: Path) -> None:
+    def strip(document: Any) -> None:
+        for stage in document["stages"]:
+            for name in stage.keys() - {"layers", "device"}:
+                del stage[name]
+        for name in ("prediction", "profile", "fingerprint", "outputs", "alternatives"):
+            del document[name]
+
+    edit(directory, strip)
+    result = run("explain plan.json")
+    assert result.exit_code == 0, result.stderr
+    assert "written by hand" in result.stdout
+    assert "timeline" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda read: read["stages"][1]["layers"].remove("2"), "layer '2' is in no stage"),
+        (lambda read: read["stages"][0].update(device="virtual:9"), "on device 'virtual:9'"),
+        (lambda read: read.update(schedule="zigzag"), "no schedule is called 'zigzag'"),
+        (lambda read: read.update(colour="blue"), "colour: Extra inputs"),
+        (
+            lambda read: read["cluster"]["devices"][0].update(memory_bytes=100),
+            "a plan that does not fit its devices",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_edited_plan_is_told(
+    run: Run, planned: Plan, directory: Path, change: Callable[[Any], None], says: str
+) -> None:
+    edit(directory, change)
+    result = run("explain plan.json")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_plan_that_is_not_there_is_told_so(run: Run) -> None:
+    result = run("explain gone.json")
+    assert result.exit_code == 2
+    assert "cannot read the plan 'gone.json'" in result.stderr

@@ -1,0 +1,178 @@
+"""``pipepart simulate``: schedules on the stages of a plan, and on stages described by numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+import schedules
+from pipepart import Cluster, Plan, Profile, plan
+
+Run = Callable[[str], Result]
+NUMBERS = "--schedule 1f1b --devices 4 --micro-batches 8"
+
+
+@pytest.fixture
+def planned(measured: Profile, directory: Path) -> Plan:
+    """Two stages under 1f1b in ``plan.json``."""
+    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4)
+    made.save(directory / "plan.json")
+    return made
+
+
+def figures(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_numbers_describe_stages(run: Run) -> None:
+    result = run(f"simulate {NUMBERS} --forward 1 --backward-input 1 --backward-weight 1")
+    assert "33.00 s" in result.stdout
+    assert "27% of the devices' time is idle" in result.stdout
+    assert "Devices: busy and idle" in result.stdout
+    assert "Timeline of one step" in result.stdout
+
+
+def test_the_figures_are_those_of_the_library(run: Run) -> None:
+    found = figures(run(f"simulate {NUMBERS} --forward 1,2,1,1 --latency 0.5 --stash 1KiB --json"))
+    costs = schedules.StageCosts([1, 2, 1, 1], [1] * 4, [1] * 4, latency=0.5, stash_bytes=[1024] * 4)
+    timeline = schedules.simulate(schedules.build("1f1b", devices=4, micro_batches=8), costs)
+    assert found["makespan_seconds"] == timeline.makespan
+    assert found["bubble"] == timeline.bubble
+    assert [device["peak_stash_bytes"] for device in found["devices"]] == [4096, 3072, 2048, 1024]
+    assert [device["producer_seconds"] for device in found["devices"]] == [
+        idle.producer for idle in timeline.idle
+    ]
+
+
+def test_the_bound_is_no_longer_than_the_schedule(run: Run) -> None:
+    found = figures(run(f"simulate {NUMBERS} --json"))
+    assert found["bound_seconds"] == 27.0 < found["makespan_seconds"]
+
+
+def test_micro_batches_in_flight_are_counted_where_no_size_is_given(run: Run) -> None:
+    result = run(f"simulate {NUMBERS}")
+    assert "in flight" in result.stdout
+    assert "Does not fit" not in result.stdout
+
+
+def test_the_plans_own_schedule_takes_what_was_predicted(run: Run, planned: Plan) -> None:
+    found = figures(run("simulate plan.json --json"))
+    assert found["makespan_seconds"] == pytest.approx(planned.predicted.step_seconds, rel=1e-12)
+    assert [device["device"] for device in found["devices"]] == ["virtual:0", "virtual:1"]
+
+
+def test_the_stages_of_a_plan_under_another_schedule(run: Run, planned: Plan) -> None:
+    found = figures(run("simulate plan.json --schedule gpipe --micro-batches 6 --json"))
+    other = planned.model_copy(update={"schedule": "gpipe", "micro_batches": 6})
+    assert found["makespan_seconds"] == pytest.approx(other.simulate().makespan, rel=1e-12)
+    assert found["micro_batches"] == 6
+
+
+def test_another_schedule_is_compared_with_the_plans_own(run: Run, planned: Plan) -> None:
+    result = run("simulate plan.json --schedule sequential")
+    assert "longer than the plan's own 1f1b with 4 micro-batches" in result.stdout
+
+
+def test_stages_can_share_devices(run: Run, measured: Profile, directory: Path) -> None:
+    plan(measured, Cluster.virtual(4), schedule="1f1b", micro_batches=4).save(directory / "plan.json")
+    found = figures(run("simulate plan.json --schedule interleaved-1f1b --chunks 2 --json"))
+    assert [device["stages"] for device in found["devices"]] == [[0, 2], [1, 3]]
+
+
+def test_a_stage_takes_longer_on_a_slower_device(run: Run, measured: Profile, directory: Path) -> None:
+    unlike = Cluster.parse(["1GiB", "1GiB@0.5"])
+    made = plan(measured, unlike, schedule="looped-bfs", micro_batches=4)
+    made.save(directory / "plan.json")
+    busy = [
+        sum(
+            device["busy_seconds"]
+            for device in figures(run(f"simulate plan.json {option} --json"))["devices"]
+        )
+        for option in ("", "--schedule hanayo")
+    ]
+    # To and fro, the last two stages change places.
+    ratio = made.devices[2].speed / made.devices[3].speed
+    second, third = (stage.load_seconds - stage.transfer_seconds for stage in made.stages[2:])
+    assert busy[1] - busy[0] == pytest.approx(4 * (second * (ratio - 1) + third * (1 / ratio - 1)))
+
+
+def test_what_does_not_fit_is_said(run: Run, planned: Plan, directory: Path) -> None:
+    held = max(planned.predicted.memory_bytes)
+    devices = [device.model_copy(update={"memory_bytes": held}) for device in planned.cluster.devices]
+    tight = planned.cluster.model_copy(update={"devices": tuple(devices)})
+    planned.model_copy(update={"cluster": tight}).save(directory / "plan.json")
+    assert "Does not fit" not in run("simulate plan.json").stdout
+    assert "Does not fit: virtual:" in run("simulate plan.json --schedule gpipe --micro-batches 64").stdout
+
+
+def test_search_is_never_longer_than_the_plans_own(run: Run, planned: Plan) -> None:
+    found = figures(run("simulate plan.json --schedule search --json"))
+    assert found["makespan_seconds"] <= planned.predicted.step_seconds * (1 + 1e-9)
+
+
+def test_a_schedule_is_written_as_csv_and_read_again(run: Run, planned: Plan, directory: Path) -> None:
+    first = figures(run("simulate plan.json --schedule zb-h1 --csv order.csv --json"))
+    assert (directory / "order.csv").read_text() == schedules.build(
+        "zb-h1", devices=2, micro_batches=4
+    ).to_csv()
+    again = figures(run("simulate plan.json --schedule-file order.csv --json"))
+    assert again["actions"] == first["actions"]
+    assert again["makespan_seconds"] == first["makespan_seconds"]
+
+
+def test_the_trace_is_the_timeline(run: Run, directory: Path) -> None:
+    result = run(f"simulate {NUMBERS} --trace trace.json")
+    assert "Saved in trace.json." in result.stderr
+    timeline = schedules.Timeline.from_trace(json.loads((directory / "trace.json").read_text()))
+    assert timeline.makespan == pytest.approx(33.0)
+
+
+def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile, directory: Path) -> None:
+    made = plan(measured, Cluster.virtual(2), schedule="1f1b", micro_batches=4, recompute="always")
+    made.save(directory / "plan.json")
+    found = figures(run("simulate plan.json --json"))
+    assert found["makespan_seconds"] == pytest.approx(made.predicted.step_seconds, rel=1e-12)
+    assert "0RECOMPUTE0" in found["actions"][0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "what is to be played?"),
+        ("--schedule 1f1b --devices 4", "what is to be played?"),
+        ("--schedule 1f1c --devices 4 --micro-batches 8", "did you mean 1f1b"),
+        (f"{NUMBERS} --forward 1,2", "--forward '1,2' has 2 numbers for 4 stages: give 1 or 4"),
+        (f"{NUMBERS} --forward slow", "--forward 'slow': give one number for all stages"),
+        (f"{NUMBERS} --forward -1", "costs are finite and not negative"),
+        (f"{NUMBERS} --stash 1KiB,2KiB", "--stash '1KiB,2KiB' has 2 sizes for 4 stages"),
+        (f"{NUMBERS} --stash much", "'much' is not a size"),
+        (f"{NUMBERS} --chunks 2", "1f1b has 1 chunks per device, got chunks=2"),
+        (f"{NUMBERS} --trace nowhere/trace.json", "there is no directory"),
+        (f"{NUMBERS} --schedule-file order.csv", "both name a schedule"),
+        ("--schedule-file order.csv --devices 2", "--devices: the schedule in order.csv says that"),
+        ("--schedule-file gone.csv", "cannot read the schedule 'gone.csv'"),
+        ("--schedule-file odd.csv", "odd.csv holds no schedule that runs"),
+        ("--schedule-file odd.json", "odd.json is no JSON"),
+        ("gone.json", "cannot read the plan 'gone.json'"),
+        ("plan.json --devices 2", "--devices cannot change plan.json"),
+        ("plan.json --forward 1", "--forward cannot change plan.json"),
+        ("plan.json --chunks 3", "--chunks 3 does not divide the 2 stages of the plan"),
+        ("plan.json --schedule zb-v", "--chunks 2 has the 2 stages of the plan on 1 devices"),
+        ("plan.json --schedule-file order.csv", "order.csv is for 3 stages, the plan has 2"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(run: Run, planned: Plan, directory: Path, line: str, says: str) -> None:
+    (directory / "odd.csv").write_text("0F0,1B9\n")
+    (directory / "odd.json").write_text("{")
+    (directory / "order.csv").write_text(schedules.build("1f1b", devices=3, micro_batches=2).to_csv())
+    result = run(f"simulate {line}")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
