@@ -20,6 +20,9 @@ BEAMS = 2
 # The fraction of a bottleneck that a beam leaves open.
 ENOUGH = 5e-4
 
+# The first step that a beam takes below the cut it started with.
+STEP = 0.05
+
 # Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
 PROOF_SETS = 30_000
 PROOFS = 6
@@ -38,7 +41,7 @@ def beam(problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Spl
         sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, spans, thin=True)
         if sets is None:
             return split
-        closing = Closing(problem, split, high, low)
+        closing = Closing(problem, split, high, low, step=STEP)
         closing.close(Decider(problem, devices, sets, BEAM_PAIRS), clock, ENOUGH)
         split = closing.split or split
         if closing.high > high * (1 - ENOUGH):

@@ -11,8 +11,8 @@ from .spans import Spans
 from .windows import SLACK, Windows
 
 # Amounts of work that are told apart, and the lengths of stages, as parts of what one device has to do.
-STEPS = 64
-LENGTHS = (0.3, 0.6, 1.0)
+STEPS = 40
+LENGTHS = (0.35, 0.8)
 
 # The bound is halved in to this fraction.
 PRECISION = 1e-4

@@ -128,10 +128,11 @@ class Block:
     def _thin(self, most: int) -> None:
         """Keeps about ``most`` sets: of each amount of work as many, those that the least crosses.
 
-        The set that has lost nothing stays: all others of later blocks grow from it.
+        The last one, which holds all nodes so far, stays: all others of later blocks grow from it.
         """
-        lost = self._lost < self.high - self.low
-        self.keep(least_crossed(self.work, self.crossing, most) | ~lost)
+        chosen = least_crossed(self.work, self.crossing, most)
+        chosen[-1] = True
+        self.keep(chosen)
 
     def _close(self) -> None:
         for number, pins in self._pins.items():

@@ -15,7 +15,7 @@ RESOLUTION = 1e-9
 # A gap of this fraction is not halved any more: what is found next mostly closes it.
 LITTLE = 1e-4
 
-# The first step down from a cut that was not the last.
+# The first step down, where the cut is likely to be good.
 STEP = 2e-3
 
 
@@ -28,12 +28,14 @@ class Closing:
         split: the best cut so far.
         high: its bottleneck; without a cut, seconds that no cut exceeds.
         low: seconds that no cut of the decider's borders has less than.
+        step: the first step down from a cut that was not the last, as a fraction.
     """
 
     problem: Problem
     split: Split | None
     high: float
     low: float
+    step: float = STEP
 
     def close(self, decider: Decider, clock: Clock, resolution: float = RESOLUTION) -> bool:
         """Asks until ``low`` comes within a fraction ``resolution`` of ``high``; whether the work granted was enough.
@@ -41,7 +43,7 @@ class Closing:
         Mostly nothing is left below a cut that was just found, so that is the first question. From a cut that does
         have a better one the steps down grow, and what is between a step up and one down is halved.
         """
-        step, fresh = STEP, True
+        step, fresh = self.step, True
         while self.high - self.low > resolution * self.high:
             if clock.over:
                 return False

@@ -47,7 +47,10 @@ def reduced(problem: Problem) -> Reduced:
 
     - a source or sink with one neighbour that is in all its tensors goes with that neighbour;
     - between one predecessor and one successor, with tensors of these three alone, it goes across the dearer tensor;
-    - a source whose tensors go to just its successors goes with the first of them, a sink with the last predecessor.
+    - a source whose tensors each go to all its successors goes with the first of them, a sink likewise with the last
+      of its predecessors: the stages that touch these tensors are then those of the other nodes that do.
+
+    Edges beside a longer path say nothing, and go first: so more nodes have one neighbour only.
 
     Rules repeat until none applies: O(nodes + edges + pins) for each round.
     """
@@ -62,8 +65,11 @@ class _Shrinking:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._before = [set(nodes) for nodes in problem.predecessors]
-        self._after = [set(nodes) for nodes in problem.successors]
+        self._after = _needed(problem)
+        self._before: list[set[int]] = [set() for _ in range(len(problem))]
+        for node, others in enumerate(self._after):
+            for other in others:
+                self._before[other].add(node)
         self._cost: dict[Pins, float] = {frozenset(net.pins): net.seconds for net in problem.nets}
         self._nets: list[set[Pins]] = [set() for _ in range(len(problem))]
         for pins in self._cost:
@@ -110,7 +116,7 @@ class _Shrinking:
         beside = self._after[node] if source else self._before[node]
         if not beside or (not source and self._after[node]):
             return False
-        if any(pins != beside | {node} for pins in self._nets[node]):
+        if not all(beside <= pins for pins in self._nets[node]):
             return False
         self._steps.append((node, tuple(sorted(beside)), min if source else max))
         for pins in list(self._nets[node]):
@@ -166,3 +172,17 @@ class _Shrinking:
             types=tuple(replace(kind, seconds=kind.seconds[kept]) for kind in whole.types),
         )
         return Reduced(problem, tuple(kept), tuple(self._steps), len(whole))
+
+
+def _needed(problem: Problem) -> list[set[int]]:
+    """The successors of each node that no other successor leads to."""
+    found: list[set[int]] = [set(after) for after in problem.successors]
+    if all(len(after) < 2 for after in found):
+        return found
+    reach = [0] * len(problem)
+    for node in range(len(problem) - 1, -1, -1):
+        for after in sorted(problem.successors[node]):
+            if reach[node] >> after & 1:
+                found[node].discard(after)
+            reach[node] |= reach[after] | 1 << after
+    return found

@@ -38,7 +38,7 @@ def random_case(seed: int) -> tuple[nx.DiGraph, Cluster]:
             graph.add_edge(*sorted(draw.sample(range(len(graph)), 2)))
     for layer in graph:
         graph.nodes[layer]["bytes"] = draw.randint(0, 100)
-    total = sum(size for _, size in graph.nodes(data="bytes"))
+    total = sum(graph.nodes[layer]["bytes"] for layer in graph)
     parts = draw.randint(2, 6)
     caps = [int(total * draw.uniform(1.2, 2) / parts) if seed % 3 == 0 else None for _ in range(parts)]
     speeds = [draw.choice([1.0, 1.0, 2.0, 0.5]) if seed % 4 == 0 else 1.0 for _ in range(parts)]
