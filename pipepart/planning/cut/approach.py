@@ -12,8 +12,10 @@ from .problem import Problem, Split
 from .spans import Spans
 from .windows import Windows
 
-# Borders kept by a beam, pairs of them looked at, and how often it starts anew below the cut that it found.
+# Borders kept by a beam, and that number times the nodes of the graph; pairs of borders it looks at; how often it
+# starts anew below the cut that it found.
 BEAM_SETS = 20_000
+BEAM_CELLS = 24_000_000
 BEAM_PAIRS = 20_000_000
 BEAMS = 2
 
@@ -34,11 +36,12 @@ def beam(problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Spl
     Of the downsets of each amount of work only those that the least crosses are kept, and the cut with the smallest
     bottleneck among these borders is found by halving; each better one narrows the windows of the next beam.
     """
+    most = min(BEAM_SETS, BEAM_CELLS // len(problem))
     for _ in range(BEAMS):
         if clock.over:
             break
         high = split.bottleneck(problem)
-        sets = downsets(problem, Windows(problem, devices, high), BEAM_SETS, spans, thin=True)
+        sets = downsets(problem, Windows(problem, devices, high), most, spans, thin=True)
         if sets is None:
             return split
         closing = Closing(problem, split, high, low, step=STEP)
