@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests import plain
-from tests.chains import cut_by_hand
+from tests.chains import Recompute, cut_by_hand
 
 
 class OtherDevice:
@@ -14,17 +14,19 @@ class OtherDevice:
     type = "accelerator"
 
 
-def test_gradients_are_those_of_the_workers(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+def test_gradients_are_those_of_the_workers(recompute: Recompute, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
     x, y = torch.randn(7, 4), torch.randn(7, 2)
     found = []
     for elsewhere in (False, True):
         model.zero_grad()
-        with cut_by_hand(model, [1, 3], micro_batches=3) as pipe:
+        with cut_by_hand(model, [1, 3], micro_batches=3, recompute=recompute) as pipe:
             output = pipe(x)
             if elsewhere:  # from here on every worker would wait for ever
                 monkeypatch.setattr(pipe._stages[1], "device", OtherDevice())
+                monkeypatch.setattr("pipepart.boundary.move", lambda message, device: message)
                 monkeypatch.setattr("pipepart.boundary.move_gradients", lambda gradients, device: gradients)
                 monkeypatch.setattr(pipe._engine, "execute", lambda run: pytest.fail("a worker was asked"))
             nn.functional.mse_loss(output, y).backward()

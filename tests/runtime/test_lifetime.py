@@ -159,52 +159,6 @@ def test_activations_are_released_as_the_schedule_allows():
     assert most_alive("gpipe") == 6
 
 
-@pytest.mark.parametrize(("recompute", "most"), [("never", 6), ("except-last", 2), ("always", 1)])
-@pytest.mark.parametrize("drop_in", [False, True])
-def test_activations_that_are_made_again_are_released_at_once(recompute, most, drop_in):
-    """Counted at each forward and backward of GPipe: only what the backward is at, and a last one that is kept."""
-
-    class Watch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[weakref.ref[Tag]] = []
-            self.alive: list[int] = []
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.count()
-            y, tag = tagged(x.exp())  # saved for the backward
-            self.seen.append(tag)
-            y.register_hook(lambda gradient: self.count())
-            return y * 1
-
-        def count(self) -> None:
-            self.alive.append(sum(tag() is not None for tag in self.seen))
-
-    watches = [Watch() for _ in range(3)]
-    model = nn.Sequential(
-        nn.Linear(4, 4), watches[0], nn.Linear(4, 4), watches[1], nn.Linear(4, 4), watches[2], nn.Linear(4, 2)
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        with cut_by_hand(
-            model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=6, schedule="gpipe", recompute=recompute
-        ) as pipe:
-            if drop_in:
-                pipe(X).sum().backward()
-            else:
-                pipe.step(X, target=Y)
-    finally:
-        gc.enable()
-    for watch in watches:
-        forwards = 6 if recompute == "never" else len(watch.alive) - 6
-        assert max(watch.alive) == most
-        if recompute != "never":
-            assert watch.alive[:6] == [0] * 6
-        assert forwards == {"never": 6, "except-last": 11, "always": 12}[recompute]
-        assert sum(tag() is not None for tag in watch.seen) == 0
-
-
 def test_two_threads_cannot_step_at_once():
     inside, leave = threading.Event(), threading.Event()
 

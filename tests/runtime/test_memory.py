@@ -1,5 +1,6 @@
 """What a device keeps for its backwards, counted, is to the byte what the plan says that it keeps."""
 
+import gc
 import threading
 import weakref
 from collections import defaultdict
@@ -15,7 +16,7 @@ import pipepart
 from pipepart.pipeline import Pipeline
 from pipepart.runtime import Run
 from pipepart.runtime.own_copy import tensors
-from tests.chains import Recompute
+from tests.chains import Recompute, cut_by_hand
 
 
 class Slot:
@@ -125,3 +126,54 @@ def test_a_device_keeps_as_much_as_the_plan_says(schedule, chunks, recompute: Re
         pipe.step(x, target=y)
     for worker, predicted in zip(plan.workers, plan.simulate().peak_bytes, strict=True):
         assert peaks[f"pipepart-{worker.name}"] == predicted
+
+
+class Tag:
+    """Something to hold weakly: an attribute of a tensor's memory."""
+
+
+@pytest.mark.parametrize(("recompute", "most"), [("never", 6), ("except-last", 2), ("always", 1)])
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_activations_that_are_made_again_are_released_at_once(recompute, most, drop_in):
+    """Counted at each forward and backward of GPipe: only what the backward is at, and a last one that is kept."""
+
+    class Watch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[weakref.ref[Tag]] = []
+            self.alive: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count()
+            y, tag = x.exp(), Tag()
+            y.untyped_storage().tag = tag  # type: ignore[attr-defined]
+            self.seen.append(weakref.ref(tag))
+            y.register_hook(lambda gradient: self.count())
+            return y * 1
+
+        def count(self) -> None:
+            self.alive.append(sum(tag() is not None for tag in self.seen))
+
+    watches = [Watch() for _ in range(3)]
+    model = nn.Sequential(
+        nn.Linear(4, 4), watches[0], nn.Linear(4, 4), watches[1], nn.Linear(4, 4), watches[2], nn.Linear(4, 2)
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        with cut_by_hand(
+            model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=6, schedule="gpipe", recompute=recompute
+        ) as pipe:
+            if drop_in:
+                pipe(torch.ones(6, 4)).sum().backward()
+            else:
+                pipe.step(torch.ones(6, 4), target=torch.zeros(6, 2))
+    finally:
+        gc.enable()
+    for watch in watches:
+        forwards = 6 if recompute == "never" else len(watch.alive) - 6
+        assert max(watch.alive) == most
+        if recompute != "never":
+            assert watch.alive[:6] == [0] * 6
+        assert forwards == {"never": 6, "except-last": 11, "always": 12}[recompute]
+        assert sum(tag() is not None for tag in watch.seen) == 0
