@@ -10,9 +10,10 @@ from .saved_plan import PlanFile, as_in_file, load_plan
 
 
 def explain_command(plan: PlanFile, as_json: options.AsJson = False) -> None:
-    """Shows a plan that was saved: its stages, memory, alternatives and predicted timeline.
+    """Shows a plan that was saved, edited or not.
 
-    The file may have been edited: it is checked, and what its stages cost is computed anew. The model is not needed.
+    Its stages, memory, alternatives and predicted timeline. An edited file is checked, and what its stages cost is
+    computed anew from the profile in it: the model is not needed.
     """
     with mistakes_told():
         made = load_plan(plan)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import typer
@@ -38,6 +39,8 @@ def mistakes_told() -> Iterator[None]:
         if not _raised_by_us(error):
             _end_with_traceback(error)
         _end("\n".join([str(error), *_notes(error)]))
+    except BrokenPipeError:
+        _end_unread()
     except Exception as error:
         _end_with_traceback(error)
 
@@ -45,6 +48,13 @@ def mistakes_told() -> Iterator[None]:
 def _end(message: str) -> None:
     typer.echo(f"Error: {message}", err=True)
     raise typer.Exit(2) from None
+
+
+def _end_unread() -> None:
+    """Who reads the output has had enough, as `head` does."""
+    with suppress(OSError, ValueError):  # What is buffered has nowhere to go when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(1) from None
 
 
 def _end_with_ways_out(misfit: DoesNotFit) -> None:

@@ -94,8 +94,8 @@ def plan_command(
         str,
         typer.Option(
             metavar="MODE",
-            help="Stages that run their forward again to save memory: auto where it does not fit else, or for all "
-            "of them never, except-last (all micro-batches but the last) or always.",
+            help="Forwards that are run again to save memory: auto in stages that do not fit else; or in all stages "
+            "never, except-last (all micro-batches but the last) or always.",
         ),
     ] = "auto",
     pin: wishes.Pin = None,

@@ -110,7 +110,7 @@ def simulate_command(
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Plays a schedule: how long it takes, and what each device waits for.
+    """Plays a schedule and says what each device waits for.
 
     With PLAN, the stages of the plan under another schedule or with another number of micro-batches of the same size.
     Without, as in `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.

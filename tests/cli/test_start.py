@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import Result
 
 import pipepart
@@ -47,3 +48,13 @@ def test_the_library_does_not_import_what_only_reports_need() -> None:
         "-c", "import pipepart, sys; print({'rich', 'typer', 'click', 'sklearn'} & set(sys.modules))"
     )
     assert result.stdout == "set()\n"
+
+
+def test_output_that_nobody_reads_on_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*reports: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pipepart.reporting.show", closed)
+    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
+    assert result.exit_code == 1
+    assert not result.output
