@@ -114,3 +114,19 @@ def test_the_host_pays_nothing_for_tensors_unless_told():
 def test_devices_that_are_not_worth_their_tensors_are_left_out():
     graph = path({"seconds": 1.0, "transfer_seconds": 9.0}, {"seconds": 1.0})
     assert len(cut(graph, TWO).devices) == 1
+
+
+def test_a_graph_without_directions_is_refused():
+    with pytest.raises(ValueError, match=r"must be a networkx\.DiGraph"):
+        cut(nx.path_graph(3), TWO)  # pyright: ignore[reportArgumentType]
+
+
+def test_parallel_edges_say_no_more_than_one():
+    graph = nx.MultiDiGraph(sized(1, 1))
+    graph.add_edge("n0", "n1")
+    assert cut(graph, TWO).stages == (["n0"], ["n1"])
+
+
+def test_a_tensor_without_seconds_is_named():
+    with pytest.raises(ValueError, match="seconds of tensor 0"):
+        cut(sized(1, 1), TWO, [(None, ["n0", "n1"])])  # pyright: ignore[reportArgumentType]
