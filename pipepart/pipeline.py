@@ -19,7 +19,7 @@ from .capture import flatten
 from .cluster import Cluster, as_cluster
 from .loss import LossWeights, Reduction, check_loss_is_scalar, declared_reduction
 from .microbatch import batch_size, gather, sizes, split
-from .planning import Plan, micro_batches_worth_trying, plan
+from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
 from .profiling import profile, single_argument
 from .runtime import (
     Engine,
@@ -77,6 +77,7 @@ class Pipeline:
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
         self._stages = build_stages(model, plan)
+        warn_of_changes(plan, model, stacklevel=2)
         self._orders = Orders(plan)
         self._engine = Engine(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]

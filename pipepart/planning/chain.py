@@ -121,8 +121,10 @@ class ChainProblem:
                 chosen.append("never")
                 continue
             needs = [fixed + kept_bytes(mode, count, stash, boundary) for mode in self._modes]
-            fitting = [mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit]
-            chosen.append(fitting[0] if fitting else self._modes[int(np.argmin(needs))])
+            best: Recompute = self._modes[int(np.argmin(needs))]
+            chosen.append(
+                next((mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit), best)
+            )
         return chosen
 
     def _first_guess(self, orders: Orders) -> float:
@@ -247,8 +249,7 @@ class ChainProblem:
         if mode != "never":  # nothing is made again for a backward that there is not
             without = [row.fixed_bytes + int(count) * row.stash_bytes for count in counts]
             by_count = [
-                np.where(row.again_seconds > 0, need, kept)
-                for need, kept in zip(by_count, without, strict=True)
+                np.where(row.backward, need, kept) for need, kept in zip(by_count, without, strict=True)
             ]
         return np.array(by_count)[view.count_of_edge]
 

@@ -16,7 +16,7 @@ from .stage_costs import ChainCosts
 from .wishes import Wishes
 
 # What "auto" tries, the simplest first: it wins where others are not faster.
-AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "hanayo")
+AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "hanayo", "sequential")
 
 _EQUAL = 1e-9
 _SHOWN = 12

@@ -163,7 +163,7 @@ class ChunkedProblem:
         )
         seconds = np.diff(costs.compute_sums[edges], axis=1)
         if mode != "never":
-            backward = np.diff(costs.backward_sums[edges], axis=1) > 0
+            backward = costs.backward_at[edges[:, 1:] - 1]
             seconds = seconds + np.where(backward, np.diff(costs.forward_sums[edges], axis=1), 0.0)
         names = [self._cluster.devices[site].name for site in order]
         loads = np.zeros((count, len(order)))
@@ -207,7 +207,7 @@ class ChunkedProblem:
                 int(costs.static_bytes[layers].sum()),
                 transient,
                 costs.stash_bytes(layers),
-                costs.boundary_bytes(start),
+                costs.boundary_bytes(start) if costs.needs_backward(layers) else 0,
             )
         return self._needs[start, end]
 

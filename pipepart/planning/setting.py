@@ -87,13 +87,24 @@ class Setting:
             if cut is None or cut.short_bytes:
                 return None
             modes = [cut.recompute] * len(cut.starts)
-            return self._plan(cut.starts, cut.sites, modes, devices, cut.bound)
+            return self._if_it_fits(self._plan(cut.starts, cut.sites, modes, devices, cut.bound))
         problem = self._chain(devices)
         found = problem.best()
         if found is None:
             return None
         bound = found.worst if found.optimal else 0.0
-        return self._plan(found.starts, found.sites, problem.modes(found), devices, bound)
+        return self._if_it_fits(self._plan(found.starts, found.sites, problem.modes(found), devices, bound))
+
+    def _if_it_fits(self, made: Plan) -> Plan | None:
+        """The plan, unless its simulation holds more than the search counted with.
+
+        It may where forwards run again: a schedule that splits its backward, or has several stages a device, can hold
+        more whole stashes at once than are counted then.
+        """
+        limits = (
+            (self.cluster.device(name).memory_bytes, need) for name, need in made.device_bytes().items()
+        )
+        return None if any(limit is not None and need > limit for limit, need in limits) else made
 
     def misfit(self, devices: int) -> Misfit:
         """Why no plan for so many devices fits, told by the cut that comes nearest."""

@@ -21,7 +21,8 @@ class Row:
     Attributes:
         start: its first layer.
         seconds: compute on a device of speed 1.
-        again_seconds: of it the forward, to run once more; 0 where there is no backward to do it for.
+        again_seconds: of it the forward, to run once more.
+        backward: whether there is a backward; a stage without one keeps nothing for it.
         fixed_bytes: what it holds however many micro-batches are in flight.
         stash_bytes: what it holds for each of them.
         boundary_bytes: what it holds for each whose forward is to run once more.
@@ -30,6 +31,7 @@ class Row:
     start: int
     seconds: Floats
     again_seconds: Floats
+    backward: NDArray[np.bool_]
     fixed_bytes: Floats
     stash_bytes: Floats
     boundary_bytes: float
@@ -70,11 +72,13 @@ class ChainCosts:
         # The gradient of a stage's output arrives before its backward starts; the last stage makes its own.
         self.arriving_bytes = np.r_[self.output_bytes[:-1], 0]
         self._pieces = costs.saved
-        self._trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
+        self.trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
+        # Whether there is a backward at a layer: it or one before it trains something. A profile made by hand may
+        # say so in seconds alone.
+        self.backward_at = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
         self._no_border = self._forbidden(profile, together, no_border)
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
         self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
-        self.backward_sums = np.cumsum(np.r_[0.0, self.backward_input + self.backward_weight])
         self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
 
     @property
@@ -94,6 +98,8 @@ class ChainCosts:
 
     def stash_bytes(self, layers: slice) -> int:
         """What a stage of these layers keeps for each micro-batch in flight."""
+        if not self.needs_backward(layers):
+            return 0
         inside = range(layers.start, layers.stop)
         return sum(
             piece.bytes
@@ -106,8 +112,8 @@ class ChainCosts:
         return sum(piece.bytes for piece in self._pieces if first in piece.input_of)
 
     def needs_backward(self, layers: slice) -> bool:
-        """Whether a stage of these layers has a backward that takes time."""
-        return bool(self.backward_sums[layers.stop] > self.backward_sums[layers.start])
+        """Whether a stage of these layers has a backward: it trains something, or a stage before it does."""
+        return bool(self.backward_at[layers.stop - 1])
 
     def border_seconds(self, link: Link) -> Floats:
         """Time to cross the border before each layer, forward and back; infinite where none is allowed.
@@ -118,14 +124,14 @@ class ChainCosts:
         seconds = np.zeros(self.layers + 1)
         sizes = self.output_bytes[:-1]
         once = link.latency + (sizes / link.bandwidth if link.bandwidth else 0.0)
-        seconds[1:-1] = np.where(self._trained[:-1], 2 * once, once)
+        seconds[1:-1] = np.where(self.trained[:-1], 2 * once, once)
         seconds[self._no_border] = np.inf
         return seconds
 
     def crossing_seconds(self, border: int, link: Link) -> float:
         """Time to cross one border, forward and back."""
         once = link.seconds(int(self.output_bytes[border - 1]))
-        return 2 * once if self._trained[border - 1] else once
+        return 2 * once if self.trained[border - 1] else once
 
     def reach_seconds(self, start: int, seconds: float) -> int:
         """The last end of a stage from layer ``start`` on whose compute is within ``seconds``, at least one layer."""
@@ -173,15 +179,16 @@ class ChainCosts:
 
     def _row(self, start: int, end: int, stash: Floats, boundary: int) -> Row:
         ends = slice(start + 1, end + 1)
-        backward = self.backward_sums[ends] > self.backward_sums[start]
+        backward = self.backward_at[start:end]
         peak = np.maximum.accumulate(self.peak_bytes[start:end])
         static = self._static_sum[ends] - self._static_sum[start]
         return Row(
             start=start,
             seconds=self.compute_sums[ends] - self.compute_sums[start],
             again_seconds=np.where(backward, self.forward_sums[ends] - self.forward_sums[start], 0.0),
+            backward=backward,
             fixed_bytes=static + peak + self.arriving_bytes[start:end],
-            stash_bytes=stash,
+            stash_bytes=np.where(backward, stash, 0.0),
             boundary_bytes=float(boundary),
         )
 

@@ -47,6 +47,8 @@ def neighbours(model: nn.Module, sample: Any, loss: Loss, count: int, threads: i
         for worker in workers:
             done.get()
             worker.stop()
+        for worker in workers:
+            worker.join()
 
 
 def _copies(model: nn.Module, count: int) -> list[nn.Module]:

@@ -130,16 +130,38 @@ def every_cut(
             yield Candidate(edges, devices, max(loads), max(lacks))
 
 
-def stage_bytes(layers: Sequence[Layer], start: int, end: int, in_flight: int, input_bytes: int = 0) -> int:
-    """The most that a stage of layers ``start`` to ``end`` holds: Adam's state, stash and what it needs for a while."""
+@dataclass(frozen=True)
+class Parts:
+    """What a stage holds: always, for each micro-batch in flight, and for one that is made again; has it a backward."""
+
+    fixed: int
+    stash: int
+    given: int
+    backward: bool
+
+
+def stage_parts(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0) -> Parts:
+    """The memory of a stage of layers ``start`` to ``end``: Adam's state, stash, and what it needs for a while."""
     inside = layers[start:end]
     static = sum(layer.parameters * (4 if layer.trained else 1) for layer in inside)
     given = input_bytes if start == 0 else layers[start - 1].output
     stash = given + sum(layer.saved for layer in inside)
     for before, layer in itertools.pairwise(inside):
         stash += before.output if layer.keeps_input else 0
+    backward = any(_backward(layer) for layer in layers[:end])
     arriving = inside[-1].output if end < len(layers) else 0
-    return static + in_flight * stash + max(layer.peak for layer in inside) + arriving
+    fixed = static + max(layer.peak for layer in inside) + arriving
+    return Parts(fixed, stash if backward else 0, given, backward)
+
+
+def stage_bytes(layers: Sequence[Layer], start: int, end: int, in_flight: int, input_bytes: int = 0) -> int:
+    """The most that a stage holds that makes nothing again."""
+    parts = stage_parts(layers, start, end, input_bytes)
+    return parts.fixed + in_flight * parts.stash
+
+
+def _backward(layer: Layer) -> bool:
+    return bool((layer.trained and layer.parameters) or layer.backward_input or layer.backward_weight)
 
 
 def _seconds(layer: Layer) -> float:

@@ -184,13 +184,16 @@ def test_a_process_that_never_closes_its_pipeline_ends():
 def test_an_interrupt_while_profiling_gives_the_model_back_first():
     printed = run("""
         class Armed(nn.Module):
+            fired = False
+
             def __init__(self):
                 super().__init__()
                 self.linear, self.calls = nn.Linear(4, 4), 0
 
             def forward(self, x):
                 self.calls += 1
-                if self.calls == 20:
+                if self.calls == 20 and not Armed.fired:
+                    Armed.fired = True  # once for all copies that are trained beside it
                     os.kill(os.getpid(), signal.SIGINT)
                 return self.linear(x)
 

@@ -1,0 +1,249 @@
+"""The order of unlike devices, links that differ, recompute and wishes: against every way there is."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pipepart
+import schedules
+from pipepart import Cluster, Device, DoesNotFit, Link
+from pipepart.cluster import PairLink
+from pipepart.planning.orders import all_orders, device_types
+from tests.planning.problems import Layer, chains, profile_of, stage_parts
+
+quick = settings(
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+many = settings(
+    max_examples=500, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    edges: tuple[int, ...]
+    devices: tuple[int, ...]
+    bottleneck: float
+    shortage: float
+
+
+def kept(mode: str, count: int, stash: int, given: int) -> int:
+    """One that is made again is whole in its backward, and so is the last one of a step where that one is kept."""
+    whole = {"never": count, "except-last": min(count, 2), "always": min(count, 1)}[mode]
+    return whole * stash + (count - whole) * given
+
+
+def every_way(
+    layers: Sequence[Layer],
+    cluster: Cluster,
+    stages: int,
+    in_flight: Sequence[int],
+    micro_batches: int,
+    modes: Sequence[str],
+) -> Iterator[Way]:
+    """Every cut, order of devices and choice of what is made again."""
+    for inner in itertools.combinations(range(1, len(layers)), stages - 1):
+        edges = (0, *inner, len(layers))
+        for devices in itertools.permutations(range(len(cluster)), stages):
+            names = [cluster.devices[site].name for site in devices]
+            borders = [0.0]
+            for border, (one, other) in zip(inner, itertools.pairwise(names), strict=True):
+                link = cluster.link_between(one, other)
+                trained = any(layer.trained and layer.parameters for layer in layers[:border])
+                borders.append((1 + trained) * link.seconds(layers[border - 1].output))
+            borders.append(0.0)
+            loads, lacks = [], []
+            for index, (start, end) in enumerate(itertools.pairwise(edges)):
+                device = cluster.devices[devices[index]]
+                parts = stage_parts(layers, start, end)
+                compute = sum(
+                    one.forward + one.backward_input + one.backward_weight for one in layers[start:end]
+                )
+                again = sum(one.forward for one in layers[start:end]) if parts.backward else 0.0
+                choices = []
+                for mode in modes if parts.backward else ["never"]:
+                    seconds = (compute + (again if mode != "never" else 0.0)) / micro_batches / device.speed
+                    need = parts.fixed + kept(mode, in_flight[index], parts.stash, parts.given)
+                    choices.append((need - (device.memory_bytes or math.inf), seconds))
+                lacks.append(min(lack for lack, _ in choices))
+                fitting = [seconds for lack, seconds in choices if lack <= 0]
+                loads.append(min(fitting, default=math.inf) + borders[index] + borders[index + 1])
+            yield Way(edges, devices, max(loads), max(lacks))
+
+
+@st.composite
+def unlike(draw: st.DrawFn) -> Cluster:
+    """Up to four devices of a few kinds; some pairs have links of their own."""
+    count = draw(st.integers(1, 4))
+    kinds = draw(
+        st.lists(
+            st.tuples(st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.one_of(st.none(), st.integers(1, 700))),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    devices = tuple(
+        Device(name=f"device:{index}", kind="made up", speed=speed, memory_bytes=memory)
+        for index, (speed, memory) in enumerate(draw(st.sampled_from(kinds)) for _ in range(count))
+    )
+    pairs = list(itertools.combinations([device.name for device in devices], 2))
+    links = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)) if pairs else []
+    return Cluster(
+        devices=devices,
+        link=Link(bandwidth=draw(st.sampled_from([None, 16.0])), latency=draw(st.sampled_from([0.0, 0.25]))),
+        links=tuple(
+            PairLink(
+                between=pair,
+                bandwidth=draw(st.sampled_from([None, 4.0])),
+                latency=draw(st.sampled_from([0.0, 2.0])),
+            )
+            for pair in links
+        ),
+    )
+
+
+problems = {
+    "layers": chains(most=5),
+    "cluster": unlike(),
+    "schedule": st.sampled_from(["1f1b", "gpipe", "eager-1f1b"]),
+    "micro_batches": st.integers(1, 4),
+    "recompute": st.sampled_from(["auto", "never", "except-last", "always"]),
+    "stages": st.integers(1, 4),
+}
+
+
+def check_problem(layers, cluster, schedule, micro_batches, recompute, stages) -> None:
+    stages = min(stages, len(layers), len(cluster))
+    in_flight = schedules.in_flight(schedules.build(schedule, devices=stages, micro_batches=micro_batches))
+    modes = ("never", "except-last", "always") if recompute == "auto" else (recompute,)
+    ways = list(every_way(layers, cluster, stages, in_flight, micro_batches, modes))
+    fitting = [way.bottleneck for way in ways if way.shortage <= 0]
+    profile = profile_of(layers, [micro_batches])
+    options: dict[str, Any] = {"schedule": schedule, "stages": stages, "recompute": recompute}
+    if fitting:
+        plan = pipepart.plan(profile, cluster, **options)
+        assert plan.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
+        assert plan.predicted.optimal
+        for stage in plan.stages:
+            limit = cluster.device(stage.device).memory_bytes
+            assert limit is None or stage.memory_bytes <= limit
+        for device, size in zip(cluster.devices, plan.predicted.memory_bytes, strict=True):
+            assert device.memory_bytes is None or size <= device.memory_bytes
+        return
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile, cluster, **options)
+    assert caught.value.short_bytes == min(way.shortage for way in ways)
+    for remedy in caught.value.remedies:
+        for device, size in zip(remedy.plan.cluster.devices, remedy.plan.predicted.memory_bytes, strict=True):
+            assert device.memory_bytes is None or size <= device.memory_bytes
+
+
+@given(**problems)
+@quick
+def test_no_order_of_the_devices_has_a_smaller_bottleneck(
+    layers, cluster, schedule, micro_batches, recompute, stages
+):
+    check_problem(layers, cluster, schedule, micro_batches, recompute, stages)
+
+
+@pytest.mark.slow
+@given(**problems)
+@many
+def test_no_order_of_thousands_has_a_smaller_bottleneck(
+    layers, cluster, schedule, micro_batches, recompute, stages
+):
+    check_problem(layers, cluster, schedule, micro_batches, recompute, stages)
+
+
+def test_the_small_device_takes_the_end_where_little_is_in_flight():
+    """1F1B holds three stashes on the first stage and one on the last: the device with the least memory goes last."""
+    profile = profile_of([Layer(saved=10)] * 3, [4])
+    plan = pipepart.plan(profile, described(10, 30, 20), schedule="1f1b", recompute="never")
+    assert [stage.device for stage in plan.stages] == ["device:1", "device:2", "device:0"]
+    with pytest.raises(DoesNotFit, match="short by 1 bytes"):
+        pipepart.plan(profile, described(10, 30, 19), schedule="1f1b", recompute="never", stages=3)
+
+
+def test_the_fast_device_takes_the_heavy_layer_wherever_it_is():
+    layers = [Layer(forward=cost) for cost in (1, 1, 8, 1)]
+    cluster = Cluster.parse(["1GiB@4", "1GiB", "1GiB"])
+    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b")
+    assert "layer2" in next(stage for stage in plan.stages if stage.device == "device:0").layers
+
+
+def test_neighbours_are_joined_by_the_quick_links():
+    """A ring in which only 0-2 and 2-1 are quick: the pipeline runs 0, 2, 1 or back."""
+    layers = [Layer(output=100, parameters=1)] * 3
+    devices = tuple(Device(name=name, kind="made up") for name in "abc")
+    links = tuple(PairLink(between=("c", other), bandwidth=1e9) for other in "ab")
+    cluster = Cluster(devices=devices, link=Link(bandwidth=10.0), links=links)
+    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b")
+    assert plan.stages[1].device == "c"
+    assert plan.stages[1].transfer_seconds == pytest.approx(4 * 100 / 1e9)
+    slow = pipepart.plan(profile_of(layers, [1]), cluster.model_copy(update={"links": ()}), schedule="1f1b")
+    assert slow.predicted.step_seconds > plan.predicted.step_seconds + 4 * 100 / 10 - 1e-6
+
+
+def test_a_cluster_of_one_kind_keeps_its_order():
+    plan = pipepart.plan(profile_of([Layer()] * 6, [2]), Cluster.virtual(3), schedule="1f1b")
+    assert [stage.device for stage in plan.stages] == ["virtual:0", "virtual:1", "virtual:2"]
+
+
+def test_devices_that_could_be_exchanged_are_of_one_type():
+    devices = tuple(Device(name=name, kind="made up") for name in "abcd")
+    assert [kind.devices for kind in device_types(Cluster(devices=devices))] == [(0, 1, 2, 3)]
+    pair = (PairLink(between=("a", "b"), bandwidth=1.0), PairLink(between=("c", "d"), bandwidth=1.0))
+    assert [kind.devices for kind in device_types(Cluster(devices=devices, links=pair[:1]))] == [
+        (0, 1),
+        (2, 3),
+    ]
+    assert [kind.devices for kind in device_types(Cluster(devices=devices, links=pair))] == [(0, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(("kinds", "count"), [((3,), 1), ((2, 1), 3), ((1, 1, 1), 6)])
+def test_the_walk_has_every_order_once(kinds, count):
+    devices = tuple(
+        Device(name=f"{kind}:{index}", kind=str(kind))
+        for kind, size in enumerate(kinds)
+        for index in range(size)
+    )
+    orders = all_orders(Cluster(devices=devices), 3)
+    paths = [[state] for state in orders.starts]
+    for left in range(1, 4):
+        paths = [
+            [*path, int(orders.target[edge])]
+            for path in paths
+            for edge in range(len(orders.source))
+            if orders.source[edge] == path[-1] and orders.left[edge] == left
+        ]
+    assert len(paths) == count
+    assert {path[-1] for path in paths} == set(orders.finals.tolist())
+
+
+def described(*sizes: int) -> Cluster:
+    return Cluster(
+        devices=tuple(
+            Device(name=f"device:{index}", kind="made up", memory_bytes=size)
+            for index, size in enumerate(sizes)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ([("a", "x")], "joins 'x', the cluster has"),
+        ([("a", "a")], "joins two devices, got 'a' twice"),
+        ([("a", "b"), ("b", "a")], "two links join 'b' and 'a'"),
+    ],
+)
+def test_links_of_devices_that_are_not_there_are_refused(links, words):
+    devices = tuple(Device(name=name, kind="made up") for name in "ab")
+    with pytest.raises(ValueError, match=words):
+        Cluster(devices=devices, links=tuple(PairLink(between=pair) for pair in links))
