@@ -122,9 +122,9 @@ class ChainProblem:
                 continue
             needs = [fixed + kept_bytes(mode, count, stash, boundary) for mode in self._modes]
             best: Recompute = self._modes[int(np.argmin(needs))]
-            chosen.append(
-                next((mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit), best)
-            )
+            fitting = (mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit)
+            mode: Recompute = next(fitting, best)
+            chosen.append(mode)
         return chosen
 
     def _first_guess(self, orders: Orders) -> float:
