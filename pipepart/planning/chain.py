@@ -63,7 +63,7 @@ class ChainProblem:
     ) -> None:
         self._costs, self._cluster, self._stages = costs, cluster, stages
         self._in_flight = np.array([0, *in_flight])
-        self._modes = MODES[recompute]
+        self._modes: tuple[Recompute, ...] = MODES[recompute]
         self._places = places
 
     def best(self) -> ChainCut | None:
@@ -121,10 +121,12 @@ class ChainProblem:
                 chosen.append("never")
                 continue
             needs = [fixed + kept_bytes(mode, count, stash, boundary) for mode in self._modes]
-            best: Recompute = self._modes[int(np.argmin(needs))]
-            fitting = (mode for mode, need in zip(self._modes, needs, strict=True) if need <= limit)
-            mode: Recompute = next(fitting, best)
-            chosen.append(mode)
+            for mode, need in zip(self._modes, needs, strict=True):
+                if need <= limit:
+                    chosen.append(mode)
+                    break
+            else:
+                chosen.append(self._modes[int(np.argmin(needs))])
         return chosen
 
     def _first_guess(self, orders: Orders) -> float:
