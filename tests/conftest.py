@@ -2,9 +2,24 @@
 
 import random
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+
+
+class _TorchNumbers:
+    """Torch's generator, for hypothesis: an example that is tried again draws the same tensors again."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_TORCH_NUMBERS = _TorchNumbers()  # hypothesis holds it weakly
+hypothesis.register_random(_TORCH_NUMBERS)
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
