@@ -7,7 +7,8 @@
     take, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
 
 A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker; where the forward
-runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE. Nothing else is shared between
+runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE; where the backward is split, the
+stash goes out at I and what the gradients of the weights need goes in, to go out at W. Nothing else is shared between
 workers but the first failure, which empties every wait.
 """
 
@@ -31,6 +32,7 @@ from .notes import PLACE, add_note
 from .order import Order
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
+from .split_backward import WeightGradients
 from .stage import Made, Stage, Stash
 
 Span = tuple[
@@ -71,6 +73,7 @@ class Run:
         self._forward_modes = forward._forward_modes if forward else self._modes
         self._stashes: list[dict[int, Stash]] = forward._stashes if forward else [{} for _ in stages]
         self._kept: list[dict[int, Kept]] = forward._kept if forward else [{} for _ in stages]
+        self._waiting: list[dict[int, WeightGradients]] = [{} for _ in stages]
         self._repeated = order.repeated if self._modes.grad else frozenset()
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
@@ -122,7 +125,7 @@ class Run:
     def forget(self) -> None:
         """Lets go of the failure and of all tensors, which its traceback would keep alive."""
         self.failure = None
-        for held in (*self._stashes, *self._kept):
+        for held in (*self._stashes, *self._kept, *self._waiting):
             held.clear()
         self._inputs = ()
         self._mailboxes.clear()
@@ -217,20 +220,44 @@ class Run:
 
     def _backward(self, stage: int, micro_batch: int) -> Span:
         """B: takes the gradients of the output, runs the graph, passes the input's on."""
-        stash = self._stashes[stage].pop(micro_batch)
-        gradients: boundary.Gradients = ()
-        if stash.roots and stage + 1 < len(self._stages):
-            gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
-        elif stash.roots:
-            gradients = self._end.gradients(micro_batch)
+        stash, gradients = self._take_gradients(stage, micro_batch)
         start = time.perf_counter()
         found = self._stages[stage].backward(stash, gradients)
         end = time.perf_counter()
+        self._pass_back(stage, micro_batch, found)
+        return start, end
+
+    def _backward_inputs(self, stage: int, micro_batch: int) -> Span:
+        """I: the same for all but the weights that can wait."""
+        stash, gradients = self._take_gradients(stage, micro_batch)
+        start = time.perf_counter()
+        found, self._waiting[stage][micro_batch] = self._stages[stage].backward_inputs(stash, gradients)
+        end = time.perf_counter()
+        self._pass_back(stage, micro_batch, found)
+        return start, end
+
+    def _backward_weights(self, stage: int, micro_batch: int) -> Span:
+        """W: the weights that have waited."""
+        waiting = self._waiting[stage].pop(micro_batch)
+        start = time.perf_counter()
+        self._stages[stage].backward_weights(waiting)
+        return start, time.perf_counter()
+
+    def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
+        """What a backward starts from."""
+        stash = self._stashes[stage].pop(micro_batch)
+        if not stash.roots:
+            return stash, ()
+        if stage + 1 < len(self._stages):
+            return stash, self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
+        return stash, self._end.gradients(micro_batch)
+
+    def _pass_back(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
+        """The gradients of the input, for the stage before or for the caller."""
         if not stage:
             self.input_gradients[micro_batch] = found
         elif found:
             self._mailbox_of[stage - 1].put((Kind.B, stage - 1, micro_batch), found)
-        return start, end
 
     def _place(self, action: Action) -> str:
         stage = self._stages[action.stage]
@@ -239,15 +266,11 @@ class Run:
             f"micro-batch {action.micro_batch} of {self.schedule.micro_batches} (action {action})"
         )
 
-    def _nothing(self, stage: int, micro_batch: int) -> Span:
-        now = time.perf_counter()
-        return now, now
-
 
 _DO: dict[str, Callable[[Run, int, int], Span]] = {
     Kind.F: Run._forward,
     Kind.B: Run._backward,
-    Kind.I: Run._backward,  # the gradients of the weights come with it: W finds its work done
-    Kind.W: Run._nothing,
+    Kind.I: Run._backward_inputs,
+    Kind.W: Run._backward_weights,
     Kind.RECOMPUTE: Run._run_second,
 }

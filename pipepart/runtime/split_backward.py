@@ -42,9 +42,14 @@ _VIEWS = frozenset(
 
 
 class WeightGradients:
-    """The second part of one backward: holds the inputs and output gradients of the layers whose weights wait."""
+    """The second part of one backward: holds the inputs and output gradients of the layers whose weights wait.
+
+    Attributes:
+        computed: the weights it is at, to say where it failed.
+    """
 
     def __init__(self, arrived: Iterable[tuple[_Use, Tensor]] = ()) -> None:
+        self.computed: Sequence[nn.Parameter] = ()
         self._arrived = deque(arrived)
 
     def __len__(self) -> int:
@@ -57,18 +62,21 @@ class WeightGradients:
             RuntimeError: a layer's input has been written into since the first part.
         """
         shared = _shared(use.ends for use, _ in self._arrived)
-        halves: dict[Node, tuple[GradientEdge, Tensor]] = {}
-        ready: list[tuple[GradientEdge, Tensor]] = []
+        halves: dict[Node, _Found] = {}
+        ready: list[_Found] = []
         with torch.no_grad():
             while self._arrived:
-                for end, edge, found in _compute(*self._arrived.popleft()):
-                    if end not in shared or end in halves:
-                        ready.append((edge, found))
-                        ready += [halves.pop(end)] if end in shared else []
+                use, gradient = self._arrived.popleft()
+                self.computed = _weights(use.ends)
+                for found in _compute(use, gradient):
+                    if found.end not in shared or found.end in halves:
+                        ready.append(found)
+                        ready += [halves.pop(found.end)] if found.end in shared else []
                     else:
-                        halves[end] = edge, found
-                if not self._arrived or sum(found.nbytes for _, found in ready) >= _BYTES_AT_ONCE:
-                    boundary.backward([edge for edge, _ in ready], [found for _, found in ready])
+                        halves[found.end] = found
+                if not self._arrived or sum(found.gradient.nbytes for found in ready) >= _BYTES_AT_ONCE:
+                    self.computed = _weights(found.end for found in ready)
+                    boundary.backward([found.edge for found in ready], [found.gradient for found in ready])
                     ready.clear()
 
 
@@ -97,6 +105,14 @@ class _Use(NamedTuple):
     ends: list[Node]
     formula: Formula
     versions: list[int]
+
+
+class _Found(NamedTuple):
+    """The gradient of one use of a weight: where it accumulates, and the edge that leads there."""
+
+    end: Node
+    edge: GradientEdge
+    gradient: Tensor
 
 
 def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
@@ -185,13 +201,17 @@ def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
     return shared
 
 
-def _compute(use: _Use, gradient: Tensor) -> Iterable[tuple[Node, GradientEdge, Tensor]]:
-    """The gradient of each weight of one use, with where it goes."""
+def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
+    """The gradient of each weight of one use."""
     if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
             "the input of a layer has been written into before the gradients of the layer's weights were computed "
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    found = use.formula.gradients(gradient)
-    return zip(use.ends, (GradientEdge(*edge) for edge in use.edges), found, strict=True)
+    found = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
+    return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
+
+
+def _weights(ends: Iterable[Any]) -> list[nn.Parameter]:
+    return [end.variable for end in ends]

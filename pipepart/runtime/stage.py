@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
 from .randomness import Draws, Turn, may_draw
+from .split_backward import WeightGradients, backward_inputs
 
 Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes
 
@@ -91,12 +93,34 @@ class Stage:
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
-        try:
+        with self._blaming(stash):
             boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
+        return self._input_gradients.collect(stash.inputs)
+
+    def backward_inputs(
+        self, stash: Stash, gradients: boundary.Gradients
+    ) -> tuple[list[Tensor | None], WeightGradients]:
+        """The first part of it: returns the gradients of its inputs, and those of weights that wait."""
+        with self._blaming(stash):
+            waiting = backward_inputs(stash.roots, boundary.move_gradients(gradients, self.device))
+        return self._input_gradients.collect(stash.inputs), waiting
+
+    def backward_weights(self, waiting: WeightGradients) -> None:
+        """The second part of it."""
+        try:
+            waiting.accumulate()
+        except BaseException as error:
+            owners = self._owners(waiting.computed)
+            add_note(error, f"{LAYER}in the backward for the weights of {self._name(owners)}")
+            raise
+
+    @contextmanager
+    def _blaming(self, stash: Stash) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             add_note(error, f"{LAYER}in the backward of {self._name(failed_layers(stash.nodes, error))}")
             raise
-        return self._input_gradients.collect(stash.inputs)
 
     def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn) -> Any:
         try:
@@ -113,6 +137,16 @@ class Stage:
             add_note(error, f"{LAYER}in the {which} of {self._name([len(nodes)])}")
             raise
         return value
+
+    def _owners(self, parameters: Sequence[nn.Parameter]) -> Sequence[int]:
+        """The layers that have any of them; all layers if it is none's, as where a function holds it."""
+        own = {id(parameter) for parameter in parameters}
+        found = [
+            index
+            for index, module in enumerate(self._modules)
+            if not own.isdisjoint(map(id, module.parameters()))
+        ]
+        return found or range(len(self._modules))
 
     def _name(self, indices: Sequence[int]) -> str:
         named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
