@@ -5,6 +5,7 @@ from .bounds import bound
 from .build import build, names
 from .check import check
 from .costs import StageCosts
+from .data_parallel import data_parallel
 from .idle import Idle
 from .memory import in_flight
 from .messages import insert_messages
@@ -33,6 +34,7 @@ __all__ = [
     "bound",
     "build",
     "check",
+    "data_parallel",
     "fuse_backward",
     "in_flight",
     "insert_messages",

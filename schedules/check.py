@@ -196,7 +196,7 @@ def _check_reductions(schedule: Schedule, place: Mapping[Action, Place]) -> None
 
 
 def _check_memory(schedule: Schedule, costs: StageCosts, memory: Sequence[float]) -> None:
-    peaks = stash_peaks(schedule, costs.replicated(schedule.replicas), dependencies(schedule))
+    peaks = stash_peaks(schedule, costs.for_stages(schedule.stages), dependencies(schedule))
     for device, ((peak, position), room) in enumerate(zip(peaks, memory, strict=True)):
         if peak > room * (1 + 1e-9):
             action = schedule.actions[device][position]

@@ -74,8 +74,11 @@ class StageCosts:
         """Forward and backward of one micro-batch on each stage."""
         return tuple(map(sum, zip(self.forward, self.backward_input, self.backward_weight, strict=True)))
 
-    def replicated(self, copies: int) -> StageCosts:
-        """Return the costs of so many copies of these stages, one after the other."""
+    def for_stages(self, stages: int) -> StageCosts:
+        """Return the costs of so many stages, which are copies of these, one after the other."""
+        copies = stages // self.stages
+        if copies == 1:
+            return self
         per_stage = {
             field.name: getattr(self, field.name) * copies
             for field in fields(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +26,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends) and
     arrives after the time on the link plus its latency; it holds up neither device. With `contention`, a link
     carries one message at a time, in the order in which they are sent; otherwise any number. The time is
-    linear in the number of actions.
+    linear in the number of actions. Where the model has several copies, the costs are those of the stages of
+    one, or of all, copy after copy.
 
     Where nothing of an overlapped pair is hidden (`costs.overlap` is 0), the timeline is that of the schedule
     with its pairs taken apart.
@@ -39,13 +40,13 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     >>> simulate(build("1f1b", devices=2, micro_batches=4), costs).makespan
     15.0
     """
-    if costs.stages != schedule.model_stages:
+    if costs.stages not in (schedule.model_stages, schedule.stages):
         raise ScheduleError(
             f"the costs are for {costs.stages} stages, {schedule.name} has {schedule.model_stages}"
         )
     if not costs.overlap:
         schedule = split_overlaps(schedule)
-    costs = costs.replicated(schedule.replicas)
+    costs = costs.for_stages(schedule.stages)
     found = dependencies(schedule)
     starts, ends = _play(schedule, costs, found, contention)
     peaks = stash_peaks(schedule, costs, found)
@@ -97,7 +98,7 @@ def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tup
     """Latency, occupancy of the link, and number of the link, for each edge; zero within a device."""
     stages = schedule.stages
     latency, occupancy, link = np.zeros((3, stages, stages))
-    for source, target in ((s, t) for s in range(stages) for t in (s - 1, s + 1) if 0 <= t < stages):
+    for source, target in _neighbours(schedule):
         devices = schedule.device_of[source], schedule.device_of[target]
         size = costs.message_bytes[min(source, target)]
         latency[source, target] = costs.latency_between(*devices)
@@ -105,6 +106,15 @@ def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tup
         link[source, target] = devices[0] * schedule.devices + devices[1]
     ends = found.source_stage, found.target_stage
     return latency[ends], occupancy[ends], link[ends].astype(np.int64)
+
+
+def _neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The pairs of stages between which a message may pass."""
+    for stage in range(schedule.stages):
+        following = schedule.next_stage(stage)
+        if following is not None:
+            yield stage, following
+            yield following, stage
 
 
 def _play_one_to_one(
