@@ -1,0 +1,197 @@
+"""Schedules that split the backward train with the numbers of plain micro-batches, weights at their own action."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import schedules
+from pipepart.runtime import Run
+from schedules import Action, Kind
+from tests import plain
+from tests.chains import Recompute, cut_by_hand
+from tests.two_parts import splits
+
+ONE_STAGE = ("zb-h1", "zb-h2")
+TWO_STAGES = ("zb-v", "v-half", "v-min", "interleaved-zb", "dualpipe-v")
+SCHEDULES = [*((name, 1) for name in ONE_STAGE), *((name, 2) for name in TWO_STAGES)]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+def network() -> nn.Sequential:
+    """Layers whose weights wait, some whose weights do not, and some without."""
+    return nn.Sequential(
+        nn.Embedding(11, 8),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True),
+        nn.LayerNorm(8),
+        Recurrent(),
+        nn.Conv1d(6, 6, 3, padding=1),
+        nn.Linear(8, 8, bias=False),
+        nn.Tanh(),
+        nn.Linear(8, 4),
+    )
+
+
+def words(samples: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(11, (samples, 6)), torch.randn(samples, 6, 4)
+
+
+@pytest.mark.parametrize("samples", [16, 13, 3])
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_gradients_are_those_of_micro_batches_one_after_the_other(schedule, chunks, samples):
+    """Two steps without clearing: the sums are made in the order of the micro-batches."""
+    model = network()
+    reference = plain.twin(model)
+    x, y = words(samples)
+    with cut_by_hand(
+        model, [2, 4, 7], loss_fn=nn.MSELoss(), micro_batches=8, schedule=schedule, chunks=chunks
+    ) as pipe:
+        for _ in range(2):
+            loss = pipe.step(x, target=y)
+            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), min(8, samples))
+    plain.assert_near(loss, expected, 1e-6)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_a_stage_adds_up_its_weights_in_the_order_of_the_micro_batches(schedule, chunks):
+    """What the numbers rest on: no action for weights overtakes another of its stage."""
+    for devices in range(1, 7):
+        for micro_batches in (1, 2, 7, 12, 13):
+            built = schedules.build(schedule, devices=devices, micro_batches=micro_batches, chunks=chunks)
+            rows = schedules.split_overlaps(built).actions
+            for stage in range(built.stages):
+                added = [
+                    a.micro_batch
+                    for row in rows
+                    for a in row
+                    if a.stage == stage and a.kind in (Kind.B, Kind.W)
+                ]
+                assert added == sorted(added)
+                assert len(added) == micro_batches
+
+
+def watch_actions(monkeypatch: pytest.MonkeyPatch, after: Callable[[Run, Action], None]) -> None:
+    do = Run._do
+
+    def do_and_watch(run: Run, action: Action) -> Any:
+        span = do(run, action)
+        after(run, action)
+        return span
+
+    monkeypatch.setattr(Run, "_do", do_and_watch)
+
+
+@splits
+def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.MonkeyPatch):
+    """A linear layer's at W, those of a normalisation with the input's at I; each that of its micro-batch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    weights = {"0.weight": "0W0", "0.bias": "0W0", "1.weight": "0I0", "1.bias": "0I0"}
+    weights |= {"2.weight": "1W0", "2.bias": "1W0"}
+    first: dict[str, tuple[str, Tensor]] = {}
+
+    def note(run: Run, action: Action) -> None:
+        for name in weights:
+            gradient = model.get_parameter(name).grad
+            own = action.stage == (1 if name[0] == "2" else 0)
+            if own and gradient is not None and name not in first:
+                first[name] = str(action), gradient.clone()
+
+    watch_actions(monkeypatch, note)
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 4), torch.randn(6, 2)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=3, schedule="zb-h1") as pipe:
+        pipe.step(x, target=y)
+    (nn.functional.mse_loss(reference(x[:2]), y[:2]) / 3).backward()
+    assert {name: action for name, (action, _) in first.items()} == weights
+    expected = plain.gradients(reference)
+    plain.assert_same({name: gradient for name, (_, gradient) in first.items()}, expected)
+
+
+@pytest.mark.parametrize("recompute", ["except-last", "always"])
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_with_forwards_that_run_again(schedule, chunks, recompute: Recompute):
+    model = network()
+    model[3] = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    reference = plain.twin(model)
+    x, y = words(16)
+    found = []
+    modes: tuple[Recompute, Recompute] = ("never", recompute)
+    for ours, again in zip((reference, model), modes, strict=True):
+        torch.manual_seed(3)
+        with cut_by_hand(
+            ours,
+            [2, 4, 7],
+            loss_fn=nn.MSELoss(),
+            micro_batches=8,
+            schedule=schedule,
+            chunks=chunks,
+            recompute=again,
+        ) as pipe:
+            pipe.step(x, target=y)
+        found.append(plain.gradients(ours))
+    plain.assert_same(*found)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_a_pipeline_within_a_graph_of_the_callers(schedule, chunks):
+    """All forwards, then all backwards, those for the weights among them."""
+    model = network()[1:]
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 6, 8, requires_grad=True), torch.randn(8, 6, 4)
+    apart = x.detach().clone().requires_grad_()
+    with cut_by_hand(model, [2, 4, 7], micro_batches=4, schedule=schedule, chunks=chunks) as pipe:
+        nn.functional.mse_loss(pipe(x), y).backward()
+    outputs = torch.cat([reference(part) for part in apart.tensor_split(4)])
+    (gradient,) = torch.autograd.grad(nn.functional.mse_loss(outputs, y), outputs)
+    for part, own in zip(apart.tensor_split(4), gradient.tensor_split(4), strict=True):
+        reference(part).backward(own)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    assert x.grad is not None
+    assert apart.grad is not None
+    assert x.grad.equal(apart.grad)
+
+
+def test_a_trace_has_both_parts_with_times_of_their_own():
+    """The parts of a stage follow each other, each with a length."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 2))
+    x, y = torch.randn(64, 64), torch.randn(64, 2)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1", trace=True) as pipe:
+        pipe.step(x, target=y)
+        trace = pipe.last_trace
+    assert trace is not None
+    spans = {
+        str(action): (start, end)
+        for row in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True)
+        for action, start, end in zip(*row, strict=True)
+    }
+    assert len(spans) == 2 * 4 * 3
+    for stage in (0, 1):
+        for k in range(4):
+            assert spans[f"{stage}F{k}"][1] <= spans[f"{stage}I{k}"][0]
+            assert spans[f"{stage}I{k}"][1] <= spans[f"{stage}W{k}"][0] < spans[f"{stage}W{k}"][1]
+
+
+def test_a_weightless_micro_batch_has_nothing_for_its_weights():
+    """All its targets are ignored, so that no gradient comes back from it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.tensor([0, 1, -100, -100, 2, 0, 1, 1])
+    with cut_by_hand(model, [2], loss_fn=nn.CrossEntropyLoss(), micro_batches=4, schedule="zb-h1") as pipe:
+        pipe.step(x, target=y)
+    for k in (0, 2, 3):
+        part = slice(2 * k, 2 * k + 2)
+        (nn.functional.cross_entropy(reference(x[part]), y[part]) * (2 / 6)).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-6)
