@@ -2,12 +2,14 @@
 
 from . import capture, planning, profiling
 from .capture import LayerGraph
+from .checking import CheckReport, check
 from .cluster import Cluster, Device, Link
 from .pipeline import Pipeline
 from .planning import DoesNotFit, Plan, plan, replan
 from .profiling import Profile, profile
 
 __all__ = [
+    "CheckReport",
     "Cluster",
     "Device",
     "DoesNotFit",
@@ -17,6 +19,7 @@ __all__ = [
     "Plan",
     "Profile",
     "capture",
+    "check",
     "plan",
     "planning",
     "profile",

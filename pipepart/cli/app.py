@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .check import check_command
 from .explain import explain_command
 from .plan import plan_command
 from .profile import profile_command
@@ -25,6 +26,7 @@ app.command("profile")(profile_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("simulate")(simulate_command)
+app.command("check")(check_command)
 
 
 def _print_version(wanted: bool) -> None:

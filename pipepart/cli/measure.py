@@ -52,7 +52,8 @@ def measure(name: str, how: HowToMeasure, micro_batches: Callable[[int], list[in
     with quiet_output(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(str(message))
         made_up = None if how.sample is None else make_sample(how.sample)
-        given = _with_sample(name, load_model(name), made_up)
+        given = with_sample(name, load_model(name), made_up)
+        _note_backward_of_ones(given)
         flatten(given.model)
         batch = batch_size(single_argument(given.sample), given.target)
         return profile(
@@ -67,17 +68,25 @@ def measure(name: str, how: HowToMeasure, micro_batches: Callable[[int], list[in
         )
 
 
-def _with_sample(name: str, given: Given, made_up: Tensor | None) -> Given:
+def with_sample(name: str, given: Given, made_up: Tensor | None) -> Given:
+    """What the factory of that name returned, with a sample that was made up instead of its own, if one was.
+
+    Raises:
+        Mistake: there is none.
+    """
     if made_up is None and given.sample is None:
         raise Mistake(
             f"{name} returned a model without a sample: let it return (model, sample), or describe one, "
             "as in --input 32x3x16x16"
         )
+    return given if made_up is None else Given(given.model, made_up, given.target, given.loss_fn)
+
+
+def _note_backward_of_ones(given: Given) -> None:
     if given.loss_fn is None and given.target is None:
         note("no loss function: the backward starts with ones at the model's output")
     elif given.loss_fn is None:
         note("a target and no loss function: the backward starts with ones at the model's output")
-    return given if made_up is None else Given(given.model, made_up, given.target, given.loss_fn)
 
 
 def _possible(counts: list[int], batch: int) -> list[int]:

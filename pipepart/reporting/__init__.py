@@ -1,6 +1,7 @@
 """Profiles, plans and timelines as people read them in a terminal or a log."""
 
 from .alternatives import alternatives_table
+from .checked import check_table
 from .console import report_console, show
 from .edited import edited_note
 from .layers import layer_table, size_table
@@ -14,6 +15,7 @@ from .timeline import drawn_timeline
 
 __all__ = [
     "alternatives_table",
+    "check_table",
     "drawn_timeline",
     "edited_note",
     "idle_table",

@@ -1,0 +1,103 @@
+"""``pipepart check``: tables, JSON and the status that it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from pipepart import CheckReport
+from tests.chains import plan_by_hand
+
+Run = Callable[[str], Result]
+
+
+@pytest.fixture
+def faulty(directory: Path) -> None:
+    """A model in ``faulty.py`` with a layer that does something else on a worker's thread, and a loss that lies."""
+    (directory / "faulty.py").write_text(
+        """
+import torch
+from torch import nn
+from tests.checking.faults import ForwardOfMainThread
+
+
+def threads():
+    return nn.Sequential(nn.Linear(8, 8), ForwardOfMainThread(), nn.Linear(8, 4)), torch.randn(12, 8)
+"""
+    )
+
+
+def test_a_model_that_is_right_ends_with_status_0_and_says_so(run: Run) -> None:
+    result = run("check models.py:whole --steps 1")
+    assert result.exit_code == 0, result.stderr
+    assert "Check of Sequential: 1 step of sgd, 12 samples in 4 micro-batches, 2 devices" in result.stdout
+    assert "All 6 are bit for bit those of the plain model in the same micro-batches." in result.stdout
+
+
+def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: None) -> None:
+    result = run("check faulty.py:threads --schedule gpipe --steps 1 --dtype own")
+    assert result.exit_code == 1
+    assert (
+        "Differs: gpipe in float32: layer '1' (ForwardOfMainThread) is the first to differ" in result.stdout
+    )
+    assert "1 of 1 differ from the plain model." in result.stdout
+
+
+def test_json_is_the_report_and_nothing_else(run: Run, directory: Path) -> None:
+    result = run("check models.py:whole --steps 1 --schedule 1f1b --dtype float64 --json -o check.json")
+    report = CheckReport.model_validate_json(result.stdout)
+    assert [(row.schedule, row.dtype, row.same) for row in report.rows] == [("1f1b", "float64", True)]
+    assert CheckReport.load(directory / "check.json") == report
+
+
+def test_options_reach_the_check(run: Run) -> None:
+    result = run(
+        "check models.py:whole --schedule zb-v --devices 1 --micro-batches 3 --steps 2 --dtype bfloat16 "
+        "--recompute always --optimizer adam --seed 7 --json"
+    )
+    report = CheckReport.model_validate_json(result.stdout)
+    (row,) = report.rows
+    assert (row.schedule, row.stages, row.dtype, row.recompute) == ("zb-v", 2, "bfloat16", "always")
+    assert (report.micro_batches, report.steps, report.optimizer, report.seed) == (3, 2, "adam", 7)
+
+
+def test_a_plan_is_tried_as_it_is(run: Run, directory: Path) -> None:
+    plan_by_hand([str(n) for n in range(5)], [1, 3], micro_batches=6, schedule="gpipe").save(
+        directory / "plan.json"
+    )
+    report = CheckReport.model_validate_json(
+        run("check models.py:whole --plan plan.json --steps 1 --json").stdout
+    )
+    assert {(row.schedule, row.stages) for row in report.rows} == {("gpipe", 3)}
+    assert report.micro_batches == 6
+
+
+def test_a_model_without_a_loss_gets_one(run: Run) -> None:
+    result = run("check models.py:tokens --input 8x3:int64:50 --steps 1 --schedule 1f1b")
+    assert result.exit_code == 0, result.stderr
+    assert "the mean of the squares of the output is taken" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("models.py:layers", "returned a model without a sample"),
+        ("models.py:whole --schedule 1f1c", "did you mean 1f1b"),
+        ("models.py:whole --dtype float63", "dtype 'float63'"),
+        ("models.py:whole --recompute often", "--recompute 'often'"),
+        ("models.py:whole --reduction median", "--reduction 'median'"),
+        ("models.py:whole --devices 9", "has 9 stages, the model 5 layers"),
+        ("models.py:whole --plan gone.json", "cannot read the plan 'gone.json'"),
+        ("models.py:whole --plan plan.json --devices 2", "--devices: the plan says that"),
+        ("models.py:no_chain", "is no nn.Sequential"),
+        ("models.py:whole -o nowhere/check.json", "there is no directory"),
+    ],
+)
+def test_a_mistake_ends_with_status_2_and_a_line(run: Run, line: str, says: str) -> None:
+    result = run(f"check {line}")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
