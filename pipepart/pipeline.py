@@ -17,7 +17,7 @@ import schedules
 from . import boundary
 from .capture import flatten
 from .cluster import Cluster, as_cluster
-from .loss import LossWeights, Reduction, check_loss_is_scalar, declared_reduction
+from .loss import Reduction, StepLoss, check_loss_is_scalar, declared_reduction
 from .microbatch import batch_size, gather, sizes, split
 from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
 from .profiling import profile, single_argument
@@ -70,9 +70,7 @@ class Pipeline:
         self._model = model
         self._plan = plan
         self._loss_fn = loss_fn
-        self._reduction = Reduction(reduction) if reduction else declared_reduction(loss_fn)
-        self._declared = self._reduction is not None
-        self._steps = 0
+        self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
         self._loss_checked = loss_fn is None
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
@@ -187,9 +185,7 @@ class Pipeline:
         if not self._loss_checked and self._loss_fn is not None:
             check_loss_is_scalar(self._loss_fn, self._plan.outputs, targets[0], sizes(batch, parts)[0])
             self._loss_checked = True
-        doubted = None if self._declared else self._steps % parts
-        weights = LossWeights(self._loss_fn, sizes(batch, parts), targets, self._reduction, doubted)
-        end = LossEnd(self._loss_fn, targets, weights)
+        end = LossEnd(self._loss.parts(target, targets, sizes(batch, parts)), targets)
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             inputs = split(value, parts)
             messages = [boundary.part(one) for one in inputs]
@@ -200,8 +196,6 @@ class Pipeline:
                 [root for one in inputs for root in boundary.cut(one)[1]],
                 [gradient for gradients in run.input_gradients for gradient in gradients],
             )
-        self._reduction = weights.reduction
-        self._steps += 1
         self._last_trace = run.timeline()
         return end.total
 

@@ -2,6 +2,16 @@
 
 from .graph import LayerGraph, LayerInfo, TensorSpec
 from .sequential import capture, describe, flatten, state_of
-from .untouched import untouched
+from .untouched import bindings_kept, untouched
 
-__all__ = ["LayerGraph", "LayerInfo", "TensorSpec", "capture", "describe", "flatten", "state_of", "untouched"]
+__all__ = [
+    "LayerGraph",
+    "LayerInfo",
+    "TensorSpec",
+    "bindings_kept",
+    "capture",
+    "describe",
+    "flatten",
+    "state_of",
+    "untouched",
+]

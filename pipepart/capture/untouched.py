@@ -19,22 +19,29 @@ def untouched(model: nn.Module) -> Iterator[None]:
     Covers the states of torch, ``random`` and numpy, and attributes of every kind: parameters, buffers and what
     a ``forward`` binds, such as a counter. A value that is changed in place, as a list is by ``append``, stays so.
     """
-    # Of each module what its attributes, parameters and buffers are bound to.
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list({tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), bindings_kept(model):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+@contextmanager
+def bindings_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back, after the block, what each module's attributes, parameters and buffers were bound to."""
     before = [
         [(table, dict(table)) for table in (vars(module), module._parameters, module._buffers)]
         for module in model.modules()
     ]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list({tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for tables in before:
-                for table, bound in tables:
-                    _put_back(table, bound)
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    try:
+        yield
+    finally:
+        for tables in before:
+            for table, bound in tables:
+                _put_back(table, bound)
 
 
 def _put_back(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:

@@ -1,77 +1,112 @@
-"""What a mean over class targets is a mean of: the targets that are not ignored, each with its class's weight."""
+"""What a mean of torch's own divides by: elements, samples, or the class targets that are not ignored."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from .reduction import stated_options, unbound
 
-_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
-_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+REDUCING = frozenset(
+    function
+    for function in vars(functional).values()
+    if inspect.isfunction(function) and "reduction" in inspect.signature(function).parameters
+)
+
+_OVER_CLASSES = {
+    function
+    for name in ("cross_entropy", "nll_loss", "linear_cross_entropy")
+    if (function := getattr(functional, name, None)) is not None
+}
+_MODULES_OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
-def count(loss_fn: Callable[..., Tensor], output: Any, target: Any) -> float | None:
-    """What the mean of a loss divides by for this target; None where it is not a mean over class targets.
+class Divisor(NamedTuple):
+    """What a mean divides by.
 
-    A loss of torch says so itself. Any other function is called on an output of no values, and its calls of
-    torch's ``cross_entropy`` and ``nll_loss`` are seen; where there is not exactly one, nothing is known.
+    Attributes:
+        number: the number.
+        sum_may_stay: whether the sum need not be zero where the number is.
+    """
+
+    number: float
+    sum_may_stay: bool = False
+
+
+def divisor(function: Callable[..., Tensor], given: dict[str, Any]) -> Divisor:
+    """What one of torch's losses divides by when it is called with ``reduction="mean"``.
 
     Args:
-        loss_fn: the loss.
-        output: of one micro-batch; only its shapes are looked at.
-        target: of that micro-batch.
+        function: one of ``REDUCING``.
+        given: all its arguments, by name; of a class target the values are read, of all other tensors the shapes.
     """
-    if _is_counted(loss_fn):
-        options = stated_options(loss_fn)
-        return _count(target, options.get("weight"), options["ignore_index"])
-    if isinstance(loss_fn, nn.modules.loss._Loss) or target is None:
-        return None
-    without_values = pytree.tree_map_only(Tensor, lambda t: torch.empty_like(t, device="meta"), output)
-    watch = _Watch()
-    try:
-        with torch.no_grad(), watch:
-            loss_fn(without_values, target)
-    except Exception:
-        pass  # it needs values: what was seen before counts
-    return watch.counts[0] if len(watch.counts) == 1 else None
+    target = given.get("target")
+    if function in _OVER_CLASSES and isinstance(target, Tensor) and not target.is_floating_point():
+        smoothed = given.get("label_smoothing", 0.0) > 0 and given["weight"] is not None
+        ignored = given["ignore_index"]
+        return Divisor(count_targets(target, given["weight"], -100 if ignored is None else ignored), smoothed)
+    if given["reduction"] == "batchmean":
+        return Divisor(float(given["input"].shape[0]))
+    if function is functional.ctc_loss:
+        return Divisor(float(_sequences(given["log_probs"], given["targets"], given["target_lengths"])))
+    apart = function(**{**given, "reduction": "none"})
+    return Divisor(float(apart.numel()))
 
 
-def _is_counted(loss_fn: Any) -> bool:
-    if isinstance(loss_fn, nn.Module):
-        return any(isinstance(loss_fn, kind) and type(loss_fn).forward is kind.forward for kind in _MODULES)
-    return unbound(loss_fn)[0] in _FUNCTIONS
-
-
-def _count(target: Any, weight: Tensor | None, ignore_index: int) -> float | None:
-    if not isinstance(target, Tensor) or target.is_floating_point():
-        return None
+def count_targets(target: Tensor, weight: Tensor | None, ignore_index: int) -> float:
+    """The class targets that are not ignored, each with the weight of its class."""
     counted = target[target != ignore_index]
-    return float(counted.numel() if weight is None else weight.to(target.device)[counted].sum())
+    if weight is None:
+        return float(counted.numel())
+    return float(weight.to(counted.device)[counted].sum(dtype=torch.double))
 
 
-class _Watch(TorchFunctionMode):
-    """Sees the calls of the two functions, and answers them without computing."""
+def count_targets_of(loss_fn: Any, target: Any) -> float | None:
+    """What a loss of torch's own divides by for this target; None for a mean over all samples.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[float | None] = []
+    Only for a loss that :func:`weighs_as_a_whole`.
+    """
+    options = stated_options(loss_fn)
+    if not _is_over_classes(loss_fn) or not isinstance(target, Tensor) or target.is_floating_point():
+        return None
+    return count_targets(target, options.get("weight"), options["ignore_index"])
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func not in _FUNCTIONS:
-            return func(*args, **(kwargs or {}))
-        call = inspect.signature(func).bind(*args, **(kwargs or {}))
-        call.apply_defaults()
-        given = call.arguments
-        if given["reduction"] == "mean":
-            self.counts.append(_count(given["target"], given["weight"], given["ignore_index"]))
-        return torch.zeros((), device="meta")
+
+def weighs_as_a_whole(loss_fn: Any) -> bool:
+    """Whether a loss is one of torch's own, whose value for a micro-batch need only be weighed.
+
+    Not so where classes of weight zero still add to a sum, as with smoothed labels, or where arguments are not
+    those that a pipeline gives.
+    """
+    if isinstance(loss_fn, nn.Module):
+        kind = next((k for k in type(loss_fn).__mro__ if k.__module__ == "torch.nn.modules.loss"), None)
+        known = kind is not None and type(loss_fn).forward is kind.forward and hasattr(loss_fn, "reduction")
+    else:
+        known = unbound(loss_fn)[0] in REDUCING
+    if not known or not _is_over_classes(loss_fn):
+        return known
+    options = stated_options(loss_fn)
+    return options.get("weight") is None or not getattr(
+        loss_fn, "label_smoothing", options.get("label_smoothing")
+    )
+
+
+def _is_over_classes(loss_fn: Any) -> bool:
+    if isinstance(loss_fn, nn.Module):
+        return isinstance(loss_fn, _MODULES_OVER_CLASSES)
+    return unbound(loss_fn)[0] in (functional.cross_entropy, functional.nll_loss)
+
+
+def _sequences(log_probs: Tensor, targets: Tensor, lengths: Any) -> int:
+    """The sequences of a connectionist temporal classification, which lie along dimension 1."""
+    if log_probs.dim() == 2:
+        return 1
+    sequences = log_probs.shape[1]
+    if sequences != len(lengths) or (targets.dim() == 2 and targets.shape[0] != sequences):
+        raise ValueError(f"outputs of {sequences} sequences and targets of {len(lengths)}")
+    return sequences

@@ -1,102 +1,142 @@
-"""Finds out whether a loss that does not say so is a mean or a sum over samples, by trying it on parts."""
+"""Finds out how a loss sums up its samples by trying it on the two halves of a micro-batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .counting import count
-from .reduction import Reduction, title
+from .calls import Diverged
+from .scalar import check_scalar
+from .survey import shaped, survey
+from .terms import part
 
-LossFunction = Callable[..., Tensor]
+LossFunction = Callable[..., Any]
 
 
-def observe(
-    loss_fn: LossFunction, output: Any, target: Any, samples: int, loss: Tensor | None = None
-) -> Reduction | None:
-    """Compares the loss of one micro-batch with the losses of its two halves.
+class Rule(StrEnum):
+    """How the losses of micro-batches make up that of the mini-batch."""
+
+    TERMS = "sum of known means and sums"
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class Halves:
+    """A loss of one micro-batch, and of the two halves of its samples.
 
     Args:
         loss_fn: the loss.
-        output, target: of one micro-batch.
+        output, target: of the micro-batch.
         samples: how many there are in it.
-        loss: what the loss gave for it, where that is known.
-
-    Returns:
-        The reduction; None where these values cannot tell, being zero or not finite.
-
-    Raises:
-        ValueError: it behaves neither like a mean nor like a sum over samples.
-        Exception: what the loss raises on a half of the samples.
+        dimension: of the output, along which they lie.
     """
-    with torch.no_grad():
+
+    def __init__(
+        self, loss_fn: LossFunction, output: Any, target: Any, samples: int, dimension: int = 0
+    ) -> None:
+        self._loss_fn = loss_fn
+        self._dimension = dimension
         output, target = (_map(Tensor.detach, nest) for nest in (output, target))
-        found = _compare(loss_fn, output, target, samples, loss)
-        return found or _compare(loss_fn, _map(_shaken, output), target, samples)
+        if samples < 2:  # nothing to halve: take the one sample twice
+            output, target = _twice(output, dimension), _twice(target, 0)
+            samples *= 2
+        self.output, self.target, self.samples = output, target, samples
+        self.values: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+
+    def rule(self, terms: bool) -> Rule | None:
+        """How the loss sums up; None where these values cannot tell, being zero or not finite.
+
+        Args:
+            terms: whether it may be a sum of the means and sums that are seen in it.
+
+        Raises:
+            LookupError: none of all.
+            Exception: what the loss raises on a half of the samples.
+        """
+        with torch.no_grad():
+            found = self._compare(terms)
+            if found is None:
+                self.output = _map(_shaken, self.output)
+                try:
+                    found = self._compare(terms)
+                except RuntimeError:  # values that the loss does not take
+                    return None
+            return found
+
+    def _compare(self, terms: bool) -> Rule | None:
+        middle = self.samples // 2
+        halves = [self._half(0, middle), self._half(middle, self.samples)]
+        whole = self._value(self.output, self.target)
+        parts = self._parts(halves) if terms else None
+        if parts is not None:
+            scale = max(abs(whole), *map(abs, parts))
+            if not math.isfinite(scale):
+                return None
+            if abs(whole - sum(parts)) <= scale * _tolerance(self.output):
+                return Rule.TERMS if scale else None
+        first, second = (self._value(*half) for half in halves)
+        self.values = whole, first, second
+        scale = max(abs(whole), abs(first), abs(second))
+        if not math.isfinite(scale) or scale == 0:
+            return None
+        share = middle / self.samples
+        near = scale * _tolerance(self.output)
+        mean = abs(whole - (share * first + (1 - share) * second)) <= near
+        total = abs(whole - (first + second)) <= near
+        if mean and total:
+            return None
+        if not mean and not total:
+            raise LookupError
+        return Rule.MEAN if mean else Rule.SUM
+
+    def _parts(self, halves: list[tuple[Any, Any]]) -> list[float] | None:
+        """What each half has in the whole, if the whole is a sum of known means and sums."""
+        shape = partial(shaped, samples=self.samples, dimension=self._dimension)
+        whole = survey(self._loss_fn, shape(self.output, wanted=self.samples), self.target, self.samples)
+        found = []
+        for output, target in halves:
+            size = self.samples // 2 if not found else self.samples - self.samples // 2
+            own = survey(self._loss_fn, shape(self.output, wanted=size), target, size, whole)
+            if not own.agrees_with(whole):
+                return None
+            try:
+                loss, weight = part(partial(_call, self._loss_fn, target), output, own, whole, 2)
+            except Diverged:
+                return None
+            found.append(float(loss) * weight if weight else 0.0)
+        return found
+
+    def _half(self, start: int, stop: int) -> tuple[Any, Any]:
+        def take(nest: Any, dimension: int) -> Any:
+            return _map(lambda t: _rows(t, self.samples, start, stop, dimension), nest)
+
+        return take(self.output, self._dimension), take(self.target, 0)
+
+    def _value(self, output: Any, target: Any) -> float:
+        return float(check_scalar(_call(self._loss_fn, target, output)))
 
 
-def _compare(
-    loss_fn: LossFunction, output: Any, target: Any, samples: int, loss: Tensor | None = None
-) -> Reduction | None:
-    if samples < 2:  # nothing to halve: take the one sample twice
-        output, target = (
-            _map(lambda t: torch.cat([t, t]) if t.dim() else t, nest) for nest in (output, target)
-        )
-        samples *= 2
-        loss = None
-    middle = samples // 2
-    halves = [
-        (_part(output, samples, a, b), _part(target, samples, a, b))
-        for a, b in ((0, middle), (middle, samples))
-    ]
-    whole = _value(loss_fn, output, target) if loss is None else float(loss)
-    first, second = (_value(loss_fn, *half) for half in halves)
-    scale = max(abs(whole), abs(first), abs(second))
-    if not math.isfinite(scale) or scale == 0:
-        return None
-    share = _share(loss_fn, halves, middle / samples)
-    near = scale * _tolerance(output)
-    mean = abs(whole - (share * first + (1 - share) * second)) <= near
-    total = abs(whole - (first + second)) <= near
-    if mean and total:
-        return None
-    if mean or total:
-        return Reduction.MEAN if mean else Reduction.SUM
-    raise ValueError(
-        f"the loss {title(loss_fn)} is neither a mean nor a sum over samples: it is {whole:.6g} for {samples} samples, "
-        f"{first:.6g} and {second:.6g} for their two halves, so the losses of micro-batches do not add up to that of "
-        "the mini-batch. Use a loss of torch, as in loss_fn=nn.CrossEntropyLoss(ignore_index=-100), or write it as a "
-        "mean or a sum over samples, as in loss_fn=lambda output, target: ((output - target) ** 2).mean()"
-    )
+def _call(loss_fn: LossFunction, target: Any, output: Any) -> Any:
+    return loss_fn(output) if target is None else loss_fn(output, target)
 
 
-def _share(loss_fn: LossFunction, halves: Sequence[tuple[Any, Any]], by_samples: float) -> float:
-    """The part of a mean that the first half makes up."""
-    before, behind = (count(loss_fn, *half) for half in halves)
-    if before is None or behind is None or not before + behind:
-        return by_samples
-    return before / (before + behind)
+def _rows(tensor: Tensor, samples: int, start: int, stop: int, dimension: int) -> Tensor:
+    """Some of the samples; a layer may have folded more dimensions into theirs."""
+    if tensor.dim() <= dimension or tensor.shape[dimension] % samples:
+        return tensor
+    rows = tensor.shape[dimension] // samples
+    return tensor.narrow(dimension, start * rows, (stop - start) * rows)
 
 
-def _value(loss_fn: LossFunction, output: Any, target: Any) -> float:
-    return float(loss_fn(output) if target is None else loss_fn(output, target))
-
-
-def _part(nest: Any, samples: int, start: int, stop: int) -> Any:
-    """Some of the samples; a layer may have folded more dimensions into the first."""
-
-    def part(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 0 or tensor.shape[0] % samples:
-            return tensor
-        rows = tensor.shape[0] // samples
-        return tensor[start * rows : stop * rows]
-
-    return _map(part, nest)
+def _twice(nest: Any, dimension: int) -> Any:
+    return _map(lambda t: torch.cat([t, t], dimension) if t.dim() > dimension else t, nest)
 
 
 def _shaken(tensor: Tensor) -> Tensor:
@@ -109,11 +149,12 @@ def _shaken(tensor: Tensor) -> Tensor:
 
 
 def _tolerance(output: Any) -> float:
-    tensors = [
-        leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    half = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
-    return 5e-2 if half or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") else 1e-3
+    kinds = {leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)}
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return 5e-2
+    if kinds & {torch.float16, torch.bfloat16}:
+        return 5e-2
+    return 1e-3 if torch.float32 in kinds else 1e-8
 
 
 def _map(function: Callable[[Tensor], Tensor], nest: Any) -> Any:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..capture import TensorSpec
+from .pair import is_pair
 
 
 def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
@@ -22,7 +23,28 @@ def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise ValueError(f"{what} must be a scalar tensor, got {got}: sum it up with .mean() or .sum()")
+    raise ValueError(
+        f"{what} must be a scalar tensor, got {got}: sum it up with .mean() or .sum(), or return (sum, count), "
+        "two scalars, for a mean over something else than samples"
+    )
+
+
+def scalar_of(value: Any) -> Tensor:
+    """What a backward of a loss starts from: of a sum and its count the sum.
+
+    Raises:
+        ValueError: as :func:`check_scalar`.
+    """
+    return value[0] if is_pair(value) else check_scalar(value)
+
+
+def value_of(value: Any) -> Tensor:
+    """What a loss is for the samples that it was called with: of a sum and its count the mean.
+
+    Raises:
+        ValueError: as :func:`check_scalar`.
+    """
+    return value[0] / value[1] if is_pair(value) else check_scalar(value)
 
 
 def check_loss_is_scalar(
@@ -46,4 +68,4 @@ def check_loss_is_scalar(
             loss = loss_fn(output, *arguments)
     except Exception:
         return
-    check_scalar(loss)
+    scalar_of(loss)

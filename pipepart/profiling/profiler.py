@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import capture, flatten
-from ..loss import check_scalar
+from ..loss import scalar_of
 from ..microbatch import batch_size, split
 from ..modes import Modes
 from ..worker import start_workers
@@ -138,7 +138,7 @@ class _First:
         self.loss: Loss = None
         if loss_fn is not None:
             arguments = () if target is None else (fresh(split(target, parts)[0]),)
-            self.loss = lambda output: check_scalar(loss_fn(output, *arguments))
+            self.loss = lambda output: scalar_of(loss_fn(output, *arguments))
 
 
 def _costs(count: int, parts: int, samples: int, timer: ChainTimer, memory: Memory) -> Costs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from .. import boundary
-from ..loss import LossWeights, check_scalar
+from ..loss import LossParts
 from .notes import LAYER, add_note
 
 
@@ -37,53 +37,47 @@ class LossEnd:
 
     can_wait = True
 
-    def __init__(
-        self, loss_fn: Callable[..., Tensor] | None, targets: Sequence[Any], weights: LossWeights
-    ) -> None:
-        self._loss_fn = loss_fn
+    def __init__(self, parts: LossParts, targets: Sequence[Any]) -> None:
+        self._parts = parts
         self._targets = targets
-        self._weights = weights
-        self._losses: dict[int, tuple[Tensor, float]] = {}
+        self._losses: dict[int, tuple[Tensor, float | None]] = {}
         self._seeds: dict[float, Tensor] = {}
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Computes the loss of the micro-batch."""
+        target = self._targets[micro_batch]
+        if isinstance(value, Tensor) and target is not None:
+            target = boundary.move(target, value.device)
         try:
-            loss = self._loss(micro_batch, value)
-            weight = self._weights.of(micro_batch, value, loss.detach())
+            loss, weight = self._parts.of(micro_batch, value, target)
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of the loss")
             raise
         self._losses[micro_batch] = loss.detach(), weight
         if (
-            not weight
+            weight == 0
         ):  # as when every target is ignored: the loss may be 0/0, and its gradient is not asked for
             return ()
-        if weight not in self._seeds:
-            self._seeds[weight] = torch.full((), weight, dtype=loss.dtype, device=loss.device)
         return boundary.roots(loss)
 
     def gradients(self, micro_batch: int) -> boundary.Gradients:
         """The weight of the micro-batch."""
-        return (self._seeds[self._losses[micro_batch][1]],)
+        loss, weight = self._losses[micro_batch]
+        weight = self._parts.weight(micro_batch) if weight is None else weight
+        if weight not in self._seeds:
+            self._seeds[weight] = torch.full((), weight, dtype=loss.dtype, device=loss.device)
+        return (self._seeds[weight],)
 
     @property
     def total(self) -> Tensor:
         """The loss of the mini-batch, when all micro-batches have been received."""
-        counted = [(loss, weight) for _, (loss, weight) in sorted(self._losses.items()) if weight]
+        weighed = (
+            (loss, self._parts.weight(micro_batch) if weight is None else weight)
+            for micro_batch, (loss, weight) in sorted(self._losses.items())
+        )
+        counted = [(loss, weight) for loss, weight in weighed if weight]
         losses = torch.stack([loss for loss, _ in counted])
         return (losses * losses.new_tensor([weight for _, weight in counted])).sum()
-
-    def _loss(self, micro_batch: int, value: Any) -> Tensor:
-        if self._loss_fn is None:
-            return check_scalar(
-                value, "the model computes no scalar loss of its own and no loss_fn is given: its output"
-            )
-        target = self._targets[micro_batch]
-        if target is None:
-            return check_scalar(self._loss_fn(value))
-        device = value.device if isinstance(value, Tensor) else None
-        return check_scalar(self._loss_fn(value, target if device is None else boundary.move(target, device)))
 
 
 class OutputEnd:
