@@ -61,6 +61,15 @@ def parse_bandwidth(text: float | str) -> float:
     return float(parse_bytes(rate))
 
 
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """A number of things.
+
+    >>> counted(1, "stage"), counted(2, "stage"), counted(3, "micro-batch", "es")
+    ('1 stage', '2 stages', '3 micro-batches')
+    """
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
 def format_bytes(size: float) -> str:
     """A size for people.
 

@@ -7,7 +7,7 @@ from .check import check
 from .costs import StageCosts
 from .data_parallel import data_parallel
 from .idle import Idle
-from .memory import in_flight
+from .memory import held, in_flight
 from .messages import insert_messages
 from .passes import (
     fuse_backward,
@@ -36,6 +36,7 @@ __all__ = [
     "check",
     "data_parallel",
     "fuse_backward",
+    "held",
     "in_flight",
     "insert_messages",
     "insert_optimizer_step",

@@ -13,6 +13,7 @@ from schedules import Schedule, StageCosts
 
 from ..cluster import Device
 from ..planning import Plan
+from ..planning.memory import with_recompute
 from .mistakes import Mistake
 
 
@@ -186,7 +187,7 @@ def _played(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> Played
         for row in range(schedule.devices)
     ]
     return Played(
-        schedule=_with_recompute(schedule, plan),
+        schedule=with_recompute(schedule, [stage.recompute for stage in plan.stages]),
         costs=_costs(plan, schedule, workers),
         devices=tuple(device.name for device in workers),
         other_bytes=tuple(
@@ -195,20 +196,6 @@ def _played(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> Played
         ),
         limits=tuple(device.memory_bytes for device in workers),
     )
-
-
-def _with_recompute(schedule: Schedule, plan: Plan) -> Schedule:
-    """The schedule with the forwards that the plan's stages run again."""
-    count = schedule.micro_batches
-    for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
-        stages = [
-            stage
-            for stage in range(schedule.stages)
-            if plan.stages[stage % len(plan.stages)].recompute == mode
-        ]
-        if stages:
-            schedule = schedules.insert_recompute(schedule, stages, parts)
-    return schedule
 
 
 def _costs(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> StageCosts:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster import Cluster, Link
-from .memory import MODES, RecomputeChoice, kept_bytes
+from .memory import Kept
 from .orders import Ints, Orders, all_orders, devices_of, given_order
 from .stage_costs import ChainCosts, Floats, Row
 from .stage_plan import Recompute
@@ -29,14 +29,17 @@ class ChainCut:
     Attributes:
         starts: first layer of each stage.
         sites: device of each, by its position in the cluster.
-        worst: largest value of any stage: its load, or the bytes that it is short of.
-        optimal: whether no order of the devices and no cut has a smaller one.
+        bound: no order of the devices and no cut that fits has a smaller largest load of any stage; 0 where that is
+            not known.
+        short_bytes: what a stage lacks at the most; 0 where the cut fits.
+        all_tried: whether no order of the devices was left out, so that none lacks less.
     """
 
     starts: tuple[int, ...]
     sites: tuple[int, ...]
-    worst: float
-    optimal: bool
+    bound: float
+    short_bytes: int
+    all_tried: bool
 
 
 class ChainProblem:
@@ -46,8 +49,7 @@ class ChainProblem:
         costs: of the layers.
         cluster: the devices; any order of them may be used, and some may be left out.
         stages: number of stages.
-        in_flight: micro-batches in flight at a stage, by the number of stages from it to the end, from 1 on.
-        recompute: what stages may do.
+        kept: what stages may do, the quickest first, and what they keep at once if all of them do.
         places: for each number of stages from a stage to the end, the layers that it may begin with and the ends that
             it may have; None for any.
     """
@@ -57,13 +59,11 @@ class ChainProblem:
         costs: ChainCosts,
         cluster: Cluster,
         stages: int,
-        in_flight: Sequence[int],
-        recompute: RecomputeChoice = "auto",
+        kept: Mapping[Recompute, Kept],
         places: Places | None = None,
     ) -> None:
-        self._costs, self._cluster, self._stages = costs, cluster, stages
-        self._in_flight = np.array([0, *in_flight])
-        self._modes: tuple[Recompute, ...] = MODES[recompute]
+        self._costs, self._cluster, self._stages, self._kept = costs, cluster, stages, kept
+        self._modes = tuple(kept)
         self._places = places
 
     def best(self) -> ChainCut | None:
@@ -71,9 +71,9 @@ class ChainProblem:
 
         Exact, by dynamic programming over suffixes: the best way to lay the layers from ``a`` on over a set of devices
         is a first stage ``[a, b)`` on one of them and the best way from ``b`` on over the others. A suffix is the right
-        state because the number of micro-batches in flight at a stage depends on the number of stages from it to the
-        end (as in Alpa, Zheng et al. 2022, section 5.2). Of devices that are alike only the number counts. Only ends
-        that a guess of the bottleneck leaves open are looked at; a cut no worse than the guess is the best there is.
+        state because what a stage keeps for its backwards depends on the number of stages from it to the end (as in
+        Alpa, Zheng et al. 2022, section 5.2). Of devices that are alike only the number counts. Only ends that
+        a guess of the bottleneck leaves open are looked at; a cut no worse than the guess is the best there is.
         """
         orders = all_orders(self._cluster, self._stages)
         found = self._least(orders, self._load, self._reach_seconds(orders), self._first_guess(orders))
@@ -101,26 +101,26 @@ class ChainProblem:
         found = self._least(orders, self._shortage, reach, guess)
         if found is None:
             return None
-        return self._traced(orders, self._shortage, reach(found), found, orders.complete)
+        starts, sites = self._traced(orders, self._shortage, reach(found))
+        return ChainCut(starts, sites, 0.0, max(int(found), 0), orders.complete)
 
-    def modes(self, cut: ChainCut) -> list[Recompute]:
-        """What each stage of a cut does: the first of what it may do that fits its device, the last if none does."""
+    def modes(self, starts: Sequence[int], sites: Sequence[int]) -> list[Recompute]:
+        """What each stage does: the first of what it may do that fits its device, else what needs least."""
         chosen: list[Recompute] = []
-        ends = [*cut.starts[1:], self._costs.layers]
-        for index, (start, end, site) in enumerate(zip(cut.starts, ends, cut.sites, strict=True)):
+        ends = [*starts[1:], self._costs.layers]
+        for index, (start, end, site) in enumerate(zip(starts, ends, sites, strict=True)):
             layers = slice(start, end)
             limit = self._cluster.devices[site].memory_bytes or math.inf
-            count = int(self._in_flight[len(ends) - index])
             fixed = (
                 self._costs.static_bytes[layers].sum()
                 + self._costs.peak_bytes[layers].max()
                 + self._costs.arriving_bytes[end - 1]
             )
-            stash, boundary = self._costs.stash_bytes(layers), self._costs.boundary_bytes(start)
+            sizes = self._costs.stash_bytes(layers), self._costs.boundary_bytes(layers)
             if not self._costs.needs_backward(layers):
                 chosen.append("never")
                 continue
-            needs = [fixed + kept_bytes(mode, count, stash, boundary) for mode in self._modes]
+            needs = [fixed + self._kept[mode].bytes_of(index, *sizes) for mode in self._modes]
             for mode, need in zip(self._modes, needs, strict=True):
                 if need <= limit:
                     chosen.append(mode)
@@ -164,17 +164,13 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        return self._traced(orders, value, self._reach_seconds(orders)(limit), limit, complete, np.add)
+        starts, sites = self._traced(orders, value, self._reach_seconds(orders)(limit), np.add)
+        return ChainCut(starts, sites, limit if complete else 0.0, 0, complete)
 
     def _traced(
-        self,
-        orders: Orders,
-        value: _Value,
-        reach: Sequence[int],
-        worst: float,
-        complete: bool,
-        joined: _Joined = np.maximum,
-    ) -> ChainCut:
+        self, orders: Orders, value: _Value, reach: Sequence[int], joined: _Joined = np.maximum
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The first layers and the devices of the stages of the cut with the least value."""
         best, choice, end_of = self._sweep(orders, value, reach, joined)
         state, start = int(orders.finals[best[orders.finals, 0].argmin()]), 0
         starts, types = [], []
@@ -184,14 +180,14 @@ class ChainProblem:
             types.append(int(orders.type[edge]))
             state, start = int(orders.source[edge]), int(end_of[state, start])
         assert start == self._costs.layers
-        return ChainCut(tuple(starts), devices_of(orders, types), worst, complete)
+        return tuple(starts), devices_of(orders, types)
 
     def _sweep(
         self, orders: Orders, value: _Value, reach: Sequence[int], joined: _Joined
     ) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
         """For each state and first layer the best value, the edge that gives it, and where its stage ends."""
         layers = self._costs.layers
-        view = _View(self._costs, self._cluster, orders, self._in_flight)
+        view = _View(self._costs, self._cluster, orders)
         best = np.full((orders.states, layers + 1), np.inf)
         best[orders.starts, layers] = -np.inf if joined is np.maximum else 0.0
         choice = np.zeros((orders.states, layers + 1), dtype=np.int32)
@@ -243,28 +239,19 @@ class ChainProblem:
         return np.where(np.isfinite(view.transfer(row)), lack, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
-        counts = view.in_flight
-        by_count = [
-            row.fixed_bytes + kept_bytes(mode, int(count), row.stash_bytes, row.boundary_bytes)
-            for count in counts
-        ]
-        if mode != "never":  # nothing is made again for a backward that there is not
-            without = [row.fixed_bytes + int(count) * row.stash_bytes for count in counts]
-            by_count = [
-                np.where(row.backward, need, kept) for need, kept in zip(by_count, without, strict=True)
-            ]
-        return np.array(by_count)[view.count_of_edge]
+        kept = self._kept[mode].bytes_by_left(row.stash_bytes, row.boundary_bytes)
+        return row.fixed_bytes + kept[view.left]
 
 
 class _View:
     """The edges of a walk as columns, to be laid over the ends of a row."""
 
-    def __init__(self, costs: ChainCosts, cluster: Cluster, orders: Orders, in_flight: Ints) -> None:
+    def __init__(self, costs: ChainCosts, cluster: Cluster, orders: Orders) -> None:
         types = orders.types
         self.pace = 1 / np.array([kind.speed for kind in types])[orders.type][:, None]
         self.memory = np.array([kind.memory for kind in types])[orders.type][:, None]
         self.unlimited = bool(np.isinf(self.memory).all())
-        self.in_flight, self.count_of_edge = np.unique(in_flight[orders.left], return_inverse=True)
+        self.left = orders.left
         self._links, self._before, self._behind = _links(costs, cluster, orders)
 
     def transfer(self, row: Row) -> Floats:

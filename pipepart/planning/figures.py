@@ -6,8 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..cluster import Cluster
 from ..profiling import Profile
+from .memory import Moments
 from .stage_costs import ChainCosts
 from .stage_plan import Recompute, StagePlan
 
@@ -26,7 +29,7 @@ def stage_plans(
     costs: ChainCosts,
     cluster: Cluster,
     pieces: Sequence[Piece],
-    in_flight: Sequence[int],
+    kept: Sequence[Moments],
 ) -> tuple[StagePlan, ...]:
     """The stages with all their figures.
 
@@ -35,7 +38,7 @@ def stage_plans(
         costs: of the layers at the plan's micro-batch size.
         cluster: the devices.
         pieces: the stages in pipeline order.
-        in_flight: micro-batches in flight at each at the most.
+        kept: what each keeps for its backwards at once, see :class:`~pipepart.planning.memory.Kept`.
     """
     crossings = [
         0.0,
@@ -43,8 +46,8 @@ def stage_plans(
         0.0,
     ]
     return tuple(
-        _stage_plan(profile, costs, cluster, piece, before + behind, count)
-        for piece, before, behind, count in zip(pieces, crossings, crossings[1:], in_flight, strict=False)
+        _stage_plan(profile, costs, cluster, piece, before + behind, moments)
+        for piece, before, behind, moments in zip(pieces, crossings, crossings[1:], kept, strict=False)
     )
 
 
@@ -60,11 +63,13 @@ def _stage_plan(
     cluster: Cluster,
     piece: Piece,
     transfer_seconds: float,
-    in_flight: int,
+    moments: Moments,
 ) -> StagePlan:
     layers, device = piece.layers, cluster.device(piece.device)
     forward = float(costs.forward[layers].sum()) / device.speed
     again = piece.recompute != "never"
+    stash, boundary = costs.stash_bytes(layers), costs.boundary_bytes(layers) if again else 0
+    whole, inputs = moments[np.argmax(moments @ (stash, boundary))].tolist()
     return StagePlan(
         layers=tuple(info.name for info in profile.layers[layers]),
         device=device.name,
@@ -74,10 +79,12 @@ def _stage_plan(
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
         static_bytes=int(costs.static_bytes[layers].sum()),
-        stash_bytes=costs.stash_bytes(layers),
+        stash_bytes=stash,
         recompute=piece.recompute,
         recompute_seconds=forward if again else 0.0,
-        boundary_bytes=costs.boundary_bytes(layers.start) if again else 0,
+        boundary_bytes=boundary,
         transient_bytes=int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
-        in_flight=in_flight,
+        in_flight=int(moments.sum(axis=1).max()),
+        whole=whole,
+        inputs=inputs,
     )

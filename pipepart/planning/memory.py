@@ -1,12 +1,14 @@
-"""What a stage keeps for its backward, with and without making some of it again."""
+"""What stages keep for their backwards, with and without making some of it again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+import schedules
 
 from .stage_plan import Recompute
 
@@ -20,14 +22,49 @@ MODES: Mapping[str, tuple[Recompute, ...]] = {
     "always": ("always",),
 }
 
-_Bytes = TypeVar("_Bytes", int, float, NDArray[np.float64])
+# Moments that can be the peak, and how many stashes and how many inputs are there then.
+Moments = NDArray[np.int64]
 
 
-def kept_bytes(mode: Recompute, in_flight: int, stash: _Bytes, boundary: float) -> _Bytes:
-    """The most that a stage keeps at once with so many micro-batches in flight.
+def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> schedules.Schedule:
+    """The schedule with the forwards that the stages of the model run again; of several copies each as the first."""
+    count = bare.micro_batches
+    for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
+        again = [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]
+        if again:
+            bare = schedules.insert_recompute(bare, again, parts)
+    return bare
 
-    One that is made again is whole while its backward runs; with ``except-last`` the last micro-batch may be there as
-    well.
+
+class Kept:
+    """What the stages of a schedule keep for their backwards at once, at most.
+
+    Args:
+        schedule: with the forwards that its stages run again; of overlapped pairs one runs after the other.
+
+    Attributes:
+        by_device: the moments of each device, see :func:`schedules.held`.
+        by_stage: those of each stage alone: so many stashes, and so many inputs.
     """
-    whole = min(in_flight, {"never": in_flight, "except-last": 2, "always": 1}[mode])
-    return whole * stash + (in_flight - whole) * boundary  # type: ignore[return-value]
+
+    def __init__(self, schedule: schedules.Schedule) -> None:
+        self.by_device: tuple[Moments, ...] = schedules.held(schedules.split_overlaps(schedule))
+        alone = {
+            stage: moments[:, column]
+            for device, moments in enumerate(self.by_device)
+            for column, stage in enumerate(schedule.stages_of(device))
+        }
+        self.by_stage: tuple[Moments, ...] = tuple(alone[stage] for stage in range(schedule.stages))
+        most = max(map(len, self.by_stage))
+        table = np.array([np.resize(own, (most, 2)) for own in reversed(self.by_stage)])
+        self._different, inverse = np.unique(table, axis=0, return_inverse=True)
+        self._of_left = np.r_[0, inverse.reshape(-1)]
+
+    def bytes_of(self, stage: int, stash: int, boundary: int) -> int:
+        """What one stage keeps whose stash and input are of these sizes."""
+        return int((self.by_stage[stage] @ (stash, boundary)).max())
+
+    def bytes_by_left(self, stash: NDArray[np.float64], boundary: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same for several sizes (columns), by the number of stages from one to the end (rows); row 0 is unused."""
+        whole, inputs = self._different[..., :1], self._different[..., 1:]
+        return (whole * stash + inputs * boundary).max(axis=1)[self._of_left]

@@ -82,6 +82,27 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     )
 
 
+def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
+    """Orders of so many devices, the cluster's own first; of those that exchange devices that are alike, one."""
+    types = device_types(cluster)
+    of = [0] * len(cluster)
+    for number, kind in enumerate(types):
+        for device in kind.devices:
+            of[device] = number
+
+    def extended(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(taken) == devices:
+            yield taken
+            return
+        seen: set[int] = set()
+        for device in range(len(cluster)):
+            if device not in taken and of[device] not in seen:
+                seen.add(of[device])
+                yield from extended((*taken, device))
+
+    return extended(())
+
+
 def all_orders(cluster: Cluster, stages: int) -> Orders:
     """Every way to put so many stages on devices of the cluster; its own order alone where those are too many."""
     types = device_types(cluster)

@@ -17,6 +17,7 @@ from ..document import ByteCount, Document, Seconds, Value, fault_texts
 from ..profiling import Profile
 from .faults import memory_faults, structure_faults
 from .figures import Piece, stage_plans
+from .memory import Kept, with_recompute
 from .stage_costs import ChainCosts
 from .stage_plan import StagePlan
 
@@ -140,8 +141,7 @@ class Plan(Document):
             Piece(slice(index[stage.layers[0]], index[stage.layers[-1]] + 1), stage.device, stage.recompute)
             for stage in self.stages
         ]
-        in_flight = schedules.in_flight(self.build_schedule())
-        stages = stage_plans(self.profile, costs, self.cluster, pieces, in_flight)
+        stages = stage_plans(self.profile, costs, self.cluster, pieces, Kept(self.build_schedule()).by_stage)
         fresh = self.model_copy(update={"stages": stages})
         found = fresh.predict(costs.total_seconds)
         kept = self.prediction
@@ -218,11 +218,7 @@ class Plan(Document):
         count = self.micro_batches if micro_batches is None else micro_batches
         devices = len(self.stages) // self.chunks
         bare = schedules.build(self.schedule, devices=devices, micro_batches=count, chunks=self.chunks)
-        for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
-            again = [index for index, stage in enumerate(self.stages) if stage.recompute == mode]
-            if again:
-                bare = schedules.insert_recompute(bare, again, parts)
-        return bare
+        return with_recompute(bare, [stage.recompute for stage in self.stages])
 
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step."""

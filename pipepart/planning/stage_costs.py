@@ -22,19 +22,17 @@ class Row:
         start: its first layer.
         seconds: compute on a device of speed 1.
         again_seconds: of it the forward, to run once more.
-        backward: whether there is a backward; a stage without one keeps nothing for it.
         fixed_bytes: what it holds however many micro-batches are in flight.
-        stash_bytes: what it holds for each of them.
-        boundary_bytes: what it holds for each whose forward is to run once more.
+        stash_bytes: what it holds for each of them; nothing where there is no backward.
+        boundary_bytes: what it holds for each whose forward is to run once more; a part of the stash.
     """
 
     start: int
     seconds: Floats
     again_seconds: Floats
-    backward: NDArray[np.bool_]
     fixed_bytes: Floats
     stash_bytes: Floats
-    boundary_bytes: float
+    boundary_bytes: Floats
 
 
 class ChainCosts:
@@ -107,9 +105,11 @@ class ChainCosts:
             if layers.start in piece.input_of or any(layer in inside for layer in piece.layers)
         )
 
-    def boundary_bytes(self, first: int) -> int:
-        """What is given to a stage that begins at layer ``first``."""
-        return sum(piece.bytes for piece in self._pieces if first in piece.input_of)
+    def boundary_bytes(self, layers: slice) -> int:
+        """What a stage of these layers is given, and keeps for each micro-batch whose forward is to run once more."""
+        if not self.needs_backward(layers):
+            return 0
+        return sum(piece.bytes for piece in self._pieces if layers.start in piece.input_of)
 
     def needs_backward(self, layers: slice) -> bool:
         """Whether a stage of these layers has a backward: it trains something, or a stage before it does."""
@@ -186,10 +186,9 @@ class ChainCosts:
             start=start,
             seconds=self.compute_sums[ends] - self.compute_sums[start],
             again_seconds=np.where(backward, self.forward_sums[ends] - self.forward_sums[start], 0.0),
-            backward=backward,
             fixed_bytes=static + peak + self.arriving_bytes[start:end],
             stash_bytes=np.where(backward, stash, 0.0),
-            boundary_bytes=float(boundary),
+            boundary_bytes=np.where(backward, float(boundary), 0.0),
         )
 
     def _forbidden(

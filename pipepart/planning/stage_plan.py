@@ -28,7 +28,8 @@ class StagePlan(Value):
         recompute_seconds: predicted to make it again for one micro-batch; 0 where that is never done.
         boundary_bytes: the input, kept in place of the stash where it is made again.
         transient_bytes: needed for a while by one layer's forward or backward.
-        in_flight: micro-batches whose stash is held at once, at most.
+        in_flight: micro-batches whose forward is done and backward is not, at most.
+        whole, inputs: of how many the stash and of how many the input alone is there when the stage keeps most.
     """
 
     layers: tuple[str, ...] = Field(min_length=1)
@@ -45,6 +46,8 @@ class StagePlan(Value):
     boundary_bytes: ByteCount = 0
     transient_bytes: ByteCount = 0
     in_flight: int = Field(default=0, ge=0)
+    whole: int = Field(default=0, ge=0)
+    inputs: int = Field(default=0, ge=0)
 
     @property
     def load_seconds(self) -> float:
@@ -54,10 +57,8 @@ class StagePlan(Value):
 
     @property
     def kept_bytes(self) -> int:
-        """The most that the stage keeps for backward at once: stashes, and inputs of what is made again."""
-        whole = {"never": self.in_flight, "except-last": 2, "always": 1}[self.recompute]
-        whole = min(whole, self.in_flight)
-        return whole * self.stash_bytes + (self.in_flight - whole) * self.boundary_bytes
+        """The most that the stage keeps for its backwards at once."""
+        return self.whole * self.stash_bytes + self.inputs * self.boundary_bytes
 
     @property
     def memory_bytes(self) -> int:

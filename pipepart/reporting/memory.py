@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..planning import Plan, StagePlan
-from ..planning.memory import kept_bytes
 from .fitting import Column, FittingTable
 from .owners import owned_stages, stage_numbers
 from .quantity import NONE, bar, percent, size
@@ -47,9 +46,7 @@ def memory_table(plan: Plan) -> FittingTable:
 
 def _terms(stage: StagePlan) -> str:
     """The micro-batches in flight that are kept whole, and those of which only the input is kept."""
-    whole = kept_bytes(stage.recompute, stage.in_flight, 1, 0)
-    inputs = stage.in_flight - whole
-    kept = [(whole, stage.stash_bytes), (inputs, stage.boundary_bytes)]
+    kept = [(stage.whole, stage.stash_bytes), (stage.inputs, stage.boundary_bytes)]
     return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..planning import Plan
-from ..units import format_bytes, format_seconds
+from ..units import counted, format_bytes, format_seconds
 from .owners import owned_stages, stage_numbers
 from .quantity import percent
 
@@ -18,8 +18,8 @@ def plan_summary(plan: Plan) -> Group:
     lines = [
         (
             "schedule",
-            f"{plan.schedule}, {_count(plan.micro_batches, 'micro-batch', 'es')}, "
-            f"{_count(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}",
+            f"{plan.schedule}, {counted(plan.micro_batches, 'micro-batch', 'es')}, "
+            f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}",
         )
     ]
     lines += _order(plan)
@@ -42,7 +42,7 @@ def labelled_lines(title: str, lines: list[tuple[str, str]]) -> Group:
 
 def _devices(plan: Plan) -> str:
     used, there = len(owned_stages(plan)), len(plan.cluster)
-    return _count(there, "device") if used == there else f"{used} of {_count(there, 'device')}"
+    return counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
 
 
 def _order(plan: Plan) -> list[tuple[str, str]]:
@@ -130,7 +130,3 @@ def _proof(plan: Plan) -> str:
         return "how far its bottleneck is from the smallest is not known"
     above = predicted.bottleneck_seconds / predicted.bottleneck_bound - 1
     return f"its bottleneck may be up to {above:.1%} above the smallest of {stages} stages on these devices"
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{'' if number == 1 else plural}"

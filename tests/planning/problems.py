@@ -132,12 +132,18 @@ def every_cut(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a stage holds: always, for each micro-batch in flight, and for one that is made again; has it a backward."""
+    """What a stage holds: always, for a while, for each micro-batch in flight, and for one that is made again."""
 
-    fixed: int
+    static: int
+    transient: int
     stash: int
     given: int
     backward: bool
+
+    @property
+    def fixed(self) -> int:
+        """What it holds however many micro-batches are in flight."""
+        return self.static + self.transient
 
 
 def stage_parts(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0) -> Parts:
@@ -150,8 +156,8 @@ def stage_parts(layers: Sequence[Layer], start: int, end: int, input_bytes: int 
         stash += before.output if layer.keeps_input else 0
     backward = any(_backward(layer) for layer in layers[:end])
     arriving = inside[-1].output if end < len(layers) else 0
-    fixed = static + max(layer.peak for layer in inside) + arriving
-    return Parts(fixed, stash if backward else 0, given, backward)
+    transient = max(layer.peak for layer in inside) + arriving
+    return Parts(static, transient, stash if backward else 0, given, backward)
 
 
 def stage_bytes(layers: Sequence[Layer], start: int, end: int, in_flight: int, input_bytes: int = 0) -> int:

@@ -1,11 +1,5 @@
 """The order of unlike devices, links that differ, recompute and wishes: against every way there is."""
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +9,8 @@ import schedules
 from pipepart import Cluster, Device, DoesNotFit, Link
 from pipepart.cluster import PairLink
 from pipepart.planning.orders import all_orders, device_types
-from tests.planning.problems import Layer, chains, profile_of, stage_parts
+from tests.planning.problems import Layer, chains, profile_of
+from tests.planning.ways import check_against_every_way, unlike
 
 quick = settings(
     max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -23,89 +18,6 @@ quick = settings(
 many = settings(
     max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-@dataclass(frozen=True)
-class Way:
-    edges: tuple[int, ...]
-    devices: tuple[int, ...]
-    bottleneck: float
-    shortage: float
-
-
-def kept(mode: str, count: int, stash: int, given: int) -> int:
-    """One that is made again is whole in its backward, and so is the last one of a step where that one is kept."""
-    whole = {"never": count, "except-last": min(count, 2), "always": min(count, 1)}[mode]
-    return whole * stash + (count - whole) * given
-
-
-def every_way(
-    layers: Sequence[Layer],
-    cluster: Cluster,
-    stages: int,
-    in_flight: Sequence[int],
-    micro_batches: int,
-    modes: Sequence[str],
-) -> Iterator[Way]:
-    """Every cut, order of devices and choice of what is made again."""
-    for inner in itertools.combinations(range(1, len(layers)), stages - 1):
-        edges = (0, *inner, len(layers))
-        for devices in itertools.permutations(range(len(cluster)), stages):
-            names = [cluster.devices[site].name for site in devices]
-            borders = [0.0]
-            for border, (one, other) in zip(inner, itertools.pairwise(names), strict=True):
-                link = cluster.link_between(one, other)
-                trained = any(layer.trained and layer.parameters for layer in layers[:border])
-                borders.append((1 + trained) * link.seconds(layers[border - 1].output))
-            borders.append(0.0)
-            loads, lacks = [], []
-            for index, (start, end) in enumerate(itertools.pairwise(edges)):
-                device = cluster.devices[devices[index]]
-                parts = stage_parts(layers, start, end)
-                compute = sum(
-                    one.forward + one.backward_input + one.backward_weight for one in layers[start:end]
-                )
-                again = sum(one.forward for one in layers[start:end]) if parts.backward else 0.0
-                choices = []
-                for mode in modes if parts.backward else ["never"]:
-                    seconds = (compute + (again if mode != "never" else 0.0)) / micro_batches / device.speed
-                    need = parts.fixed + kept(mode, in_flight[index], parts.stash, parts.given)
-                    choices.append((need - (device.memory_bytes or math.inf), seconds))
-                lacks.append(min(lack for lack, _ in choices))
-                fitting = [seconds for lack, seconds in choices if lack <= 0]
-                loads.append(min(fitting, default=math.inf) + borders[index] + borders[index + 1])
-            yield Way(edges, devices, max(loads), max(lacks))
-
-
-@st.composite
-def unlike(draw: st.DrawFn) -> Cluster:
-    """Up to four devices of a few kinds; some pairs have links of their own."""
-    count = draw(st.integers(1, 4))
-    kinds = draw(
-        st.lists(
-            st.tuples(st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.one_of(st.none(), st.integers(1, 700))),
-            min_size=1,
-            max_size=3,
-        )
-    )
-    devices = tuple(
-        Device(name=f"device:{index}", kind="made up", speed=speed, memory_bytes=memory)
-        for index, (speed, memory) in enumerate(draw(st.sampled_from(kinds)) for _ in range(count))
-    )
-    pairs = list(itertools.combinations([device.name for device in devices], 2))
-    links = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)) if pairs else []
-    return Cluster(
-        devices=devices,
-        link=Link(bandwidth=draw(st.sampled_from([None, 16.0])), latency=draw(st.sampled_from([0.0, 0.25]))),
-        links=tuple(
-            PairLink(
-                between=pair,
-                bandwidth=draw(st.sampled_from([None, 4.0])),
-                latency=draw(st.sampled_from([0.0, 2.0])),
-            )
-            for pair in links
-        ),
-    )
 
 
 problems = {
@@ -120,28 +32,8 @@ problems = {
 
 def check_problem(layers, cluster, schedule, micro_batches, recompute, stages) -> None:
     stages = min(stages, len(layers), len(cluster))
-    in_flight = schedules.in_flight(schedules.build(schedule, devices=stages, micro_batches=micro_batches))
-    modes = ("never", "except-last", "always") if recompute == "auto" else (recompute,)
-    ways = list(every_way(layers, cluster, stages, in_flight, micro_batches, modes))
-    fitting = [way.bottleneck for way in ways if way.shortage <= 0]
-    profile = profile_of(layers, [micro_batches])
-    options: dict[str, Any] = {"schedule": schedule, "stages": stages, "recompute": recompute}
-    if fitting:
-        plan = pipepart.plan(profile, cluster, **options)
-        assert plan.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
-        assert plan.predicted.optimal
-        for stage in plan.stages:
-            limit = cluster.device(stage.device).memory_bytes
-            assert limit is None or stage.memory_bytes <= limit
-        for device, size in zip(cluster.devices, plan.predicted.memory_bytes, strict=True):
-            assert device.memory_bytes is None or size <= device.memory_bytes
-        return
-    with pytest.raises(DoesNotFit) as caught:
-        pipepart.plan(profile, cluster, **options)
-    assert caught.value.short_bytes == min(way.shortage for way in ways)
-    for remedy in caught.value.remedies:
-        for device, size in zip(remedy.plan.cluster.devices, remedy.plan.predicted.memory_bytes, strict=True):
-            assert device.memory_bytes is None or size <= device.memory_bytes
+    built = schedules.build(schedule, devices=stages, micro_batches=micro_batches)
+    check_against_every_way(layers, cluster, built, recompute)
 
 
 @given(**problems)
@@ -166,7 +58,7 @@ def test_the_small_device_takes_the_end_where_little_is_in_flight():
     profile = profile_of([Layer(saved=10)] * 3, [4])
     plan = pipepart.plan(profile, described(10, 30, 20), schedule="1f1b", recompute="never")
     assert [stage.device for stage in plan.stages] == ["device:1", "device:2", "device:0"]
-    with pytest.raises(DoesNotFit, match="short by 1 bytes"):
+    with pytest.raises(DoesNotFit, match="short by 1 byte "):
         pipepart.plan(profile, described(10, 30, 19), schedule="1f1b", recompute="never", stages=3)
 
 

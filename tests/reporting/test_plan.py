@@ -122,7 +122,7 @@ def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -
         plan(profile, Cluster.virtual(1, memory="5MiB"), schedule="1f1b")
     assert not caught.value.remedies
     text = printed(misfit_report(caught.value, "Error: "))
-    assert text.startswith("Error: the model does not fit: with 1 stages")
+    assert text.startswith("Error: the model does not fit: with 1 stage, 2 micro-batches")
     assert "use larger devices" in text
     whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
     with pytest.raises(DoesNotFit) as caught:

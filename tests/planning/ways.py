@@ -1,0 +1,198 @@
+"""Every way to lay a chain over devices under a schedule, what each costs, and what it lacks: by trying all of them."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+import pipepart
+import schedules
+from pipepart import Cluster, Device, DoesNotFit, Link, Plan
+from pipepart.cluster import PairLink
+from schedules import Kind, Schedule
+from tests.planning.problems import Layer, Parts, profile_of, stage_parts
+
+MODES = {"auto": ("never", "except-last", "always")}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A cut on an order of devices: the largest load, and the most that a device lacks (negative where it fits)."""
+
+    edges: tuple[int, ...]
+    devices: tuple[int, ...]
+    bottleneck: float
+    shortage: float
+
+
+def peak(row: Sequence[schedules.Action], micro_batches: int, sizes: dict[int, tuple[str, int, int]]) -> int:
+    """The most that a device keeps for its backwards, each stage with its mode, its stash and what it is given."""
+    held = most = 0
+    for action in (leaf for one in row for leaf in one.leaves):
+        mode, stash, given = sizes[action.stage]
+        again = mode == "always" or (mode == "except-last" and action.micro_batch != micro_batches - 1)
+        if action.kind is Kind.F:
+            held += given if again else stash
+        elif action.kind in (Kind.B, Kind.I) and again:
+            held += stash - given
+        most = max(most, held)
+        if action.kind in (Kind.B, Kind.W):
+            held -= stash
+    return most
+
+
+def every_way(
+    layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, modes: Sequence[str]
+) -> Iterator[Way]:
+    """Every cut, order of devices and choice of what each device makes again."""
+    rows = [schedule.stages_of(row) for row in range(schedule.devices)]
+
+    @cache
+    def parts_of(start: int, end: int) -> Parts:
+        return stage_parts(layers, start, end)
+
+    @cache
+    def choices(row: int, pieces: tuple[tuple[int, int], ...]) -> list[tuple[int, float]]:
+        """Bytes and seconds of a device for each mode."""
+        parts = [parts_of(*piece) for piece in pieces]
+        seconds = sum(_seconds(layers[start:end]) for start, end in pieces)
+        again = sum(
+            sum(layer.forward for layer in layers[start:end])
+            for (start, end), own in zip(pieces, parts, strict=True)
+            if own.backward
+        )
+        fixed = sum(own.static for own in parts) + max(own.transient for own in parts)
+        found = []
+        for mode in modes:
+            sizes = {
+                stage: (mode if own.backward else "never", own.stash, own.given)
+                for stage, own in zip(rows[row], parts, strict=True)
+            }
+            kept = peak(schedule.actions[row], schedule.micro_batches, sizes)
+            found.append((fixed + kept, seconds + (again if mode != "never" else 0.0)))
+        return found
+
+    for inner in itertools.combinations(range(1, len(layers)), schedule.stages - 1):
+        edges = (0, *inner, len(layers))
+        pieces = list(itertools.pairwise(edges))
+        for order in itertools.permutations(range(len(cluster)), schedule.devices):
+            loads = _borders(layers, cluster, schedule, inner, order)
+            lacks = []
+            for row, site in enumerate(order):
+                device = cluster.devices[site]
+                limit = math.inf if device.memory_bytes is None else device.memory_bytes
+                found = choices(row, tuple(pieces[stage] for stage in rows[row]))
+                lacks.append(min(need for need, _ in found) - limit)
+                fitting = [seconds for need, seconds in found if need <= limit]
+                loads[row] += min(fitting, default=math.inf) / schedule.micro_batches / device.speed
+            yield Way(edges, order, max(loads), max(lacks))
+
+
+def _seconds(layers: Sequence[Layer]) -> float:
+    return sum(one.forward + one.backward_input + one.backward_weight for one in layers)
+
+
+def _borders(
+    layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, inner: Sequence[int], order: Sequence[int]
+) -> list[float]:
+    """What each device has to send and to receive."""
+    loads = [0.0] * len(order)
+    for border, (one, other) in zip(inner, itertools.pairwise(schedule.device_of), strict=True):
+        if one == other:
+            continue
+        link = cluster.link_between(*(cluster.devices[order[row]].name for row in (one, other)))
+        trained = any(layer.trained and layer.parameters for layer in layers[:border])
+        for row in (one, other):
+            loads[row] += (1 + trained) * link.seconds(layers[border - 1].output)
+    return loads
+
+
+def check_against_every_way(
+    layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str, chunks: int = 1
+) -> None:
+    """The plan has the smallest bottleneck of all that fit; where none does, the error says how many bytes it takes."""
+    ways = list(every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,))))
+    profile = profile_of(layers, [schedule.micro_batches])
+    options: dict[str, Any] = {
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "recompute": recompute,
+        "chunks": chunks if chunks > 1 else None,
+    }
+    fitting = [way.bottleneck for way in ways if way.shortage <= 0]
+    if fitting:
+        plan = pipepart.plan(profile, cluster, **options)
+        assert plan.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
+        assert plan.predicted.bottleneck_bound <= min(fitting) * (1 + 1e-12)
+        assert plan.predicted.optimal or (chunks > 1 and recompute == "auto")
+        check_memory(plan)
+        return
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile, cluster, **options)
+    least = min(way.shortage for way in ways)
+    assert caught.value.short_bytes == least
+    assert f"short by {int(least)} byte{'' if least == 1 else 's'} at best" in str(caught.value)
+    for remedy in caught.value.remedies:
+        check_memory(remedy.plan)
+
+
+def check_memory(plan: Plan) -> None:
+    """No device holds more than it has, counted by the search, by the plan, and by its simulation."""
+    held = plan.device_bytes()
+    for device, size in zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True):
+        assert device.memory_bytes is None or size <= device.memory_bytes
+        assert held.get(device.name, 0) == size
+    if plan.chunks == 1:
+        assert {stage.device: stage.memory_bytes for stage in plan.stages} == held
+
+
+def least_shortage(layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str) -> float:
+    """What the way that comes nearest lacks; negative where it has more than it needs."""
+    return min(
+        way.shortage for way in every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,)))
+    )
+
+
+@st.composite
+def unlike(draw: st.DrawFn, most: int = 4) -> Cluster:
+    """A few devices of a few kinds; some pairs have links of their own."""
+    count = draw(st.integers(1, most))
+    kinds = draw(
+        st.lists(
+            st.tuples(st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.one_of(st.none(), st.integers(1, 700))),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    devices = tuple(
+        Device(name=f"device:{index}", kind="made up", speed=speed, memory_bytes=memory)
+        for index, (speed, memory) in enumerate(draw(st.sampled_from(kinds)) for _ in range(count))
+    )
+    pairs = list(itertools.combinations([device.name for device in devices], 2))
+    links = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)) if pairs else []
+    return Cluster(
+        devices=devices,
+        link=Link(bandwidth=draw(st.sampled_from([None, 16.0])), latency=draw(st.sampled_from([0.0, 0.25]))),
+        links=tuple(
+            PairLink(
+                between=pair,
+                bandwidth=draw(st.sampled_from([None, 4.0])),
+                latency=draw(st.sampled_from([0.0, 2.0])),
+            )
+            for pair in links
+        ),
+    )
+
+
+def enlarged(cluster: Cluster, by: int) -> Cluster:
+    """The cluster with so many bytes more on each device that has a limit."""
+    devices = [
+        device.model_copy(update={"memory_bytes": device.memory_bytes and device.memory_bytes + by})
+        for device in cluster.devices
+    ]
+    return cluster.model_copy(update={"devices": tuple(devices)})
