@@ -54,8 +54,8 @@ class Pipeline:
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``.
-        ValueError: the plan's layers are not the model's, layers that share parameters are in different stages, the
-            loss reduces nothing, or the schedule runs several copies of the model or changes weights within a step.
+        ValueError: the plan's layers are not the model's, layers in different stages write one buffer, the loss
+            reduces nothing, or the schedule runs several copies of the model or changes weights within a step.
     """
 
     def __init__(

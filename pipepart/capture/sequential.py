@@ -116,7 +116,7 @@ def capture(model: nn.Module, sample: Any) -> LayerGraph:
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:
-    """The parameters and buffers of a layer: two layers that share one cannot be in different stages."""
+    """The parameters and buffers of a layer, by which layers that share one are known."""
     yield from layer.parameters()
     yield from layer.buffers()
 

@@ -34,7 +34,7 @@ def structure_faults(plan: Plan) -> list[str]:
     if plan.outputs and plan.outputs != profile.outputs:
         faults.append("the outputs of the plan are not those of its profile: plan again")
     if not layers:
-        faults += _order_faults(plan.stages, profile.layers) + _sharing_faults(plan.stages, profile.layers)
+        faults += _order_faults(plan.stages, profile.layers)
     return faults
 
 
@@ -173,14 +173,3 @@ def _order_faults(stages: Sequence[StagePlan], layers: Sequence[LayerInfo]) -> l
             if index[stages[number].layers[0]] < index[stages[number - 1].layers[0]]
         ]
     return faults
-
-
-def _sharing_faults(stages: Sequence[StagePlan], layers: Sequence[LayerInfo]) -> list[str]:
-    stage_of = {name: number for number, stage in enumerate(stages) for name in stage.layers}
-    return [
-        f"layers {other!r} (stage {stage_of[other]}) and {info.name!r} (stage {stage_of[info.name]}) share a "
-        "parameter or buffer and must be in one stage"
-        for info in layers
-        for other in info.shares_with
-        if stage_of[other] != stage_of[info.name]
-    ]

@@ -111,8 +111,8 @@ class Plan(Document):
 
         Raises:
             ValueError: the file is no plan of this version, or the plan is impossible: a layer is missing, unknown or
-                there twice, a stage is not a connected piece of the model, layers that share parameters are parted,
-                or the memory of a device does not do. Every fault is named.
+                there twice, a stage is not a connected piece of the model, or the memory of a device does
+                not do. Every fault is named.
             OSError: the file cannot be read.
         """
         read = super().load(path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from itertools import accumulate, pairwise
 
-from ..capture import flatten, state_of
+import torch
+from torch import nn
+
+from ..capture import flatten
 from ..planning import Plan
 from .stage import Stage
+from .ties import check_ties, tie
 
 
 def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
@@ -15,27 +18,28 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
 
     Raises:
         TypeError: the model is no ``nn.Sequential``.
-        ValueError: the plan's layers are not the model's in their order, a device is only described, layers that
-            share parameters or buffers are in different stages, or the schedule is none that a pipeline runs, or
-            wants other stages on other devices. Nothing has been moved then.
+        ValueError: the plan's layers are not the model's in their order, a device is only described, layers in
+            different stages share what they write, or the schedule is none that a pipeline runs, or wants other
+            stages on other devices. Nothing has been moved then.
     """
     _check_schedule(plan)
     layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
     _check_devices(plan)
-    stages = []
+    starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
+    groups = [layers[start:end] for start, end in pairwise(starts)]
+    check_ties(groups)
+    homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
+    for home, group in zip(
+        reversed(homes), reversed(groups), strict=True
+    ):  # the first stage has what is shared
+        for _, module in group:
+            module.to(home)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
-    first = 0
-    for index, (planned, device) in enumerate(zip(plan.stages, plan.devices, strict=True)):
-        own = layers[first : first + len(planned.layers)]
-        home = torch.device(device.torch_device or "cpu")
-        stages.append(Stage(index, own, first, home, device.name, guarded))
-        first += len(planned.layers)
-    _check_sharing(stages)
-    for stage in stages:
-        for _, module in stage.layers:
-            module.to(stage.device)
-    return stages
+    return [
+        Stage(index, ties, starts[index], homes[index], device.name, guarded)
+        for index, (ties, device) in enumerate(zip(tie(groups, homes), plan.devices, strict=True))
+    ]
 
 
 def _check_schedule(plan: Plan) -> None:
@@ -90,16 +94,3 @@ def _check_devices(plan: Plan) -> None:
                 f"device {device.name!r} is only described, nothing can run on it: "
                 "plan for Cluster.local() or Cluster.virtual(n) to train"
             )
-
-
-def _check_sharing(stages: list[Stage]) -> None:
-    owners: dict[Tensor, tuple[int, str]] = {}
-    for stage in stages:
-        for name, module in stage.layers:
-            for tensor in state_of(module):
-                owner, other = owners.setdefault(tensor, (stage.index, name))
-                if owner != stage.index:
-                    raise ValueError(
-                        f"layers {other!r} (stage {owner}) and {name!r} (stage {stage.index}) share a parameter or "
-                        "buffer: put them in one stage"
-                    )

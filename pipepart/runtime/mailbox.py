@@ -7,7 +7,7 @@ from typing import Any
 
 from schedules import Kind
 
-Key = tuple[Kind, int, int]
+Key = tuple[Kind | int, int, int]  # an action, or a shared parameter's number in place of its kind
 
 
 class Stopped(Exception):

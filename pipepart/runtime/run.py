@@ -70,10 +70,12 @@ class Run:
         self._inputs = inputs
         self._end = end
         self._modes = Modes.current()
+        self._has_forwards = forward is None
         self._forward_modes = forward._forward_modes if forward else self._modes
         self._stashes: list[dict[int, Stash]] = forward._stashes if forward else [{} for _ in stages]
         self._kept: list[dict[int, Kept]] = forward._kept if forward else [{} for _ in stages]
         self._waiting: list[dict[int, WeightGradients]] = [{} for _ in stages]
+        self._links = forward._links if forward else [stage.ties.refresh() for stage in stages]
         self._repeated = order.repeated if self._modes.grad else frozenset()
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
@@ -139,6 +141,9 @@ class Run:
             span = self._do(action)
             if spans is not None:
                 spans.append(span)
+        for stage, home in zip(self._stages, self.schedule.device_of, strict=True):
+            if home == device and self._has_forwards:
+                stage.ties.finish()
 
     def _do(self, action: Action) -> Span:
         kind, stage, micro_batch, _ = action
@@ -246,14 +251,26 @@ class Run:
     def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
         """What a backward starts from."""
         stash = self._stashes[stage].pop(micro_batch)
-        if not stash.roots:
-            return stash, ()
-        if stage + 1 < len(self._stages):
-            return stash, self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
-        return stash, self._end.gradients(micro_batch)
+        gradients: boundary.Gradients = ()
+        if stash.roots and stage + 1 < len(self._stages):
+            gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
+        elif stash.roots:
+            gradients = self._end.gradients(micro_batch)
+        for link in self._links[stage]:
+            if link.behind is not None:
+                arrived = self._mailbox_of[stage].take((link.number, stage, micro_batch))
+                if arrived is not None:
+                    stash = stash._replace(roots=(*stash.roots, *boundary.roots(link.tensor)))
+                    gradients = (*gradients, arrived)
+        return stash, gradients
 
     def _pass_back(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
-        """The gradients of the input, for the stage before or for the caller."""
+        """The gradients of the input, for the stage before or for the caller, and of stand-ins of parameters."""
+        for link in self._links[stage]:
+            if link.before is not None:
+                key = link.number, link.before, micro_batch
+                self._mailbox_of[link.before].put(key, link.tensor.grad)
+                link.tensor.grad = None
         if not stage:
             self.input_gradients[micro_batch] = found
         elif found:

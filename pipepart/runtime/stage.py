@@ -18,6 +18,7 @@ from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
 from .randomness import Draws, Turn, may_draw
 from .split_backward import WeightGradients, backward_inputs
+from .ties import Ties
 
 Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes
 
@@ -45,7 +46,7 @@ class Stage:
     def __init__(
         self,
         index: int,
-        layers: Sequence[tuple[str, nn.Module]],
+        ties: Ties,
         first: int,
         device: torch.device,
         where: str,
@@ -53,12 +54,13 @@ class Stage:
     ) -> None:
         self.index = index
         self.first = first
-        self.layers = tuple(layers)
+        self.ties = ties
+        self.layers = tuple(ties.layers)
         self.device = device
         self.where = where
-        self.buffers = Buffers(layers)
+        self.buffers = Buffers(self.layers)
         self._guarded = guarded
-        self._modules = [module for _, module in layers]
+        self._modules = [module for _, module in self.layers]
         self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; else known once it has run in that mode.
         self._draws: dict[tuple[int, bool], bool] = {

@@ -284,11 +284,3 @@ def test_tied_weights_within_a_stage():
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("shared", ["parameters", "buffers"])
-def test_layers_that_share_state_across_a_border_are_refused_by_name(shared):
-    twice = nn.Linear(4, 4) if shared == "parameters" else nn.BatchNorm1d(4, affine=False)
-    model = nn.Sequential(nn.Linear(4, 4), twice, nn.Linear(4, 4), twice)
-    with pytest.raises(ValueError, match=r"'1' \(stage 0\) and '3' \(stage 1\) share"):
-        cut_by_hand(model, [2], loss_fn=nn.MSELoss())

@@ -49,12 +49,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: swap(d, "layers"),
         ["stage 1 stands before stage 0 in the model: its layer 'layer0' runs before"],
     ),
-    "layers that share a parameter are parted": (
-        lambda d: split_at(d, 3),
-        [
-            "layers 'layer2' (stage 0) and 'layer3' (stage 1) share a parameter or buffer and must be in one stage"
-        ],
-    ),
     # devices
     "an unknown device": (
         lambda d: d["stages"][1].update(device="c"),
@@ -287,7 +281,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
             "the layers in the plan's profile are not those",
         ],
     ),
-    "order, sharing, devices and micro-batches": (
+    "order, devices and micro-batches": (
         lambda d: (
             split_at(d, 3),
             d["stages"][1]["layers"].reverse(),
@@ -296,7 +290,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ),
         [
             "stage 1 has its layers in another order",
-            "layers 'layer2' (stage 0) and 'layer3' (stage 1) share",
             "stage 0 is on device 'nowhere'",
             "micro_batches is 5",
         ],

@@ -1,0 +1,411 @@
+"""Layers of different stages share parameters: one for the optimizer, its gradient that of plain training."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import pipepart
+from tests import plain
+from tests.chains import cut_by_hand
+
+SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
+
+
+class Head(nn.Module):
+    """Scores for each word, by the weight of the embedding."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        assert isinstance(weight, nn.Parameter)
+        self.weight = weight
+        self.bias = nn.Parameter(torch.zeros(len(weight)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class Mixed(nn.Module):
+    """Uses a shared weight twice, and one of its own."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        assert isinstance(weight, nn.Parameter)
+        self.weight = weight
+        self.own = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x) + (x @ self.weight.t()).tanh() @ self.weight
+
+
+def language_model() -> nn.Sequential:
+    """Embedding, two blocks of which one uses the embedding's weight, and a tied head."""
+    embedding = nn.Embedding(9, 4)
+    return nn.Sequential(
+        embedding,
+        nn.Linear(4, 4),
+        Mixed(embedding.weight),
+        nn.LayerNorm(4),
+        nn.Tanh(),
+        Head(embedding.weight),
+    )
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def words(samples: int = 7) -> tuple[Tensor, Tensor]:
+    return torch.randint(9, (samples, 3)), torch.randint(9, (samples, 3))
+
+
+def check(model: nn.Module, borders: list[int], x: Any, y: Any, loss: Any = loss_fn, **options: Any) -> None:
+    """Two steps: bit for bit the gradients of plain micro-batched training."""
+    reference = plain.twin(model)
+    with cut_by_hand(model, borders, loss_fn=loss, **options) as pipe:
+        for _ in range(2):
+            pipe.step(x, target=y)
+            plain.micro_batched_step(reference, x, y, loss, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("borders", [[1], [5], [1, 3, 5], [2, 3]], ids=str)
+def test_a_tied_embedding_has_the_gradient_of_plain_training(borders, schedule):
+    """Bit for bit: in each micro-batch the last use's gradient comes first."""
+    check(language_model(), borders, *words(), schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v", "v-min", "interleaved-zb"])
+def test_stages_that_share_may_be_on_one_device(schedule):
+    check(language_model(), [1, 3, 5], *words(), schedule=schedule, chunks=2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_tied_embedding_with_recompute(schedule):
+    check(language_model(), [2, 4], *words(), schedule=schedule, recompute="always")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_layer_in_several_stages(schedule):
+    twice = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4), twice, nn.Tanh(), twice, nn.Linear(4, 4), twice)
+    check(model, [1, 2, 4], torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), schedule=schedule)
+
+
+def test_a_block_with_parts_of_every_kind_in_several_stages():
+    block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(4, 4), block, block, block)
+    check(model, [1, 2, 3], torch.randn(7, 3, 4), torch.randn(7, 3, 4), nn.MSELoss())
+
+
+def test_a_recurrent_layer_in_several_stages():
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.GRU(4, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)[0]
+
+    recurrent = Recurrent()
+    model = nn.Sequential(nn.Linear(4, 4), recurrent, nn.Tanh(), recurrent)
+    check(model, [2], torch.randn(7, 3, 4), torch.randn(7, 3, 4), nn.MSELoss())
+    model(torch.randn(2, 3, 4))
+
+
+def test_a_normalised_weight_shared_by_stages():
+    shared = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.Tanh(), shared)
+    check(model, [2], torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss())
+
+
+def test_a_checkpointed_layer_in_several_stages():
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    shared = Checkpointed()
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.Tanh(), shared)
+    check(model, [2], torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss())
+
+
+def test_a_sparse_gradient_meets_a_dense_one():
+    embedding = nn.Embedding(9, 4, sparse=True)
+    check(nn.Sequential(embedding, nn.Linear(4, 4), Head(embedding.weight)), [2], *words())
+
+
+def test_the_parameter_stays_one_and_the_users():
+    model = language_model()
+    names = list(model.state_dict())
+    parameters = list(model.parameters())
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+        assert list(pipe.state_dict()) == names
+        assert all(a is b for a, b in zip(pipe.parameters(), parameters, strict=True))
+        assert len(list(pipe.parameters())) == len(parameters)
+        assert model[5].weight is model[0].weight is model[2].weight
+        assert type(model[5].weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_training_ends_where_plain_training_ends(when, set_to_none):
+    """An optimizer made before or after the pipeline, with clipping: all parameters bit for bit."""
+    model = language_model()
+    reference = plain.twin(model)
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    theirs = adam(reference.parameters())
+    made = adam(model.parameters()) if when == "before" else None
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        ours = made or adam(pipe.parameters())
+        for step in range(10):
+            x, y = words(3 + step % 5)
+            pipe.zero_grad(set_to_none)
+            theirs.zero_grad(set_to_none)
+            pipe.step(x, target=y)
+            plain.micro_batched_step(reference, x, y, loss_fn, 3)
+            norm = pipe.clip_grad_norm_(0.1)
+            assert norm.equal(nn.utils.clip_grad_norm_(reference.parameters(), 0.1))
+            ours.step()
+            theirs.step()
+    plain.assert_same(model.state_dict(), reference.state_dict())
+
+
+def test_hooks_see_one_parameter_with_the_whole_gradient():
+    model = language_model()
+    reference = plain.twin(model)
+    seen: dict[str, list[Tensor]] = {"ours": [], "theirs": []}
+    for side, root in (("ours", model), ("theirs", reference)):
+        weight = root.get_parameter("0.weight")
+        weight.register_hook(lambda gradient, side=side: seen[side].append(gradient.clone()))
+        weight.register_post_accumulate_grad_hook(lambda p, side=side: seen[side].append(p.grad.clone()))
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    assert len(seen["ours"]) == len(seen["theirs"]) == 6
+    assert all(a.equal(b) for a, b in zip(seen["ours"], seen["theirs"], strict=True))
+
+
+def test_freezing_and_thawing_a_shared_parameter():
+    model = language_model()
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        for trained in (True, False, True):
+            model.get_parameter("0.weight").requires_grad_(trained)
+            pipe.zero_grad()
+            reference = plain.twin(model)
+            pipe.step(x, target=y)
+            plain.micro_batched_step(reference, x, y, loss_fn, 3)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def new_values(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+
+def new_storage(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.detach() * 2
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    "values": new_values,
+    "storage": new_storage,
+    "dtype": nn.Module.double,
+    "state dict": lambda model: model.load_state_dict(language_model().state_dict()),
+    "assigned": lambda model: model.load_state_dict(
+        {name: tensor.clone() for name, tensor in language_model().state_dict().items()}, assign=True
+    ),
+    "settings": lambda model: setattr(model.get_submodule("3"), "eps", 1.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_between_steps_are_followed(change):
+    model = language_model()
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+        CHANGES[change](model)
+        pipe.zero_grad()
+        reference = plain.twin(model)
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_settings_of_a_layer_in_several_stages_are_followed():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.drop, self.scale = nn.Linear(4, 4), nn.Dropout(0.5), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.inner(x)) * self.scale
+
+    shared = Scaled()
+    model = nn.Sequential(nn.Linear(4, 4), shared, shared)
+    x = torch.randn(7, 4)
+    with cut_by_hand(model, [2]) as pipe, torch.no_grad():
+        pipe(x)
+        shared.scale = 3.0
+        pipe.eval()
+        plain.assert_near(pipe(x), model(x), 1e-6)
+
+
+def test_what_a_layer_sets_on_itself_is_set_on_the_users():
+    class Remembering(Head):
+        last: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last
+
+    embedding = nn.Embedding(9, 4)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), Remembering(embedding.weight))
+    x, _ = words()
+    with cut_by_hand(model, [2], micro_batches=1) as pipe, torch.no_grad():
+        output = pipe(x)
+    last = model.get_submodule("2").last
+    assert isinstance(last, Tensor)
+    assert last.equal(output)
+
+
+def test_the_output_can_be_differentiated():
+    model = language_model().double()
+    reference = plain.twin(model)
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5]) as pipe:
+        first, second = pipe(x), pipe(x[:4])
+        (loss_fn(first, y) + second.pow(2).mean()).backward()
+    (loss_fn(reference(x), y) + reference(x[:4]).pow(2).mean()).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_writing_a_parameter_before_the_backward_is_refused_as_torch_refuses_it():
+    model = language_model()
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5]) as pipe:
+        loss = loss_fn(pipe(x), y)
+        new_values(model.get_submodule("0"))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_step_that_failed_leaves_no_gradient_behind():
+    class Failing(nn.Module):
+        broken = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.broken:
+                x.register_hook(lambda _: 1 / 0)
+            return x * 1
+
+    failing = Failing()
+    embedding = nn.Embedding(9, 4)
+    model = nn.Sequential(embedding, failing, nn.Linear(4, 4), Head(embedding.weight))
+    x, y = words()
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1, 2, 3], loss_fn=loss_fn) as pipe:
+        failing.broken = True
+        with pytest.raises(ZeroDivisionError):
+            pipe.step(x, target=y)
+        failing.broken = False
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_micro_batch_whose_targets_are_all_ignored():
+    model = language_model().double().append(Transpose())
+    reference = plain.twin(model)
+    x, y = words(6)
+    y[:2] = -100
+    with cut_by_hand(model, [1, 3, 5], loss_fn=nn.CrossEntropyLoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.whole_step(reference, x, y, nn.CrossEntropyLoss())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+class Transpose(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+class Rotated(nn.Module):
+    """Adds a table that other layers have, too."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.get_buffer("table")
+
+
+def test_a_buffer_that_nobody_writes_may_be_shared():
+    table = torch.randn(4)
+    model = nn.Sequential(Rotated(table), nn.Tanh(), Rotated(table))
+    check(model, [1, 2], torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss())
+    assert model[0].table is model[2].table is table
+
+
+def test_a_shared_buffer_that_is_written_is_refused_by_name():
+    class Counting(Rotated):
+        def forward(self, x: Tensor) -> Tensor:
+            self.get_buffer("table").add_(1)
+            return super().forward(x)
+
+    table = torch.zeros(4)
+    model = nn.Sequential(Rotated(table), nn.Tanh(), Counting(table))
+    with (
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(
+            RuntimeError, match=r"buffer [02]\.table is shared by layers of stages 0, 1, which write it"
+        ),
+    ):
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+
+
+def test_running_statistics_shared_by_stages_are_refused_by_name():
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm)
+    with pytest.raises(ValueError, match=r"buffer 1\.running_mean is shared by layers of stages 0, 1"):
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss())
+
+
+def test_a_plan_may_part_what_the_planner_keeps_together(tmp_path):
+    """Edited by hand and loaded again."""
+    model = language_model()
+    reference = plain.twin(model)
+    x, y = words(6)
+    profile = pipepart.profile(model, x, target=y, loss_fn=loss_fn, micro_batches=3, seconds=0.01)
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(1), schedule="1f1b")
+    assert plan.stages[0].layers == ("0", "1", "2", "3", "4", "5")
+    parted = cut_by_hand(copy.deepcopy(model), [3])
+    edited = plan.model_copy(update={"stages": parted.plan.stages, "cluster": parted.plan.cluster})
+    parted.close()
+    edited.save(tmp_path / "plan.json")
+    with pipepart.Pipeline(model, pipepart.Plan.load(tmp_path / "plan.json"), loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
