@@ -16,6 +16,7 @@ import schedules
 
 from . import boundary
 from .capture import flatten
+from .clipping import clip_grad_norm_
 from .cluster import Cluster, as_cluster
 from .loss import Reduction, StepLoss, check_loss_is_scalar, declared_reduction
 from .microbatch import batch_size, gather, sizes, split
@@ -159,7 +160,9 @@ class Pipeline:
         """Start and end of each action of the last step, in seconds; None before the first, or without ``trace``."""
         return self._last_trace
 
-    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
+    def step(
+        self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any
+    ) -> Tensor:
         """Forward and backward of a mini-batch; gradients are added to each parameter's ``grad``.
 
         They are those of the loss of the whole mini-batch. It is split into the plan's micro-batches, or into as
@@ -168,9 +171,11 @@ class Pipeline:
         Args:
             args: the model's argument, its tensors ``[samples, ...]``.
             target: what the loss compares with, its tensors ``[samples, ...]``; never cut off from its samples.
+            scaler: scales the gradients, as those of ``scaler.scale(loss).backward()`` are; what follows is plain:
+                ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
 
         Returns:
-            The loss of the mini-batch, a scalar without gradient.
+            The loss of the mini-batch, a scalar without gradient and not scaled.
 
         Raises:
             TypeError, ValueError: bad arguments, before anything has run.
@@ -185,7 +190,7 @@ class Pipeline:
         if not self._loss_checked and self._loss_fn is not None:
             check_loss_is_scalar(self._loss_fn, self._plan.outputs, targets[0], sizes(batch, parts)[0])
             self._loss_checked = True
-        end = LossEnd(self._loss.parts(target, targets, sizes(batch, parts)), targets)
+        end = LossEnd(self._loss.parts(target, targets, sizes(batch, parts)), targets, scaler)
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             inputs = split(value, parts)
             messages = [boundary.part(one) for one in inputs]
@@ -235,9 +240,22 @@ class Pipeline:
         """Clears all gradients."""
         self._model.zero_grad(set_to_none)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before."""
-        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before.
+
+        The arguments are those of ``nn.utils.clip_grad_norm_``, the numbers those of the model on one device.
+        """
+        return clip_grad_norm_(self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
+        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``."""
+        nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
 
     def train(self, mode: bool = True) -> Self:
         """Puts the model in training mode."""

@@ -33,13 +33,16 @@ class End(Protocol):
 
 
 class LossEnd:
-    """Training: each micro-batch's loss, whose gradient is its weight in the loss of the mini-batch."""
+    """Training: each micro-batch's loss, whose gradient is its weight in the loss of the mini-batch, scaled or not."""
 
     can_wait = True
 
-    def __init__(self, parts: LossParts, targets: Sequence[Any]) -> None:
+    def __init__(
+        self, parts: LossParts, targets: Sequence[Any], scaler: torch.amp.GradScaler | None = None
+    ) -> None:
         self._parts = parts
         self._targets = targets
+        self._scaler = scaler
         self._losses: dict[int, tuple[Tensor, float | None]] = {}
         self._seeds: dict[float, Tensor] = {}
 
@@ -65,7 +68,8 @@ class LossEnd:
         loss, weight = self._losses[micro_batch]
         weight = self._parts.weight(micro_batch) if weight is None else weight
         if weight not in self._seeds:
-            self._seeds[weight] = torch.full((), weight, dtype=loss.dtype, device=loss.device)
+            seed = torch.full((), weight, dtype=loss.dtype, device=loss.device)
+            self._seeds[weight] = self._scaler.scale(seed).to(loss.dtype) if self._scaler else seed
         return (self._seeds[weight],)
 
     @property
