@@ -11,6 +11,7 @@ from ..profiling import Costs, Profile
 from .memory import RecomputeChoice
 from .misfit import Misfit
 from .plan import Alternative, Plan
+from .quickest import quickest
 from .setting import CHUNKS, Setting
 from .stage_costs import ChainCosts
 from .wishes import Wishes
@@ -68,9 +69,11 @@ def choose(request: Request) -> Plan | None:
         tried = [
             (setting, devices, _plan(setting, devices, request)) for setting in settings for devices in group
         ]
-        plans = [made for _, _, made in tried if made]
-        if plans:
-            best = _best(plans)
+        found = [(setting, devices, made) for setting, devices, made in tried if made]
+        if found:
+            best = _best([made for _, _, made in found])
+            if request.schedule == "auto":
+                best = quickest(best, found)
             return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
     return None
 
@@ -139,24 +142,16 @@ def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]])
                     why=_why_slower(best, made),
                 )
             )
-        elif not (reason := setting.why_not(devices)):
+            continue
+        reason = setting.why_not(devices)
+        if not reason or setting.schedule != best.schedule:
             others.append(
                 Alternative(
                     schedule=setting.schedule,
                     micro_batches=setting.costs.micro_batches,
                     chunks=setting.chunks,
                     stages=stages,
-                    why="does not fit the memory of the devices",
-                )
-            )
-        elif setting.schedule != best.schedule:
-            others.append(
-                Alternative(
-                    schedule=setting.schedule,
-                    micro_batches=setting.costs.micro_batches,
-                    chunks=setting.chunks,
-                    stages=stages,
-                    why=reason,
+                    why=reason or "does not fit the memory of the devices",
                 )
             )
     fitting.sort(key=lambda other: other.step_seconds or 0.0)

@@ -70,7 +70,7 @@ def test_auto_is_as_fast_as_the_best_of_its_choices(layers, cluster, micro_batch
         for count in counts
         if name not in ("interleaved-1f1b", "looped-bfs", "hanayo") or 2 < 2 * len(cluster) <= len(layers)
     ]
-    assert best == pytest.approx(min(each), rel=1e-9, abs=1e-12)
+    assert best <= min(each) * (1 + 1e-9)
 
 
 def test_auto_takes_the_number_of_stages_that_is_fastest():
