@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..capture import bindings_kept
 from .calls import Diverged
 from .scalar import check_scalar
-from .survey import shaped, survey
+from .survey import survey
 from .terms import part
+from .valueless import shaped
 
 LossFunction = Callable[..., Any]
 
@@ -124,7 +127,9 @@ class Halves:
 
 
 def _call(loss_fn: LossFunction, target: Any, output: Any) -> Any:
-    return loss_fn(output) if target is None else loss_fn(output, target)
+    """The loss, which keeps nothing of having been tried."""
+    with bindings_kept(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext():
+        return loss_fn(output) if target is None else loss_fn(output, target)
 
 
 def _rows(tensor: Tensor, samples: int, start: int, stop: int, dimension: int) -> Tensor:

@@ -23,8 +23,9 @@ from .observe import Halves, Rule
 from .pair import is_pair, number
 from .reduction import Reduction, declared_reduction, title
 from .scalar import check_scalar
-from .survey import shaped, survey
+from .survey import survey
 from .terms import part
+from .valueless import shaped
 
 LossFunction = Callable[..., Any]
 

@@ -22,6 +22,7 @@ from ..capture import bindings_kept
 from .calls import Kind, Numbered, Record, Term, may_be_shared, writes
 from .counting import REDUCING, divisor
 from .pair import is_pair, number
+from .valueless import all_meta, without_values
 
 
 class _Label(Enum):
@@ -67,7 +68,7 @@ def survey(
 
     Args:
         loss_fn: the loss.
-        output: of no values, as :func:`shaped` makes it.
+        output: of no values, as :func:`pipepart.loss.valueless.shaped` makes it.
         target: with values.
         samples: how many there are.
         whole: what was seen for the mini-batch, of which this is a micro-batch.
@@ -84,20 +85,6 @@ def survey(
     return watch.finish(value)
 
 
-def shaped(output: Any, samples: int, wanted: int, dimension: int = 0) -> Any:
-    """An output of no values, shaped for another number of samples along a dimension; tensors keep their device."""
-
-    def shape(tensor: Tensor) -> Tensor:
-        extents = list(tensor.shape)
-        if len(extents) > dimension and extents[dimension] % samples == 0:
-            extents[dimension] = extents[dimension] // samples * wanted
-        made = torch.empty(extents, dtype=tensor.dtype, device="meta")
-        made._pipepart_device = tensor.device  # type: ignore[attr-defined]
-        return made
-
-    return pytree.tree_map_only(Tensor, shape, output)
-
-
 class _Watch(Numbered):
     def __init__(self, samples: int, whole: Record | None) -> None:
         super().__init__(whole)
@@ -110,7 +97,7 @@ class _Watch(Numbered):
 
     def output(self, tensor: Tensor) -> Tensor:
         """A tensor of the output."""
-        self._device = getattr(tensor, "_pipepart_device", self._device)
+        self._device = getattr(tensor, "pipepart_device", self._device)
         if tensor.dim() == 0:
             self.record.terms.append(Term(-1, Kind.OWN, self._samples, self._outputs))
         self._mark(tensor, _Label.SAMPLES if tensor.dim() else _Label.PART)
@@ -153,7 +140,7 @@ class _Watch(Numbered):
             return self._move(leaves, labels)
         if func in REDUCING:
             return self._torch_loss(func, given, options, labels)
-        result = _without_values(func, name, given, options)
+        result = without_values(func, name, given, options)
         if (name.startswith("new_") or name.endswith("_like")) and result.dim() == 0:
             stand_in = torch.empty((), dtype=leaves[0].dtype, device=self._device)
             return func(stand_in, *given[1:], **options)
@@ -231,17 +218,11 @@ class _Watch(Numbered):
         result = torch.empty((), dtype=self._dtype_of(given), device="meta")
         if not whole:
             return self._mark_all(result, _Label.LOST)
+        if given["reduction"] == "none":
+            return self._mark_all(func(**all_meta(given)), _Label.SAMPLES)
+        found = divisor(func, _with_classes(given))
         if given["reduction"] == "sum":
             return self._mark_all(result, self._term(Kind.SUM))
-        target = given.get("target")
-        given = {
-            name: _meta(value) if isinstance(value, Tensor) and value is not target else value
-            for name, value in given.items()
-        } | ({"weight": given["weight"]} if "weight" in given else {})
-        if given["reduction"] == "none":
-            return self._mark_all(func(**_all_meta(given)), _Label.SAMPLES)
-        has_classes = isinstance(target, Tensor) and not target.is_floating_point() and not target.is_meta
-        found = divisor(func, given if has_classes else _all_meta(given))
         return self._mark_all(
             result, self._term(Kind.MEAN, count=found.number, sum_may_stay=found.sum_may_stay)
         )
@@ -294,24 +275,13 @@ class _Watch(Numbered):
         return result
 
 
-def _without_values(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result's shapes."""
-    if name == "masked_select":
-        return torch.Tensor.__getitem__(_meta(args[0]), args[1])
-    if name in ("__getitem__", "__setitem__"):  # which of the values are asked for decides the shape
-        return func(_meta(args[0]), args[1], *map(_meta, args[2:]))
-    kwargs = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
-    return func(*_all_meta(args), **_all_meta(kwargs))
-
-
-def _all_meta(nest: Any) -> Any:
-    return pytree.tree_map_only(Tensor, _meta, nest)
-
-
-def _meta(value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.is_meta:
-        return value
-    return torch.empty_like(value, device="meta")
+def _with_classes(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a loss of torch without values, but for class targets and the classes' weights."""
+    target = given.get("target")
+    kept = {}
+    if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_meta:
+        kept = {name: given[name] for name in ("target", "weight") if name in given}
+    return all_meta(given) | kept
 
 
 def _is_zero(value: Any) -> bool:

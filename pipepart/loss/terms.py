@@ -35,8 +35,9 @@ def part(
     scales = {
         term.leaf: factor for term, factor in zip(own.terms, factors, strict=True) if term.kind is Kind.OWN
     }
+    output = _scaled(output, scales)
     with Played(own, whole, factors):
-        return call(_scaled(output, scales)), 1.0
+        return call(output), 1.0
 
 
 def _pairs(own: Record, whole: Record) -> Iterator[tuple[Term, Term]]:
