@@ -61,7 +61,7 @@ def test_gradients_are_those_of_micro_batches_one_after_the_other(schedule, chun
         for _ in range(2):
             loss = pipe.step(x, target=y)
             expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), min(8, samples))
-    plain.assert_near(loss, expected, 1e-6)
+            plain.assert_near(loss, expected, 1e-6)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
@@ -74,7 +74,7 @@ def test_a_stage_adds_up_its_weights_in_the_order_of_the_micro_batches(schedule,
             rows = schedules.split_overlaps(built).actions
             for stage in range(built.stages):
                 added = [
-                    a.micro_batch
+                    a.micro_batch or 0
                     for row in rows
                     for a in row
                     if a.stage == stage and a.kind in (Kind.B, Kind.W)
