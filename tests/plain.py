@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pipepart.capture import flatten
+from pipepart.runtime.randomness import Draws
+
 _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what is left
 
 
@@ -24,17 +27,37 @@ def whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor])
 
 
 def micro_batched_step(
-    model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor], parts: int, mean: bool = True
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss_fn: Callable[..., Tensor],
+    parts: int,
+    mean: bool = True,
+    drawing: bool = False,
 ) -> Tensor:
-    """Forward and backward of one micro-batch after the other, each mean weighted by its share of the samples."""
+    """Forward and backward of one micro-batch after the other, each mean weighted by its share of the samples.
+
+    With ``drawing``, layers draw what those of a pipeline do, which are other numbers than a plain model's.
+    """
     samples = pytree.tree_leaves(x)[0].shape[0]
     total = torch.zeros(())
-    for xs, ys in zip(_split(x, parts), _split(y, parts), strict=True):
+    draws = Draws()
+    for index, (xs, ys) in enumerate(zip(_split(x, parts), _split(y, parts), strict=True)):
         share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
-        loss = loss_fn(model(xs), ys) * share
+        output = _drawing(model, xs, index, draws) if drawing else model(xs)
+        loss = loss_fn(output, ys) * share
         loss.backward()
         total = total + loss.detach()
+    draws.finish()
     return total
+
+
+def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: Draws) -> Any:
+    """The output of a chain whose layers draw by their place and the micro-batch."""
+    for place, (_, layer) in enumerate(flatten(model)):
+        with draws.of(place, micro_batch):
+            x = layer(x)
+    return x
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:

@@ -1,0 +1,130 @@
+"""Layers of every sort that take and give ``WIDTH`` numbers a sample, to throw chains together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 6
+
+
+class Fork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x, "y": self.branch(x), "mask": x > 0}
+
+
+class Middle(nn.Module):
+    def forward(self, nest: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return nest["x"] * nest["mask"], nest["y"].tanh(), nest["y"]
+
+
+class Join(nn.Module):
+    def forward(self, parts: tuple[Tensor, ...]) -> Tensor:
+        return parts[0] + parts[1] * parts[2]
+
+
+class Parallel(nn.Module):
+    """Branches inside one layer, of which two share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = linear(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x).relu() + self.right(x).sigmoid() * self.left(x.sin()) + x
+
+
+class InPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(1.5)
+
+
+class OtherLayout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t()
+
+
+class HalfDetached(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.detach()
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if bool(x.detach().sum() > 0) else x.sin()
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.unsqueeze(1).expand(-1, 3, -1)
+        return self.inner(tokens, tokens, tokens, need_weights=False)[0].mean(dim=1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(2, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.unflatten(1, (2, -1))).flatten(1)
+
+
+class Noise(nn.Module):
+    """Draws through an operation that takes no generator of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+# Each makes one or more layers that belong together.
+PIECES: list[Callable[[], list[nn.Module]]] = [
+    lambda: [linear()],
+    lambda: [linear()],
+    lambda: [linear(), nn.ReLU(inplace=True)],
+    lambda: [linear(), nn.LeakyReLU(inplace=True), InPlace()],
+    lambda: [linear(), InPlace()],
+    lambda: [nn.BatchNorm1d(WIDTH)],
+    lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
+    lambda: [Fork(), Middle(), Join()],
+    lambda: [Parallel()],
+    lambda: [OtherLayout()],
+    lambda: [HalfDetached()],
+    lambda: [Branches()],
+    lambda: [nn.Identity()],
+    lambda: [nn.Sequential(linear(), nn.Sequential(nn.Tanh()))],
+    lambda: [nn.utils.parametrizations.weight_norm(linear())],
+    lambda: [Attention()],
+    lambda: [Recurrent()],
+    lambda: [Convolution()],
+]
+
+RANDOM_PIECES: list[Callable[[], list[nn.Module]]] = [
+    lambda: [linear(), nn.Dropout(0.4)],
+    lambda: [linear(), nn.Dropout(0.3, inplace=True)],
+    lambda: [nn.RReLU()],
+    lambda: [Noise()],
+    lambda: [Attention(dropout=0.3)],
+]
