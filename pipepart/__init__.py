@@ -4,6 +4,7 @@ from . import capture, planning, profiling
 from .capture import LayerGraph
 from .checking import CheckReport, check
 from .cluster import Cluster, Device, Link
+from .microbatch import Whole
 from .pipeline import Pipeline
 from .planning import DoesNotFit, Plan, plan, replan
 from .profiling import Profile, profile
@@ -18,6 +19,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Profile",
+    "Whole",
     "capture",
     "check",
     "plan",

@@ -49,7 +49,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0, foreach: boo
         each = (
             [torch.linalg.vector_norm(gradient, norm_type) for gradient in here]
             if foreach is False
-            else torch._foreach_norm(here, norm_type)
+            else torch.ops.aten._foreach_norm.Scalar(here, norm_type)
         )
         norms.update(zip(places, each, strict=True))
     dtypes = list(dict.fromkeys(gradient.dtype for gradient in gradients))

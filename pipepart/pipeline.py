@@ -19,7 +19,7 @@ from .capture import flatten
 from .clipping import clip_grad_norm_
 from .cluster import Cluster, as_cluster
 from .loss import Reduction, StepLoss, check_loss_is_scalar, declared_reduction
-from .microbatch import batch_size, gather, sizes, split
+from .microbatch import Splitter, gather, micro_batches_of
 from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
 from .profiling import profile, single_argument
 from .runtime import (
@@ -51,6 +51,9 @@ class Pipeline:
             None for a model whose output is the loss. It must be a mean or a sum over samples.
         reduction: how the loss sums up its samples; None to take its own word, as torch's losses give it, or to find
             out by trying it on halves of micro-batches. A model that computes its own loss is taken for a mean.
+        split: how a mini-batch is split, where not along dimension 0 of all its tensors: called with
+            ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; it returns that many
+            pairs or fewer. They come in the order of the samples in the output.
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
 
     Raises:
@@ -66,6 +69,7 @@ class Pipeline:
         loss_fn: LossFunction | None = None,
         *,
         reduction: Literal["mean", "sum"] | None = None,
+        split: Splitter | None = None,
         trace: bool = False,
     ) -> None:
         self._model = model
@@ -73,6 +77,7 @@ class Pipeline:
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
         self._loss_checked = loss_fn is None
+        self._split = split
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
         self._stages = build_stages(model, plan)
@@ -99,6 +104,7 @@ class Pipeline:
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         optimizer: str = "adam",
         reduction: Literal["mean", "sum"] | None = None,
+        split: Splitter | None = None,
         trace: bool = False,
     ) -> Pipeline:
         """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
@@ -115,7 +121,7 @@ class Pipeline:
             recompute: whether stages run their forwards again before the backward instead of keeping what they
                 made; ``"auto"`` where the memory does not do else.
             optimizer: whose state the memory of a stage counts.
-            reduction, trace: as for :class:`Pipeline`.
+            reduction, split, trace: as for :class:`Pipeline`.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
@@ -128,7 +134,7 @@ class Pipeline:
                 f"{len(cluster)} devices need as many stages, the model has {len(layers)} layers: "
                 f"use at most {len(layers)} devices"
             )
-        batch = batch_size(single_argument(sample), target)
+        batch = sum(micro_batches_of(single_argument(sample), target, 1, split).sizes)
         counts: int | Sequence[int] = (
             micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))
         )
@@ -138,12 +144,13 @@ class Pipeline:
             loss_fn=loss_fn,
             target=target,
             micro_batches=counts,
+            split=split,
             optimizer=optimizer,
             devices=len(cluster),
             threads=cluster.devices[0].threads,
         )
         made = plan(measured, cluster, schedule=schedule, recompute=recompute)
-        return cls(model, made, loss_fn, reduction=reduction, trace=trace)
+        return cls(model, made, loss_fn, reduction=reduction, split=split, trace=trace)
 
     @property
     def plan(self) -> Plan:
@@ -169,7 +176,8 @@ class Pipeline:
         many as it has samples if these are fewer.
 
         Args:
-            args: the model's argument, its tensors ``[samples, ...]``.
+            args: the model's argument, its tensors ``[samples, ...]``. Tensors without dimensions and all that is
+                none goes whole to every micro-batch, and so does what is marked as :class:`pipepart.Whole`.
             target: what the loss compares with, its tensors ``[samples, ...]``; never cut off from its samples.
             scaler: scales the gradients, as those of ``scaler.scale(loss).backward()`` are; what follows is plain:
                 ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
@@ -184,21 +192,19 @@ class Pipeline:
                 gradients are incomplete then, and the next step works.
         """
         value = single_argument(kwargs or args)
-        batch = batch_size(value, target)
-        parts = min(self._plan.micro_batches, batch)
-        targets = split(target, parts)
+        with torch.inference_mode(False), torch.enable_grad():
+            batch = micro_batches_of(value, target, self._plan.micro_batches, self._split)
         if not self._loss_checked and self._loss_fn is not None:
-            check_loss_is_scalar(self._loss_fn, self._plan.outputs, targets[0], sizes(batch, parts)[0])
+            check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
             self._loss_checked = True
-        end = LossEnd(self._loss.parts(target, targets, sizes(batch, parts)), targets, scaler)
+        end = LossEnd(self._loss.parts(batch.target, batch.targets, batch.sizes), batch.targets, scaler)
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
-            inputs = split(value, parts)
-            messages = [boundary.part(one) for one in inputs]
-            run = Run(self._orders.step(parts), self._stages, messages, end, traced=self._trace)
+            messages = [boundary.part(one) for one in batch.inputs]
+            run = Run(self._orders.step(len(messages)), self._stages, messages, end, traced=self._trace)
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
-                [root for one in inputs for root in boundary.cut(one)[1]],
+                [root for one in batch.inputs for root in boundary.cut(one)[1]],
                 [gradient for gradients in run.input_gradients for gradient in gradients],
             )
         self._last_trace = run.timeline()
@@ -213,11 +219,11 @@ class Pipeline:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         value = single_argument(kwargs or args)
-        parts = min(self._plan.micro_batches, batch_size(value))
+        inputs = micro_batches_of(value, None, self._plan.micro_batches, self._split).inputs
         if torch.is_grad_enabled():
-            return differentiable(value, parts, self._forward, self._backward)
-        end = OutputEnd(parts)
-        self._forward([boundary.part(one) for one in split(value, parts)], end)
+            return differentiable(inputs, self._forward, self._backward)
+        end = OutputEnd(len(inputs))
+        self._forward([boundary.part(one) for one in inputs], end)
         return gather(end.outputs)
 
     def parameters(self) -> Iterator[nn.Parameter]:

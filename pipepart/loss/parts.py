@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..microbatch import Apart
 from .asking import ask_for_count, ask_for_pair
 from .calls import Diverged, Kind, Record
 from .counting import count_targets_of, weighs_as_a_whole
@@ -173,6 +174,11 @@ class LossParts:
                 ]
                 self._expected = {index: count for index, count in enumerate(counts) if count is not None}
                 return own
+            if isinstance(self._target, Apart):
+                if self._loss.declared:
+                    return own
+                what = f"the loss {title(loss_fn)} cannot be tried on the whole mini-batch, whose parts differ in shape"
+                raise ValueError(ask_for_pair(what))
             self._whole = look(self._samples, self._target)
             if not self._whole.adds_up and _has_extent(output, 1, samples):
                 self._dimension = 1

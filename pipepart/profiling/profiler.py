@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..capture import capture, flatten
 from ..loss import scalar_of
-from ..microbatch import batch_size, split
+from ..microbatch import MicroBatches, Splitter, micro_batches_of
 from ..modes import Modes
 from ..worker import start_workers
 from .measure import ChainTimer, Loss, fresh
@@ -33,6 +33,7 @@ def profile(
     loss_fn: LossFunction | None = None,
     target: Any = None,
     micro_batches: int | Sequence[int] = 1,
+    split: Splitter | None = None,
     optimizer: str = "adam",
     devices: int = 2,
     threads: int | None = None,
@@ -50,6 +51,7 @@ def profile(
         loss_fn: called as ``loss_fn(output, target)``; without it the output's own gradient is taken as ones.
         target: what the loss compares with, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
         micro_batches: how many parts the mini-batch will be split into; several numbers measure several sizes.
+        split: how, where not along dimension 0 of all tensors; as for :class:`pipepart.Pipeline`.
         optimizer: whose state to count: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
         devices: how many virtual devices will share the CPU: as many keep it busy while layers are timed. Without
             meaning on an accelerator.
@@ -68,9 +70,9 @@ def profile(
         raise ValueError(f"devices must be at least 1, got {devices}")
     state = check_optimizer(optimizer)
     value = single_argument(sample)
-    batch = batch_size(value, target)
+    batch = sum(micro_batches_of(value, target, 1, split).sizes)
     layers = flatten(model)
-    graph = capture(model, split(value, min(min(counts), batch))[0])
+    graph = capture(model, micro_batches_of(value, target, min(counts), split).inputs[0])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_cpu = device.type == "cpu"
     threads = (threads or max(1, torch.get_num_threads() // devices)) if on_cpu else None
@@ -88,12 +90,12 @@ def profile(
         ):
             found = []
             for count in counts:
-                part = _First(value, target, loss_fn, min(count, batch))
+                part = _Largest(micro_batches_of(value, target, count, split), loss_fn)
                 timer = ChainTimer(layers, part.loss, device, stop)
                 memory = count_memory(model, layers, part.loss, part.sample)
                 with neighbours(model, part.sample, part.loss, others, threads):
                     timer.measure(part.sample, budget=seconds, passes=(5, 50))
-                found.append(_costs(count, min(count, batch), part.samples, timer, memory))
+                found.append(_costs(count, part.parts, part.samples, timer, memory))
                 tick(len(found) / len(counts))
             return found
 
@@ -129,15 +131,18 @@ def single_argument(sample: Any) -> Any:
     return sample
 
 
-class _First:
-    """The first, that is the largest, micro-batch, with the loss of its output."""
+class _Largest:
+    """The micro-batch with the most samples, with the loss of its output."""
 
-    def __init__(self, value: Any, target: Any, loss_fn: LossFunction | None, parts: int) -> None:
-        self.sample = split(value, parts)[0]
-        self.samples = batch_size(self.sample)
+    def __init__(self, parts: MicroBatches, loss_fn: LossFunction | None) -> None:
+        self.parts = len(parts.sizes)
+        self.samples = max(parts.sizes)
+        index = parts.sizes.index(self.samples)
+        self.sample = parts.inputs[index]
         self.loss: Loss = None
         if loss_fn is not None:
-            arguments = () if target is None else (fresh(split(target, parts)[0]),)
+            target = parts.targets[index]
+            arguments = () if target is None else (fresh(target),)
             self.loss = lambda output: scalar_of(loss_fn(output, *arguments))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .. import boundary
-from ..microbatch import gather, split
+from ..microbatch import gather
 from .ends import OutputEnd
 from .run import Run
 
@@ -18,30 +18,28 @@ Forward = Callable[[Sequence[Any], OutputEnd], Run]
 Backward = Callable[[Run, OutputEnd], Sequence[boundary.Gradients]]
 
 
-def differentiable(value: Any, parts: int, forward: Forward, backward: Backward) -> Any:
-    """The pipeline's output for ``value``, whose backward runs the stages' backwards.
+def differentiable(inputs: Sequence[Any], forward: Forward, backward: Backward) -> Any:
+    """The pipeline's output for a mini-batch, whose backward runs the stages' backwards.
 
     Args:
-        value: the input of the mini-batch.
-        parts: micro-batches to split it into.
+        inputs: of the micro-batches, with the graph that made them, if any.
         forward: runs all forwards.
         backward: runs all backwards of such a run; returns the gradients of its inputs for each micro-batch.
     """
-    call = _Call(value, parts, forward, backward)
+    call = _Call(inputs, forward, backward)
     anchor = torch.empty(
         0, requires_grad=True
     )  # the parameters are no inputs of the node, yet it is to run backward
-    tensors = _Node.apply(call, anchor, *boundary.leaves(value))
+    tensors = _Node.apply(call, anchor, *(leaf for one in inputs for leaf in boundary.leaves(one)))
     return call.rebuild(tensors)
 
 
 class _Call:
     """One forward and the backward that belongs to it."""
 
-    def __init__(self, value: Any, parts: int, forward: Forward, backward: Backward) -> None:
-        self._inputs = [boundary.part(one) for one in split(value, parts)]
-        self._shapes = [[leaf.shape for leaf in boundary.leaves(message)] for message in self._inputs]
-        self._end = OutputEnd(parts)
+    def __init__(self, inputs: Sequence[Any], forward: Forward, backward: Backward) -> None:
+        self._inputs = [boundary.part(one) for one in inputs]
+        self._end = OutputEnd(len(inputs))
         self._forward, self._backward = forward, backward
         self._run: Run | None = None
         self._nest: list[Any] = []
@@ -69,7 +67,7 @@ class _Call:
         return pytree.tree_unflatten(nest, self._spec)
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the input's leaves, from those of the output's tensors."""
+        """The gradients of the inputs' leaves, from those of the output's tensors."""
         if self._run is None:
             raise RuntimeError(
                 "backward through the same output of a pipeline a second time: its stash is gone"
@@ -86,10 +84,7 @@ class _Call:
             for part, row in enumerate(outputs)
         ]
         run, self._run = self._run, None
-        found = self._backward(run, self._end)
-        columns = zip(*found, strict=True)
-        shapes = zip(*self._shapes, strict=True)
-        return [_together(*pair) for pair in zip(columns, shapes, strict=True)]
+        return [gradient for found in self._backward(run, self._end) for gradient in found]
 
 
 class _Node(torch.autograd.Function):
@@ -120,12 +115,3 @@ def _apart(gradient: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tenso
     if tensors[0].dim() == 0:
         return gradient.unbind()
     return gradient.split([tensor.shape[0] for tensor in tensors])
-
-
-def _together(gradients: Sequence[Tensor | None], shapes: Sequence[torch.Size]) -> Tensor | None:
-    """The gradients of the parts of one tensor, joined: zeros for a part that was not used, None if none was."""
-    given = next((gradient for gradient in gradients if gradient is not None), None)
-    if given is None:
-        return None
-    pairs = zip(gradients, shapes, strict=True)
-    return torch.cat([given.new_zeros(shape) if part is None else part for part, shape in pairs])

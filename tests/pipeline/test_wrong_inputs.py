@@ -51,7 +51,6 @@ WRONG_STEPS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], s
     "no samples": ((X[:0],), {"target": Y[:0]}, ValueError, "no samples"),
     "unlike target": ((X,), {"target": Y[:5]}, ValueError, "target has 5 samples where the input has 6"),
     "unlike nested target": ((X,), {"target": {"a": Y, "b": Y[:2]}}, ValueError, "2 samples .* 6"),
-    "scalar target": ((X,), {"target": torch.tensor(1.0)}, ValueError, "target .* batch dimension"),
     "unlike inputs": (((X, X[:3]),), {"target": Y}, ValueError, "3 samples where the input has 6"),
 }
 
