@@ -48,10 +48,11 @@ class _Attempt:
 
 
 def remedies(request: Request) -> list[Remedy]:
-    """Changes that make a request fit that does not: those that need no further device first, then by their step.
+    """Changes that make a request fit that does not, the shortest step first; estimated ones behind, the nearest first.
 
     Recompute, another schedule and smaller micro-batches are tried one by one, and two or three at a time only where
-    that is needed; more devices, like the largest of the cluster, are added one at a time up to four times as many.
+    that is needed; more devices, like the largest of the cluster, are added one at a time up to four times as many, and
+    come last.
     """
     found: list[Remedy] = []
     single = [*_recompute(request), *_schedules(request), *_smaller(request)]
@@ -59,7 +60,8 @@ def remedies(request: Request) -> list[Remedy]:
         found = [made for attempt in attempts if (made := _tried(attempt))]
         if found:
             break
-    found.sort(key=lambda remedy: remedy.step_seconds)
+    # An estimate is worth the less the further it is from what was measured.
+    found.sort(key=lambda one: (one.estimated, one.plan.micro_batches * one.estimated, one.step_seconds))
     more = next((made for attempt in _more_devices(request) if (made := _tried(attempt))), None)
     return [*found, *([more] if more else [])]
 
@@ -77,7 +79,7 @@ def remedies_text(found: Sequence[Remedy]) -> str:
         f"at most {format_bytes(max(remedy.plan.predicted.memory_bytes))} on a device"
         for number, remedy in enumerate(found[:_SHOWN], 1)
     ]
-    return "What would fit, the cheapest change first:\n  " + "\n  ".join(lines)
+    return "What would fit, the cheapest change first, what is only estimated behind:\n  " + "\n  ".join(lines)
 
 
 def _tried(attempt: _Attempt) -> Remedy | None:

@@ -1,0 +1,75 @@
+"""What would make a model fit: each change is planned, fits, and is what plan() then gives."""
+
+import pytest
+
+import pipepart
+from pipepart import Cluster, DoesNotFit, Profile
+from pipepart.planning.remedies import Remedy
+from tests.planning.problems import Layer, profile_of
+
+LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8
+
+
+def remedies_of(cluster: Cluster, counts=(4,), layers=LAYERS, **options) -> tuple[Remedy, ...]:
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile_of(layers, counts), cluster, **options)
+    return caught.value.remedies
+
+
+def shrinking(batch: int, counts: tuple[int, ...]) -> Profile:
+    """A profile whose micro-batches keep the less the smaller they are."""
+    costs = []
+    for count in counts:
+        layers = [Layer(parameters=10, output=80 // count, saved=640 // count)] * 8
+        (one,) = profile_of(layers, [count]).costs
+        costs.append(one.model_copy(update={"samples": batch // count}))
+    return profile_of([Layer(parameters=10)] * 8, counts).model_copy(
+        update={"batch": batch, "costs": tuple(costs)}
+    )
+
+
+def test_each_change_gives_the_plan_that_it_promises():
+    cluster = Cluster.parse(["420B", "420B"])
+    profile = profile_of(LAYERS, [4])
+    found = remedies_of(cluster, schedule="gpipe", recompute="never")
+    assert {tuple(remedy.options) for remedy in found} >= {("recompute",), ("schedule",)}
+    for remedy in found:
+        if remedy.estimated:
+            continue
+        larger = Cluster(devices=(*cluster.devices, *remedy.devices), link=cluster.link)
+        plan = pipepart.plan(profile, larger, **{"schedule": "gpipe", "recompute": "never", **remedy.options})
+        assert plan.predicted == remedy.plan.predicted
+        assert max(plan.predicted.memory_bytes) <= 420
+
+
+def test_what_was_measured_comes_before_estimates_and_near_ones_before_far_ones():
+    profile = shrinking(batch=64, counts=(2, 4, 8))
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile, Cluster.parse(["900B", "900B"]), micro_batches=2, recompute="never")
+    inside = [remedy for remedy in caught.value.remedies if not remedy.devices]
+    assert [(remedy.plan.micro_batches, remedy.estimated) for remedy in inside if remedy.estimated] == [
+        (16, True),
+        (32, True),
+        (64, True),
+    ]
+    assert [remedy.estimated for remedy in inside] == sorted(remedy.estimated for remedy in inside)
+    measured = [remedy.step_seconds for remedy in inside if not remedy.estimated]
+    assert len(measured) >= 2
+    assert measured == sorted(measured)
+    last = caught.value.remedies[-1]
+    assert last.devices  # more devices come last
+
+
+def test_as_few_further_devices_as_do():
+    """Twelve layers of 40 bytes of state each: no device holds more than two of them."""
+    layers = [Layer(parameters=10)] * 12
+    (only,) = remedies_of(Cluster.parse(["100B"] * 4), (1,), layers)
+    assert len(only.devices) == 2
+    assert len(only.plan.stages) == 6
+    assert max(only.plan.predicted.memory_bytes) == 80
+
+
+def test_one_layer_that_fits_nowhere_has_no_remedy():
+    with pytest.raises(DoesNotFit, match="use larger devices") as caught:
+        pipepart.plan(profile_of([Layer(), Layer(parameters=1000)], [1]), Cluster.parse(["100B", "100B"]))
+    assert caught.value.remedies == ()
