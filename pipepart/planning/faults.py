@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import schedules
 
-from ..units import format_bytes
+from ..units import counted, format_bytes
 
 if TYPE_CHECKING:
     from ..capture import LayerInfo
@@ -40,15 +40,15 @@ def structure_faults(plan: Plan) -> list[str]:
 
 def memory_faults(plan: Plan) -> list[str]:
     """The devices that hold less than the plan needs; for a plan whose figures are fresh, or all by hand."""
-    if plan.build_schedule().stages != len(plan.stages):
-        return []  # a schedule with several copies of the model: the pipeline refuses it
     faults = []
+    stages = plan.all_stages
     for name, need in plan.device_bytes().items():
         limit = plan.cluster.device(name).memory_bytes
         if limit is not None and need > limit:
-            where = [str(index) for index, stage in enumerate(plan.stages) if stage.device == name]
+            own = {index % len(plan.stages) for index, stage in enumerate(stages) if stage.device == name}
+            where = ", ".join(map(str, sorted(own)))
             faults.append(
-                f"device {name!r} (stage {', '.join(where)}) is short by {need - limit} bytes: it needs {need} "
+                f"device {name!r} (stage {where}) is short by {need - limit} bytes: it needs {need} "
                 f"({format_bytes(need)}) and has {limit} ({format_bytes(limit)})"
             )
     return faults
@@ -56,10 +56,16 @@ def memory_faults(plan: Plan) -> list[str]:
 
 def _device_faults(plan: Plan) -> list[str]:
     known = [device.name for device in plan.cluster.devices]
-    return [
+    faults = [
         f"stage {index} is on device {stage.device!r}, the cluster has {known}"
         for index, stage in enumerate(plan.stages)
         if stage.device not in known
+    ]
+    return faults + [
+        f"stage {index} of copy {copy} is on device {name!r}, the cluster has {known}"
+        for copy, names in enumerate(plan.copies, 1)
+        for index, name in enumerate(names)
+        if name not in known
     ]
 
 
@@ -103,46 +109,56 @@ def _schedule_faults(plan: Plan) -> list[str]:
         built = plan.build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
-    if built.replicas > 1 or built.versions:
-        return [] if plan.profile is None else [_no_costs(built)]  # the pipeline refuses it
-    if built.stages != len(plan.stages):
+    if built.versions:  # the pipeline refuses it
+        no_costs = "no costs are known of its several versions of the weights"
+        return [] if plan.profile is None else [f"schedule {built.name!r} is asynchronous: {no_costs}"]
+    if built.model_stages != len(plan.stages):
         return [
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "
-            f"{built.stages}"
+            f"{built.model_stages}"
         ]
-    return _row_faults(plan, built.device_of)
+    return _copy_faults(plan) or _row_faults(plan, built.device_of)
 
 
-def _no_costs(built: schedules.Schedule) -> str:
-    if built.replicas > 1:
-        return f"schedule {built.name!r} trains {built.replicas} copies of the model at once, a plan has one"
-    return (
-        f"schedule {built.name!r} is asynchronous: no costs are known of its several versions of the weights"
-    )
+def _copy_faults(plan: Plan) -> list[str]:
+    faults = [
+        f"copy {copy} of the model has {counted(len(names), 'device')}, one for each of the {len(plan.stages)} stages "
+        "is wanted"
+        for copy, names in enumerate(plan.copies, 1)
+        if len(names) != len(plan.stages)
+    ]
+    if plan.replicas > plan.micro_batches:
+        faults.append(
+            f"{plan.replicas} copies of the model are more than the {plan.micro_batches} micro-batches that they share"
+        )
+    return faults
 
 
 def _row_faults(plan: Plan, placement: Sequence[int]) -> list[str]:
     """Stages that the schedule has on one device and the plan on two, or the other way round."""
-    rows: dict[int, list[int]] = {}
-    for stage, row in enumerate(placement):
-        rows.setdefault(row, []).append(stage)
+    copies = [[stage.device for stage in plan.stages], *plan.copies]
+    apart = len(placement) // len(copies)
     faults = []
-    taken: dict[str, int] = {}
-    for own in rows.values():
-        for stage in own:
-            device = plan.stages[stage].device
-            if device != plan.stages[own[0]].device:
+    taken: dict[str, str] = {}
+    for copy, devices in enumerate(copies):
+        rows: dict[int, list[int]] = {}
+        for stage, row in zip(range(len(devices)), placement[copy * apart :], strict=False):
+            rows.setdefault(row, []).append(stage)
+        of_copy = f" of copy {copy}" if copy else ""
+        for own in rows.values():
+            first = devices[own[0]]
+            faults += [
+                f"schedule {plan.schedule!r} has stages {own[0]} and {stage}{of_copy} on one device, the plan has them "
+                f"on {first!r} and {devices[stage]!r}"
+                for stage in own
+                if devices[stage] != first
+            ]
+            if first in taken:
                 faults.append(
-                    f"schedule {plan.schedule!r} has stages {own[0]} and {stage} on one device, the plan has them on "
-                    f"{plan.stages[own[0]].device!r} and {device!r}"
+                    f"stages {taken[first]} and {own[0]}{of_copy} are both on device {first!r}, schedule "
+                    f"{plan.schedule!r} has them on two"
                 )
-        first = plan.stages[own[0]].device
-        if first in taken:
-            faults.append(
-                f"stages {taken[first]} and {own[0]} are both on device {first!r}, schedule {plan.schedule!r} has "
-                "them on two"
-            )
-        taken.setdefault(first, own[0])
+            taken.setdefault(first, f"{own[0]}{of_copy}")
     return faults
 
 

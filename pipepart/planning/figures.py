@@ -79,6 +79,8 @@ def _stage_plan(
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
         static_bytes=int(costs.static_bytes[layers].sum()),
+        gradient_bytes=sum(info.gradient_bytes for info in profile.layers[layers]),
+        optimizer_bytes=sum(map(profile.optimizer_bytes, profile.layers[layers])),
         stash_bytes=stash,
         recompute=piece.recompute,
         recompute_seconds=forward if again else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -15,11 +16,12 @@ from ..capture import TensorSpec
 from ..cluster import Cluster, Device
 from ..document import ByteCount, Document, Seconds, Value, fault_texts
 from ..profiling import Profile
+from .copies import all_stages, homes, reduce_seconds
 from .faults import memory_faults, structure_faults
 from .figures import Piece, stage_plans
 from .memory import Kept, with_recompute
 from .stage_costs import ChainCosts
-from .stage_plan import StagePlan
+from .stage_plan import Recompute, StagePlan
 
 
 class Prediction(Value):
@@ -78,6 +80,8 @@ class Plan(Document):
         schedule: name of the schedule.
         micro_batches: parts that a mini-batch is split into.
         chunks: stages of each device; which device each stage is on is the schedule's to say.
+        copies: of the model, beside the first, that train on devices of their own: the device of each of their stages.
+            Each micro-batch runs through one copy, and the gradients of all are summed.
         prediction: what a step costs, None for a plan written by hand.
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
@@ -92,6 +96,7 @@ class Plan(Document):
         ge=1, le=100_000
     )  # the schedule of more would fill the memory before it is refused
     chunks: int = Field(default=1, ge=1)
+    copies: tuple[tuple[str, ...], ...] = ()
     prediction: Prediction | None = None
     fingerprint: str = ""
     outputs: tuple[TensorSpec, ...] = ()
@@ -162,9 +167,11 @@ class Plan(Document):
             bottleneck_bound: what no cut can beat.
         """
         timeline = self.simulate()
-        loads, held = dict.fromkeys(self._names, 0.0), dict.fromkeys(self._names, 0)
-        for stage in self.stages:
-            loads[stage.device] += stage.load_seconds
+        loads: dict[tuple[int, str], float] = {}
+        for number, stage in enumerate(self.all_stages):
+            key = number // len(self.stages), stage.device
+            loads[key] = loads.get(key, 0.0) + stage.load_seconds
+        held = dict.fromkeys((device.name for device in self.cluster.devices), 0)
         for device, size in self.device_bytes(timeline).items():
             held[device] = size
         return Prediction(
@@ -179,28 +186,35 @@ class Plan(Document):
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """The most that each device in use holds: the state of its stages, their stashes, and one layer's transient."""
-        peaks = (timeline or self.simulate()).peak_bytes
+        peaks, stages = (timeline or self.simulate()).peak_bytes, self.all_stages
         found = {}
         for worker, peak in zip(self.workers, peaks, strict=True):
-            own = [stage for stage in self.stages if stage.device == worker.name]
+            own = [stage for stage in stages if stage.device == worker.name]
             transient = max(stage.transient_bytes for stage in own)
             found[worker.name] = sum(stage.static_bytes for stage in own) + int(peak) + transient
         return found
 
     @property
-    def _names(self) -> list[str]:
-        return [device.name for device in self.cluster.devices]
+    def replicas(self) -> int:
+        """How many copies of the model train on devices of their own; a bidirectional schedule has more of each."""
+        return 1 + len(self.copies)
+
+    @property
+    def all_stages(self) -> tuple[StagePlan, ...]:
+        """The stages of all copies of the model, as the schedule numbers them; ``stages`` are those of the first."""
+        return all_stages(self, self.build_schedule())
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The device of each stage, in pipeline order."""
+        """The device of each stage of the first copy of the model, in pipeline order."""
         return tuple(self.cluster.device(stage.device) for stage in self.stages)
 
     @property
     def workers(self) -> tuple[Device, ...]:
         """The devices in the order of the schedule's rows, each once however many stages it has."""
-        placement = self.build_schedule().device_of
-        return tuple(self.devices[placement.index(row)] for row in range(max(placement) + 1))
+        schedule = self.build_schedule()
+        names = dict(zip(schedule.device_of, homes(self, schedule), strict=True))
+        return tuple(self.cluster.device(names[row]) for row in range(schedule.devices))
 
     @property
     def predicted(self) -> Prediction:
@@ -217,8 +231,8 @@ class Plan(Document):
         """The schedule of one step, for the plan's number of micro-batches or another one."""
         count = self.micro_batches if micro_batches is None else micro_batches
         devices = len(self.stages) // self.chunks
-        bare = schedules.build(self.schedule, devices=devices, micro_batches=count, chunks=self.chunks)
-        return with_recompute(bare, [stage.recompute for stage in self.stages])
+        modes = tuple(stage.recompute for stage in self.stages)
+        return _schedule(self.schedule, devices, count, self.chunks, modes, self.replicas)
 
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step."""
@@ -226,16 +240,18 @@ class Plan(Document):
 
     def _stage_costs(self) -> schedules.StageCosts:
         latency, bandwidth = self._links()
+        stages = self.all_stages
         return schedules.StageCosts(
-            forward=[stage.forward_seconds for stage in self.stages],
-            backward_input=[stage.backward_input_seconds for stage in self.stages],
-            backward_weight=[stage.backward_weight_seconds for stage in self.stages],
+            forward=[stage.forward_seconds for stage in stages],
+            backward_input=[stage.backward_input_seconds for stage in stages],
+            backward_weight=[stage.backward_weight_seconds for stage in stages],
             latency=latency,
             bandwidth=bandwidth,
-            message_bytes=[stage.output_bytes for stage in self.stages],
-            stash_bytes=[stage.stash_bytes for stage in self.stages],
-            boundary_bytes=[stage.boundary_bytes for stage in self.stages],
-            recompute=[stage.recompute_seconds for stage in self.stages],
+            message_bytes=[stage.output_bytes for stage in stages],
+            stash_bytes=[stage.stash_bytes for stage in stages],
+            boundary_bytes=[stage.boundary_bytes for stage in stages],
+            recompute=[stage.recompute_seconds for stage in stages],
+            reduce_grad=reduce_seconds(self, stages),
         )
 
     def _links(self) -> tuple[float | list[list[float]], float | list[list[float]]]:
@@ -248,6 +264,16 @@ class Plan(Document):
             [[link.latency for link in row] for row in links],
             [[link.bandwidth or math.inf for link in row] for row in links],
         )
+
+
+@lru_cache(maxsize=4)  # one plan is asked again and again
+def _schedule(
+    name: str, devices: int, micro_batches: int, chunks: int, modes: tuple[Recompute, ...], replicas: int
+) -> schedules.Schedule:
+    each = -(-micro_batches // replicas)
+    one = with_recompute(schedules.build(name, devices=devices, micro_batches=each, chunks=chunks), modes)
+    whole = schedules.data_parallel(one, replicas, micro_batches)
+    return schedules.insert_reduce_grad(whole) if whole.replicas > 1 else whole
 
 
 def _digest(cluster: Cluster) -> str:

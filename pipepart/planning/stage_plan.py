@@ -22,6 +22,7 @@ class StagePlan(Value):
         output_bytes: what it sends to the next stage, or returns.
         transfer_seconds: to move its inputs and outputs and their gradients for one micro-batch.
         static_bytes: parameters, gradients and optimizer state.
+        gradient_bytes, optimizer_bytes: the latter two of these.
         stash_bytes: kept for backward for each micro-batch in flight.
         recompute: of which micro-batches only the input is kept, and the rest made again right before the backward:
             of none, of all but the last of a step, or of all.
@@ -40,6 +41,8 @@ class StagePlan(Value):
     transfer_seconds: Seconds = 0.0
     output_bytes: ByteCount = 0
     static_bytes: ByteCount = 0
+    gradient_bytes: ByteCount = 0
+    optimizer_bytes: ByteCount = 0
     stash_bytes: ByteCount = 0
     recompute: Recompute = "never"
     recompute_seconds: Seconds = 0.0
@@ -54,6 +57,11 @@ class StagePlan(Value):
         """What one micro-batch costs this stage: compute and communication."""
         compute = self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
         return compute + self.recompute_seconds + self.transfer_seconds
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The parameters."""
+        return max(self.static_bytes - self.gradient_bytes - self.optimizer_bytes, 0)
 
     @property
     def kept_bytes(self) -> int:

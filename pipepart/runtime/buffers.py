@@ -75,6 +75,14 @@ class Buffers:
             return None
         return {key: found[key] for key in written if key in found}
 
+    def written(self, noted: Noted) -> list[str]:
+        """After forwards that wrote no buffers as far as is known: the names of those that they have written."""
+        self._written.setdefault(noted.mode, set())
+        now = self._present()
+        return [
+            f"{self._names[key[0]]}.{key[1]}" for key in {**noted.present, **now} if _changed(key, noted, now)
+        ]
+
     @contextmanager
     def replaced(self, values: Values) -> Iterator[None]:
         """The copies in place of the buffers, within the block.

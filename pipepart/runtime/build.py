@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import nn
 
 from ..capture import flatten
+from ..cluster import Device
 from ..planning import Plan
+from .copies import CopiedLayers, Layers, copied_groups
 from .stage import Stage
 from .ties import check_ties, tie
 
@@ -30,37 +33,68 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     groups = [layers[start:end] for start, end in pairwise(starts)]
     check_ties(groups)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
-    for home, group in zip(
-        reversed(homes), reversed(groups), strict=True
-    ):  # the first stage has what is shared
-        for _, module in group:
-            module.to(home)
+    _move(groups, homes)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
-    return [
+    stages = [
         Stage(index, ties, starts[index], homes[index], device.name, guarded)
         for index, (ties, device) in enumerate(zip(tie(groups, homes), plan.devices, strict=True))
     ]
+    schedule, workers = plan.build_schedule(), plan.workers
+    of_copies = [workers[row] for row in schedule.device_of[len(stages) :]]
+    first = len(stages)
+    for _ in range(1, schedule.replicas):
+        devices, of_copies = of_copies[:first], of_copies[first:]
+        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded)
+    return stages
+
+
+def _stages_of_copy(
+    groups: Sequence[Layers], originals: Sequence[Stage], devices: Sequence[Device], first: int, guarded: bool
+) -> list[Stage]:
+    """Those of a further copy of the model, the first of which has the number ``first`` in the schedule."""
+    homes = [torch.device(device.torch_device or "cpu") for device in devices]
+    copies = copied_groups(groups)
+    _move(copies, homes)
+    stages = []
+    for original, ties, copied in zip(originals, tie(copies, homes, first), copies, strict=True):
+        index, home = original.index, homes[original.index]
+        before = [layer for layers in groups[:index] for _, layer in layers]
+        elsewhere = [parameter for layer in before for parameter in layer.parameters()]
+        stages.append(
+            Stage(
+                first + index,
+                ties,
+                original.first,
+                home,
+                devices[index].name,
+                guarded,
+                CopiedLayers(groups[index], copied, home, elsewhere),
+            )
+        )
+    return stages
+
+
+def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
+    """Each group to its device; what several share, to that of the first."""
+    for home, layers in zip(reversed(homes), reversed(groups), strict=True):
+        for _, module in layers:
+            module.to(home)
 
 
 def _check_schedule(plan: Plan) -> None:
     schedule = plan.build_schedule()
-    if schedule.replicas > 1:
-        raise ValueError(
-            f"schedule {plan.schedule!r} trains {schedule.replicas} copies of the model at once, a pipeline has one: "
-            "choose another, such as '1f1b'"
-        )
     if schedule.versions:
         raise ValueError(
             f"schedule {plan.schedule!r} is asynchronous: it changes the weights within a step, which a pipeline "
             "leaves to your optimizer: choose another, such as '1f1b'"
         )
-    if schedule.stages != len(plan.stages):
+    if schedule.model_stages != len(plan.stages):
         raise ValueError(
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: "
-            f"schedule {plan.schedule!r} with chunks={plan.chunks} has {schedule.stages}"
+            f"schedule {plan.schedule!r} with chunks={plan.chunks} has {schedule.model_stages}"
         )
     homes: dict[int, int] = {}
-    for index, row in enumerate(schedule.device_of):
+    for index, row in enumerate(schedule.device_of[: len(plan.stages)]):
         first = homes.setdefault(row, index)
         here, there = plan.stages[index].device, plan.stages[first].device
         if here != there:
@@ -88,7 +122,7 @@ def _check_layers(names: list[str], plan: Plan) -> None:
 
 
 def _check_devices(plan: Plan) -> None:
-    for device in plan.devices:
+    for device in plan.workers:
         if device.torch_device is None:
             raise ValueError(
                 f"device {device.name!r} is only described, nothing can run on it: "

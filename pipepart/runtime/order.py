@@ -10,7 +10,7 @@ from schedules import Kind, Schedule
 from ..planning import Plan
 
 _FORWARDS = frozenset({Kind.F})
-_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE})
+_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
 
 
 @dataclass(frozen=True)

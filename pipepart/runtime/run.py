@@ -75,11 +75,17 @@ class Run:
         self._stashes: list[dict[int, Stash]] = forward._stashes if forward else [{} for _ in stages]
         self._kept: list[dict[int, Kept]] = forward._kept if forward else [{} for _ in stages]
         self._waiting: list[dict[int, WeightGradients]] = [{} for _ in stages]
+        for stage in stages:
+            if stage.copied:
+                stage.copied.begin(self._has_forwards, self._modes.grad)
         self._links = forward._links if forward else [stage.ties.refresh() for stage in stages]
         self._repeated = order.repeated if self._modes.grad else frozenset()
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
+        self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
+        self._is_last = [schedule.next_stage(stage) is None for stage in range(schedule.stages)]
         self._lock = threading.Lock()
+        self._at_the_end = threading.Lock()  # last stages of several copies share the end
 
     def work(self, device: int, done: SimpleQueue[None]) -> None:
         """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
@@ -99,10 +105,15 @@ class Run:
         Autograd runs the backward of an accelerator's tensors on a thread of that device. One that called the
         workers and waited would wait for ever: their backwards need the same thread.
         """
+        stages = range(len(self._stages))
         for micro_batch in range(self.schedule.micro_batches):
-            for stage in reversed(range(len(self._stages))):
-                self._do(Action(Kind.RECOMPUTE, stage, micro_batch))
-                self._do(Action(Kind.B, stage, micro_batch))
+            for stage in reversed(stages):
+                if micro_batch in self._stashes[stage] or micro_batch in self._kept[stage]:
+                    self._do(Action(Kind.RECOMPUTE, stage, micro_batch))
+                    self._do(Action(Kind.B, stage, micro_batch))
+        if self.schedule.replicas > 1:
+            for stage in reversed(stages):
+                self._do(Action(Kind.REDUCE_GRAD, stage))
 
     def fail(self, error: BaseException) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
@@ -144,12 +155,13 @@ class Run:
         for stage, home in zip(self._stages, self.schedule.device_of, strict=True):
             if home == device and self._has_forwards:
                 stage.ties.finish()
+                if stage.copied:
+                    stage.copied.finish()
 
     def _do(self, action: Action) -> Span:
         kind, stage, micro_batch, _ = action
-        assert micro_batch is not None
         try:
-            return _DO[kind](self, stage, micro_batch)
+            return _DO[kind](self, stage, -1 if micro_batch is None else micro_batch)
         except Stopped:
             raise
         except BaseException as error:
@@ -160,7 +172,7 @@ class Run:
         """F: takes the input, runs the layers, passes the output on."""
         message = (
             self._inputs[micro_batch]
-            if stage == 0
+            if self._is_first[stage]
             else self._mailbox_of[stage].take((Kind.F, stage, micro_batch))
         )
         start = time.perf_counter()
@@ -169,7 +181,7 @@ class Run:
         else:
             message = self._run_only(stage, micro_batch, message)
         end = time.perf_counter()
-        if stage + 1 < len(self._stages):
+        if not self._is_last[stage]:
             self._mailbox_of[stage + 1].put((Kind.F, stage + 1, micro_batch), message)
         return start, end
 
@@ -186,8 +198,7 @@ class Run:
         """A forward that runs again before its backward: its graph ends here."""
         with self._modes.autocasting():
             made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
-            last = stage + 1 == len(self._stages)
-            if kept is not None and last and self._end.can_wait and boundary.leaves(made[0]):
+            if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
                 self._kept[stage][micro_batch] = kept
                 return None
             message, stash = self._pass_on(stage, micro_batch, made)
@@ -216,10 +227,11 @@ class Run:
     def _pass_on(self, stage: int, micro_batch: int, made: Made) -> tuple[Any, Stash]:
         """The message for the next stage, or the output handed over at the end; and what the backward needs."""
         value, awaited, nodes = made
-        if stage + 1 < len(self._stages):
+        if not self._is_last[stage]:
             message, roots = boundary.cut(value)
             return message, Stash(awaited, roots, tuple(nodes))
-        roots = self._end.receive(micro_batch, value)
+        with self._at_the_end:
+            roots = self._end.receive(micro_batch, value)
         nodes.extend(root.node for root in roots)
         return None, Stash(awaited, roots, tuple(nodes))
 
@@ -248,11 +260,29 @@ class Run:
         self._stages[stage].backward_weights(waiting)
         return start, time.perf_counter()
 
+    def _reduce(self, stage: int, _: int) -> Span:
+        """REDUCE_GRAD: a further copy of the model hands its gradients over, the first adds them up in order."""
+        copied, apart = self._stages[stage].copied, self.schedule.model_stages
+        start = time.perf_counter()
+        if copied:
+            first = stage % apart
+            self._mailbox_of[first].put((Kind.REDUCE_GRAD, stage, first), copied.hand_over())
+            return start, time.perf_counter()
+        arrived = [
+            (self._stages[other].copied, self._mailbox_of[stage].take((Kind.REDUCE_GRAD, other, stage)))
+            for other in range(stage + apart, self.schedule.stages, apart)
+        ]
+        start = time.perf_counter()
+        for copied, gradients in arrived:
+            if copied:
+                copied.add(gradients)
+        return start, time.perf_counter()
+
     def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
         """What a backward starts from."""
         stash = self._stashes[stage].pop(micro_batch)
         gradients: boundary.Gradients = ()
-        if stash.roots and stage + 1 < len(self._stages):
+        if stash.roots and not self._is_last[stage]:
             gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
         elif stash.roots:
             gradients = self._end.gradients(micro_batch)
@@ -271,17 +301,21 @@ class Run:
                 key = link.number, link.before, micro_batch
                 self._mailbox_of[link.before].put(key, link.tensor.grad)
                 link.tensor.grad = None
-        if not stage:
+        if self._is_first[stage]:
             self.input_gradients[micro_batch] = found
         elif found:
             self._mailbox_of[stage - 1].put((Kind.B, stage - 1, micro_batch), found)
 
     def _place(self, action: Action) -> str:
-        stage = self._stages[action.stage]
-        return (
-            f"{PLACE}stage {action.stage} of {len(self._stages)} on {stage.where}, "
-            f"micro-batch {action.micro_batch} of {self.schedule.micro_batches} (action {action})"
+        copy, stage = divmod(action.stage, self.schedule.model_stages)
+        which = f" of copy {copy}" if self.schedule.replicas > 1 else ""
+        part = (
+            "all micro-batches"
+            if action.micro_batch is None
+            else f"micro-batch {action.micro_batch} of {self.schedule.micro_batches}"
         )
+        where = self._stages[action.stage].where
+        return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
 
 
 _DO: dict[str, Callable[[Run, int, int], Span]] = {
@@ -290,4 +324,5 @@ _DO: dict[str, Callable[[Run, int, int], Span]] = {
     Kind.I: Run._backward_inputs,
     Kind.W: Run._backward_weights,
     Kind.RECOMPUTE: Run._run_second,
+    Kind.REDUCE_GRAD: Run._reduce,
 }

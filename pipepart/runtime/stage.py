@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import boundary
 from .blame import failed_layers
 from .buffers import Buffers, version
+from .copies import CopiedLayers
 from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
@@ -51,6 +52,7 @@ class Stage:
         device: torch.device,
         where: str,
         guarded: bool = False,
+        copied: CopiedLayers | None = None,
     ) -> None:
         self.index = index
         self.first = first
@@ -59,6 +61,7 @@ class Stage:
         self.device = device
         self.where = where
         self.buffers = Buffers(self.layers)
+        self.copied = copied
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         self._input_gradients = InputGradients()
