@@ -1,0 +1,170 @@
+"""What a stage holds under a split backward: its stash until I, what the weights need until W, then nothing."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from pipepart.runtime import Run
+from pipepart.runtime.split_backward import WeightGradients
+from pipepart.runtime.stage import Stash
+from schedules import Action
+from tests.chains import Recompute, cut_by_hand
+from tests.two_parts import splits
+
+
+def held_bytes(run: Run, stage: int) -> int:
+    """Bytes of every tensor that a stage's graphs and its waiting weights keep alive, parameters apart."""
+    own = {p.data_ptr() for _, module in run._stages[stage].layers for p in module.parameters()}
+    found = [tensor for stash in run._stashes[stage].values() for tensor in saved_in(stash.roots)]
+    found += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
+    for waiting in run._waiting[stage].values():
+        for use, gradient in waiting._arrived:
+            found += [gradient, *use.formula.kept]
+    return sum({t.data_ptr(): t.nbytes for t in found if t.data_ptr() not in own}.values())
+
+
+def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
+    """All that autograd has saved in a graph."""
+    seen: set[Node] = set()
+    waiting = [root.node for root in roots]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        names = [name for name in dir(node) if name.startswith("_saved_")]
+        values = [getattr(node, name) for name in names]
+        yield from (value for value in values if isinstance(value, Tensor))
+        yield from getattr(node, "saved_tensors", ())
+
+
+def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, int]]]:
+    """For each stage what it holds after each of its actions, in their order."""
+    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    do = Run._do
+
+    def do_and_count(run: Run, action: Action) -> Any:
+        span = do(run, action)
+        found[action.stage].append((str(action), held_bytes(run, action.stage)))
+        return span
+
+    monkeypatch.setattr(Run, "_do", do_and_count)
+    return found
+
+
+ROW = 4 * 16  # bytes of one sample between two layers
+
+
+def network() -> nn.Sequential:
+    """Two stages of the same layers: two linear ones and two that keep something for their input's gradient alone."""
+    stage = (lambda: nn.Linear(16, 16), nn.GELU, lambda: nn.Linear(16, 16), nn.GELU)
+    return nn.Sequential(*(make() for make in stage * 2))
+
+
+@splits
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_stage_holds_what_its_parts_need(recompute: Recompute, monkeypatch: pytest.MonkeyPatch):
+    """Before I the input of each layer, after it input and output gradient of the linear ones, after W nothing."""
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    with cut_by_hand(
+        network(), [4], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1", recompute=recompute
+    ) as pipe:
+        found = bytes_after_each_action(monkeypatch)
+        pipe.step(x, target=y)
+    micro_batch = 2 * ROW
+    before, after = 4 * micro_batch, 4 * micro_batch
+    if recompute == "never":
+        assert dict(found[0])["0F0"] == before
+        assert dict(found[1])["1F0"] == before + 2 * micro_batch  # output and target, which the loss keeps
+    else:
+        assert dict(found[0])["0F0"] == 0
+    assert dict(found[0])["0I0"] == after + (before if recompute == "never" else 0)  # beside micro-batch 1
+    assert found[0][-1] == ("0W3", 0)
+    assert found[1][-1] == ("1W3", 0)
+    assert dict(found[1])["1I3"] == 2 * after  # that of micro-batch 2 waits as well
+    assert dict(found[1])["1W2"] == after
+
+
+@splits
+def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkeypatch: pytest.MonkeyPatch):
+    """Twenty activations between two linear layers: after I they are gone, so it holds less than before."""
+    layers = [nn.Linear(16, 16), *(nn.GELU() for _ in range(20)), nn.Linear(16, 16)]
+    with cut_by_hand(
+        nn.Sequential(*layers, nn.Linear(16, 16)),
+        [22],
+        loss_fn=nn.MSELoss(),
+        micro_batches=1,
+        schedule="zb-h1",
+    ) as pipe:
+        found = bytes_after_each_action(monkeypatch)
+        pipe.step(torch.randn(1, 16), target=torch.randn(1, 16))
+    assert found[0] == [("0F0", 22 * ROW), ("0I0", 4 * ROW), ("0W0", 0)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "drop_in"), [("zb-h1", 1, False), ("zb-h1", 1, True), ("dualpipe-v", 2, False)]
+)
+def test_two_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
+    """Without help of the garbage collector."""
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    with cut_by_hand(
+        network(), [2, 4, 6], loss_fn=nn.MSELoss(), micro_batches=2, schedule=schedule, chunks=chunks
+    ) as pipe:
+
+        def step() -> None:
+            if drop_in:
+                nn.functional.mse_loss(pipe(x), y).backward()
+            else:
+                pipe.step(x, target=y)
+
+        step()
+        gc.collect()
+        gc.disable()
+        try:
+            counts = []
+            for _ in range(4):
+                for _ in range(50):
+                    step()
+                counts.append(holders_of_memory())
+        finally:
+            gc.enable()
+    assert len(set(counts)) == 1
+
+
+@splits
+def test_a_failed_step_leaves_no_weights_waiting():
+    """Nor stashes, though the exception with its traceback is still there."""
+    calls: list[int] = []
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            y.register_hook(self.count)
+            return y
+
+        def count(self, gradient: Tensor) -> None:
+            calls.append(1)
+            if len(calls) == 3:
+                raise ValueError("on purpose")
+
+    model = nn.Sequential(nn.Linear(16, 16), Fails(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1") as pipe:
+        with pytest.raises(ValueError, match="on purpose") as caught:
+            pipe.step(torch.randn(8, 16), target=torch.randn(8, 16))
+        kept = [one for one in gc.get_objects() if type(one) in (Stash, WeightGradients)]
+        in_frames = [stash for stash in kept if type(stash) is Stash]
+    assert caught.value is not None
+    assert len(in_frames) <= 1  # that of the backward that failed
+    assert len(kept) == len(in_frames)
+
+
+def holders_of_memory() -> int:
+    kinds = (Tensor, nn.Parameter, Stash, WeightGradients)
+    return sum(type(one) in kinds for one in gc.get_objects())
