@@ -51,10 +51,6 @@ def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Tim
     if not traces:
         raise ValueError("there is no trace: give at least one measured step")
     planned = split_overlaps(plan.build_schedule())
-    if planned.replicas > 1:
-        raise ValueError(
-            f"schedule {plan.schedule!r} trains {planned.replicas} copies of the model: none can be traced"
-        )
     for number, one in enumerate(traces):
         if not isinstance(one, Timeline):
             raise ValueError(f"trace {number} is no Timeline but {one!r:.80}")
@@ -69,22 +65,24 @@ def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Tim
 
 
 def stage_times(plan: Plan, traces: Sequence[Timeline]) -> list[StageTimes]:
-    """What one micro-batch took on each stage.
+    """What one micro-batch took on each stage; of copies of the model, what it would have taken on the first's devices.
 
     Where a stage runs its forward again, its forward is the mean of the two. The parts of a backward are one.
     """
     found = [_Samples() for _ in plan.stages]
+    speeds = [plan.cluster.device(stage.device).speed for stage in plan.all_stages]
     for trace in traces:
         backward: dict[tuple[int, int | None], float] = {}
         for action, start, end in _spans(trace):
-            stage = found[action.stage]
+            number = action.stage % len(found)
+            stage, seconds = found[number], (end - start) * speeds[action.stage] / speeds[number]
             if action.kind is Kind.F:
-                stage.forward.append(end - start)
+                stage.forward.append(seconds)
             elif action.kind is Kind.RECOMPUTE:
-                stage.again.append(end - start)
+                stage.again.append(seconds)
             elif action.kind in _BACKWARD:
-                key = action.stage, action.micro_batch
-                backward[key] = backward.get(key, 0.0) + end - start
+                key = number, action.micro_batch
+                backward[key] = backward.get(key, 0.0) + seconds
         for (stage, _), seconds in backward.items():
             found[stage].backward.append(seconds)
     return [stage.times for stage in found]
@@ -103,9 +101,10 @@ def awaited_messages(plan: Plan, traces: Sequence[Timeline]) -> Iterator[Message
                 kinds, step = _SENDERS.get(action.kind, ((), 0))
                 sender = action.stage + step
                 sent = [ends[key] for kind in kinds if (key := (kind, sender, action.micro_batch)) in ends]
-                wanted = action.kind is Kind.F or sends_gradient[action.stage]
+                number = action.stage % len(plan.stages)
+                wanted = action.kind is Kind.F or sends_gradient[number]
                 if sent and wanted and home[sender] != device and free <= sent[0] <= start:
-                    size = plan.stages[min(sender, action.stage)].output_bytes
+                    size = plan.stages[min(number, number + step)].output_bytes
                     yield Message((names[home[sender]], names[device]), size, start - sent[0])
                 free = end
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from ..planning import Plan, StagePlan
 from .fitting import Column, FittingTable
-from .owners import owned_stages, stage_numbers
+from .owners import copies, owned_stages, stage_numbers
 from .quantity import NONE, bar, percent, size
 
 
 def memory_table(plan: Plan) -> FittingTable:
     """One row a device: the most that its stages hold at once, and what it has."""
     owned = owned_stages(plan)
-    stages = {device: [plan.stages[number] for number in numbers] for device, numbers in owned.items()}
+    everywhere = plan.all_stages
+    stages = {device: [everywhere[number] for number in numbers] for device, numbers in owned.items()}
     needs = plan.device_bytes()
     static = {device: sum(stage.static_bytes for stage in own) for device, own in stages.items()}
     transient = {device: max(stage.transient_bytes for stage in own) for device, own in stages.items()}
     kept = {device: needs[device] - static[device] - transient[device] for device in owned}
     again = any(stage.recompute != "never" for stage in plan.stages)
     terms = [" + ".join(filter(None, map(_terms, own))) or NONE for own in stages.values()]
-    plain = plan.chunks == 1 and not again
+    single = all(len(own) == 1 for own in stages.values())
+    plain = single and not again
     columns = [
-        Column("stage" if plan.chunks == 1 else "stages", [stage_numbers(owned[device]) for device in owned]),
+        Column(
+            "stage" if single else "stages",
+            [stage_numbers(owned[device], len(plan.stages)) for device in owned],
+        ),
         Column("device", list(owned), text=True),
         Column("parameters,\noptimizer", [size(static[device]) for device in owned]),
         # A single product is a number; a sum may fold.
@@ -41,7 +46,7 @@ def memory_table(plan: Plan) -> FittingTable:
                 "", ["" if part is None else bar(part) for part in parts], rank=4, text=True, style="cyan"
             ),
         ]
-    return FittingTable("Devices: memory", columns, notes=_notes(plan, again))
+    return FittingTable("Devices: memory", columns, notes=_notes(plan, again, single))
 
 
 def _terms(stage: StagePlan) -> str:
@@ -50,13 +55,17 @@ def _terms(stage: StagePlan) -> str:
     return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
 
 
-def _notes(plan: Plan, again: bool) -> list[str]:
+def _notes(plan: Plan, again: bool, single: bool) -> list[str]:
     notes = ["Stash: what one micro-batch in flight keeps for its backward."]
     if again:
         notes = [
             "Stash: what one micro-batch in flight keeps for its backward; only the stage's input where its forward "
             "runs again."
         ]
-    if plan.chunks > 1:
+    if copies(plan) > 1:
+        notes.append(
+            "Copies of the model have parameters and gradients of their own; the first has the optimizer's state."
+        )
+    if not single:
         notes.append("Kept: at once, at most; the stages of a device hold their most at different times.")
     return notes

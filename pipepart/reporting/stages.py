@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..planning import Plan, StagePlan
 from .fitting import Column, FittingTable
-from .owners import owned_stages, span, stage_numbers
+from .owners import copies, loaded_stages, span, stage_numbers
 from .quantity import NONE, TimeUnit, bar, percent
 
 
 def stage_table(plan: Plan) -> FittingTable:
     """One row a stage: its device, its layers, and what a micro-batch costs it; with chunks, one a device below."""
-    stages, owned = plan.stages, owned_stages(plan)
-    sums = list(owned) if plan.chunks > 1 else []
-    loads = {
-        device: _sum(plan, numbers, lambda stage: stage.load_seconds) for device, numbers in owned.items()
-    }
-    bottleneck = max(loads.values())
-    unit = TimeUnit.for_all(loads.values())
-    shares = [loads[device] / bottleneck if bottleneck else 0.0 for device in owned]
+    stages, loaded = plan.all_stages, loaded_stages(plan)
+    sums = list(loaded) if plan.chunks > 1 else []
+    loads = [_sum(stages, numbers, lambda stage: stage.load_seconds) for numbers in loaded.values()]
+    bottleneck = max(loads)
+    unit = TimeUnit.for_all(loads)
+    shares = [load / bottleneck if bottleneck else 0.0 for load in loads]
+    count = len(plan.stages)
+    places = [divmod(number, count) for number in range(len(stages))]
     blank = [""] * len(stages) if sums else []
 
     def times(header: str, part: str, rank: int = 0) -> Column:
@@ -28,7 +28,9 @@ def stage_table(plan: Plan) -> FittingTable:
 
         cells = [unit.text(of(stage)) for stage in stages]
         return Column(
-            f"{header}\n{unit.name}", [*cells, *(unit.text(_sum(plan, owned[one], of)) for one in sums)], rank
+            f"{header}\n{unit.name}",
+            [*cells, *(unit.text(_sum(stages, loaded[one], of)) for one in sums)],
+            rank,
         )
 
     again = any(stage.recompute != "never" for stage in stages)
@@ -36,13 +38,26 @@ def stage_table(plan: Plan) -> FittingTable:
         "Stages: time for one micro-batch",
         [
             Column(
-                "stage", [*map(str, range(len(stages))), *(stage_numbers(owned[device]) for device in sums)]
+                "stage",
+                [
+                    *(str(stage) for _, stage in places),
+                    *(stage_numbers(loaded[one], count) for one in sums),
+                ],
             ),
-            Column("device", [*(stage.device for stage in stages), *sums], text=True),
+            *([Column("copy", [str(copy) for copy, _ in [*places, *sums]])] if copies(plan) > 1 else []),
+            Column(
+                "device", [*(stage.device for stage in stages), *(device for _, device in sums)], text=True
+            ),
             Column("layers", [*(span(stage.layers) for stage in stages), *("" for _ in sums)], text=True),
             Column(
                 "count",
-                [str(round(_sum(plan, numbers, lambda stage: len(stage.layers)))) for numbers in _rows(plan)],
+                [
+                    str(round(_sum(stages, numbers, lambda stage: len(stage.layers))))
+                    for numbers in [
+                        *([number] for number in range(len(stages))),
+                        *(loaded[one] for one in sums),
+                    ]
+                ],
                 rank=3,
             ),
             times("forward", "forward_seconds"),
@@ -62,14 +77,8 @@ def stage_table(plan: Plan) -> FittingTable:
     )
 
 
-def _rows(plan: Plan) -> list[list[int]]:
-    """The stages that each row is about."""
-    single = [[number] for number in range(len(plan.stages))]
-    return [*single, *owned_stages(plan).values()] if plan.chunks > 1 else single
-
-
-def _sum(plan: Plan, numbers: list[int], part: Callable[[StagePlan], float]) -> float:
-    return sum(part(plan.stages[number]) for number in numbers)
+def _sum(stages: Sequence[StagePlan], numbers: Sequence[int], part: Callable[[StagePlan], float]) -> float:
+    return sum(part(stages[number]) for number in numbers)
 
 
 def _again_note(plan: Plan) -> str:

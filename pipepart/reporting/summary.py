@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..planning import Plan
 from ..units import counted, format_bytes, format_seconds
-from .owners import owned_stages, stage_numbers
+from .owners import copies, loaded_stages, owned_stages, stage_numbers
 from .quantity import percent
 
 
@@ -19,7 +19,7 @@ def plan_summary(plan: Plan) -> Group:
         (
             "schedule",
             f"{plan.schedule}, {counted(plan.micro_batches, 'micro-batch', 'es')}, "
-            f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}",
+            f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}{_copies(plan)}",
         )
     ]
     lines += _order(plan)
@@ -43,6 +43,12 @@ def labelled_lines(title: str, lines: list[tuple[str, str]]) -> Group:
 def _devices(plan: Plan) -> str:
     used, there = len(owned_stages(plan)), len(plan.cluster)
     return counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
+
+
+def _copies(plan: Plan) -> str:
+    """Where there are some: micro-batches are shared out among them."""
+    count = copies(plan)
+    return f", {count} copies of the model with a share of the micro-batches each" if count > 1 else ""
 
 
 def _order(plan: Plan) -> list[tuple[str, str]]:
@@ -112,11 +118,11 @@ def _again(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _bottleneck(plan: Plan) -> str:
-    owned = owned_stages(plan)
-    name, numbers = max(
-        owned.items(), key=lambda entry: sum(plan.stages[number].load_seconds for number in entry[1])
+    stages = plan.all_stages
+    (_, name), numbers = max(
+        loaded_stages(plan).items(), key=lambda entry: sum(stages[number].load_seconds for number in entry[1])
     )
-    return f"stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers)} on {name}"
+    return f"stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers, len(plan.stages))} on {name}"
 
 
 def _proof(plan: Plan) -> str:

@@ -20,6 +20,7 @@ _STYLES = {
     r"\d*[iI]+": "green",
     r"\d*[wW]+": "yellow",
     r"\d*[rR]+": "blue",
+    r"[gG]+": "red",
     r"\.+": "dim",
 }
 _WORDS = {
@@ -28,6 +29,7 @@ _WORDS = {
     Kind.I: "0i: its backward for the inputs",
     Kind.W: "0w: for the weights",
     Kind.RECOMPUTE: "0r: its forward again",
+    Kind.REDUCE_GRAD: "g: the sum of the gradients of the copies of the model",
     Kind.OVERLAP_F_B: "1x0x: a forward beside a backward",
 }
 
