@@ -44,6 +44,10 @@ class Pipeline:
     Where the plan has a stage recompute, its layers run twice for a micro-batch: to the same numbers, buffers and
     random draws, but Python code in them, such as a counter, a forward hook or a draw from numpy, runs twice, too.
 
+    Where the plan has several copies of the model, on devices of their own or in opposite directions, ``model`` is the
+    first of them. The others are deep copies, made here: they follow its values, modes and settings at every step, and
+    their gradients are added to its parameters', copy after copy. Python code in layers runs in each copy on its own.
+
     Args:
         model: the ``nn.Sequential`` that the plan was made for; its layers are moved to their devices.
         plan: the cut and the schedule.
@@ -59,7 +63,8 @@ class Pipeline:
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``.
         ValueError: the plan's layers are not the model's, layers in different stages write one buffer, the loss
-            reduces nothing, or the schedule runs several copies of the model or changes weights within a step.
+            reduces nothing, the schedule changes weights within a step, or there are to be several copies of a layer
+            that cannot be copied.
     """
 
     def __init__(
@@ -292,7 +297,7 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine.closed else f"{len(self._stages)} stages"
+        state = "closed" if self._engine.closed else f"{len(self._plan.stages)} stages"
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}>"
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
