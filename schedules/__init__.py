@@ -18,7 +18,7 @@ from .passes import (
     split_backward,
     split_overlaps,
 )
-from .schedule import Schedule
+from .schedule import Schedule, without_micro_batches
 from .search import search
 from .simulate import simulate
 from .timeline import Timeline
@@ -48,4 +48,5 @@ __all__ = [
     "simulate",
     "split_backward",
     "split_overlaps",
+    "without_micro_batches",
 ]

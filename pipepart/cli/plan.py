@@ -62,7 +62,11 @@ def plan_command(
     ] = None,
     schedule: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"{', '.join(CHUNKS)}; or auto for the best of {', '.join(AUTO)}."),
+        typer.Option(
+            metavar="NAME",
+            help=f"{', '.join(CHUNKS)}; auto for the best of {', '.join(AUTO)}; or search for an order made for the "
+            "stages.",
+        ),
     ] = "auto",
     micro_batches: Annotated[
         str, typer.Option(metavar="N", help="Parts of a mini-batch, or auto for the best that is profiled.")
@@ -118,7 +122,7 @@ def plan_command(
         check_writable(output)
         count = parse_count("--micro-batches", micro_batches)
         number = None if stages is None else parse_count("--stages", stages)
-        parse_choice("--schedule", schedule, (*CHUNKS, "auto"))
+        parse_choice("--schedule", schedule, (*CHUNKS, "auto", "search"))
         mode = parse_choice("--recompute", recompute, _MODES)
         asked = wishes.WishOptions(pin, together, no_cut_before, cut_before).arguments()
         where = DeviceOptions(devices, cluster, tuple(device or ()), link, memory).make_cluster()

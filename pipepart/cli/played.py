@@ -13,6 +13,7 @@ from schedules import Schedule, StageCosts
 
 from ..cluster import Device
 from ..planning import Plan
+from ..planning.found_order import searched_order
 from ..planning.memory import with_recompute
 from .mistakes import Mistake
 
@@ -114,6 +115,8 @@ def play_plan(plan: Plan, order: Order) -> Played:
         raise Mistake(f"--chunks {chunks} does not divide the {len(plan.stages)} stages of the plan")
     name, count = order.name or plan.schedule, order.micro_batches or plan.micro_batches
     workers = _workers(plan, devices)
+    if order.name is None and plan.actions and count <= plan.micro_batches and chunks == plan.chunks:
+        return _played(plan, searched_order(plan.actions, count), workers)
     if name == "search":
         return _played(plan, _search(plan, workers, count, chunks), workers)
     try:

@@ -8,16 +8,20 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Costs, Profile
+from .found_order import SEARCH
 from .memory import RecomputeChoice
 from .misfit import Misfit
 from .plan import Alternative, Plan
 from .quickest import quickest
+from .searching import quickest_order
 from .setting import CHUNKS, Setting
 from .stage_costs import ChainCosts
 from .wishes import Wishes
 
 # What "auto" tries, the simplest first: it wins where others are not faster.
 AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "hanayo", "sequential")
+# Those that put weight gradients off.
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "interleaved-zb")
 
 _EQUAL = 1e-9
 _SHOWN = 12
@@ -30,7 +34,7 @@ class Request:
     Attributes:
         profile: the layers and what they cost.
         cluster: the devices.
-        schedule: a name or ``"auto"``.
+        schedule: a name, ``"auto"``, or ``"search"`` for an order that is searched for the stages.
         micro_batches: numbers to choose from.
         recompute: what stages may do.
         stages: their number; None for as many as devices, or fewer where only fewer fit.
@@ -52,6 +56,8 @@ class Request:
     @property
     def schedules(self) -> tuple[str, ...]:
         """Names to choose from."""
+        if self.schedule == SEARCH:
+            return (*AUTO, *SPLIT)
         return AUTO if self.schedule == "auto" else (self.schedule,)
 
     def costs_at(self, micro_batches: int) -> Costs:
@@ -72,8 +78,10 @@ def choose(request: Request) -> Plan | None:
         found = [(setting, devices, made) for setting, devices, made in tried if made]
         if found:
             best = _best([made for _, _, made in found])
-            if request.schedule == "auto":
+            if request.schedule in ("auto", SEARCH):
                 best = quickest(best, found)
+            if request.schedule == SEARCH:
+                best = quickest_order([best, *(made for _, _, made in found)])
             return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
     return None
 

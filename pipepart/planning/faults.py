@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import schedules
 
 from ..units import counted, format_bytes
+from .found_order import SEARCH
 
 if TYPE_CHECKING:
     from ..capture import LayerInfo
@@ -101,8 +102,10 @@ def _prediction_faults(plan: Plan) -> list[str]:
 
 
 def _schedule_faults(plan: Plan) -> list[str]:
-    if plan.schedule not in schedules.names():
+    if plan.schedule not in (*schedules.names(), SEARCH):
         return [f"no schedule is called {plan.schedule!r}: there are {', '.join(schedules.names())}"]
+    if plan.actions and plan.schedule != SEARCH:
+        return [f"schedule {plan.schedule!r} says its actions itself: take them out, or write {SEARCH!r}"]
     if len(plan.stages) % plan.chunks:
         return [f"{len(plan.stages)} stages are not {plan.chunks} (chunks) for each device"]
     try:

@@ -19,6 +19,7 @@ from ..profiling import Profile
 from .copies import all_stages, homes, reduce_seconds
 from .faults import memory_faults, structure_faults
 from .figures import Piece, stage_plans
+from .found_order import SEARCH, searched_order
 from .memory import Kept, with_recompute
 from .stage_costs import ChainCosts
 from .stage_plan import Recompute, StagePlan
@@ -80,6 +81,8 @@ class Plan(Document):
         schedule: name of the schedule.
         micro_batches: parts that a mini-batch is split into.
         chunks: stages of each device; which device each stage is on is the schedule's to say.
+        actions: of each device, where the schedule is "search": the order that was found for these stages, as in
+            ``schedules.Action``, of one copy of the model and without what runs again.
         copies: of the model, beside the first, that train on devices of their own: the device of each of their stages.
             Each micro-batch runs through one copy, and the gradients of all are summed.
         prediction: what a step costs, None for a plan written by hand.
@@ -96,6 +99,7 @@ class Plan(Document):
         ge=1, le=100_000
     )  # the schedule of more would fill the memory before it is refused
     chunks: int = Field(default=1, ge=1)
+    actions: tuple[tuple[str, ...], ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
     prediction: Prediction | None = None
     fingerprint: str = ""
@@ -228,17 +232,22 @@ class Plan(Document):
         return self.prediction
 
     def build_schedule(self, micro_batches: int | None = None) -> schedules.Schedule:
-        """The schedule of one step, for the plan's number of micro-batches or another one."""
+        """The schedule of one step, for the plan's number of micro-batches or another one.
+
+        Raises:
+            ScheduleError: there is none for this number; one that was searched for exists for fewer only.
+        """
         count = self.micro_batches if micro_batches is None else micro_batches
         devices = len(self.stages) // self.chunks
         modes = tuple(stage.recompute for stage in self.stages)
-        return _schedule(self.schedule, devices, count, self.chunks, modes, self.replicas)
+        return _schedule(self.schedule, self.actions, devices, count, self.chunks, modes, self.replicas)
 
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step."""
-        return schedules.simulate(self.build_schedule(), self._stage_costs())
+        return schedules.simulate(self.build_schedule(), self.stage_costs())
 
-    def _stage_costs(self) -> schedules.StageCosts:
+    def stage_costs(self) -> schedules.StageCosts:
+        """What the schedule's stages cost, those of all copies of the model, on their devices and links."""
         latency, bandwidth = self._links()
         stages = self.all_stages
         return schedules.StageCosts(
@@ -268,10 +277,20 @@ class Plan(Document):
 
 @lru_cache(maxsize=4)  # one plan is asked again and again
 def _schedule(
-    name: str, devices: int, micro_batches: int, chunks: int, modes: tuple[Recompute, ...], replicas: int
+    name: str,
+    actions: tuple[tuple[str, ...], ...],
+    devices: int,
+    micro_batches: int,
+    chunks: int,
+    modes: tuple[Recompute, ...],
+    replicas: int,
 ) -> schedules.Schedule:
     each = -(-micro_batches // replicas)
-    one = with_recompute(schedules.build(name, devices=devices, micro_batches=each, chunks=chunks), modes)
+    if name == SEARCH:
+        bare = searched_order(actions, each)
+    else:
+        bare = schedules.build(name, devices=devices, micro_batches=each, chunks=chunks)
+    one = with_recompute(bare, modes)
     whole = schedules.data_parallel(one, replicas, micro_batches)
     return schedules.insert_reduce_grad(whole) if whole.replicas > 1 else whole
 

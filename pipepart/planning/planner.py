@@ -9,6 +9,7 @@ from typing import Literal
 from ..cluster import Cluster
 from ..profiling import Profile
 from .choice import Request, choose, misfits
+from .found_order import SEARCH
 from .memory import MODES, RecomputeChoice
 from .misfit import DoesNotFit
 from .plan import Plan
@@ -39,13 +40,17 @@ def plan(
     often as that schedule has micro-batches in flight there. Of these plans the one with the shortest simulated step is
     returned, and of those that are equal the one that needs the least memory. The others are in its ``alternatives``.
 
+    With few micro-batches a cut with a larger bottleneck may have a shorter step. Where the schedule is left to choose,
+    such cuts are looked at, too: all of them where they are few, else those near the best.
+
     With several stages a device (``interleaved-1f1b``, ``zb-v`` and their like) the largest sum of a device is
     smallest; that is exact where there are few cuts, else the best that a local search finds.
 
     Args:
         profile: measured costs of the layers.
         cluster: the devices; of orders that are equally good its own is taken.
-        schedule: a name, or ``"auto"`` to take the best.
+        schedule: a name, ``"auto"`` to take the best, or ``"search"`` for an order of actions that is searched for
+            the stages that are best under the others.
         micro_batches: a number that was profiled, or ``"auto"`` to take the best of those.
         recompute: ``"auto"`` lets a stage run its forward again where its memory does not do else; ``"never"``,
             ``"except-last"`` (all micro-batches but the last) and ``"always"`` say it for all stages.
@@ -109,9 +114,9 @@ def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
 
 
 def _check_schedule(schedule: str, chunks: int | None) -> None:
-    if schedule != "auto" and schedule not in CHUNKS:
+    if schedule not in ("auto", SEARCH, *CHUNKS):
         raise ValueError(
-            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(CHUNKS)}, or 'auto'"
+            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(CHUNKS)}, {SEARCH!r} or 'auto'"
         )
     if chunks is None:
         return

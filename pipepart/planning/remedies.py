@@ -9,6 +9,7 @@ from ..cluster import Cluster, Device
 from ..units import format_bytes, format_seconds
 from .choice import Request, choose
 from .estimate import estimate
+from .found_order import SEARCH
 from .plan import Plan
 
 _SHOWN = 5
@@ -54,6 +55,8 @@ def remedies(request: Request) -> list[Remedy]:
     that is needed; more devices, like the largest of the cluster, are added one at a time up to four times as many, and
     come last.
     """
+    if request.schedule == SEARCH:  # which makes of what fits something that is quicker
+        request = replace(request, schedule="auto")
     found: list[Remedy] = []
     single = [*_recompute(request), *_schedules(request), *_smaller(request)]
     for attempts in (single, list(_pairs(request))):
@@ -79,7 +82,9 @@ def remedies_text(found: Sequence[Remedy]) -> str:
         f"at most {format_bytes(max(remedy.plan.predicted.memory_bytes))} on a device"
         for number, remedy in enumerate(found[:_SHOWN], 1)
     ]
-    return "What would fit, the cheapest change first, what is only estimated behind:\n  " + "\n  ".join(lines)
+    return "What would fit, the cheapest change first, what is only estimated behind:\n  " + "\n  ".join(
+        lines
+    )
 
 
 def _tried(attempt: _Attempt) -> Remedy | None:
