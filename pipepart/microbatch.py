@@ -179,5 +179,7 @@ def gather(outputs: Sequence[Any]) -> Any:
 def _join(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
-    here = [tensor.to(tensors[0].device) for tensor in tensors]  # copies of the model return theirs where they are
+    here = [
+        tensor.to(tensors[0].device) for tensor in tensors
+    ]  # copies of the model return theirs where they are
     return torch.stack(here) if here[0].dim() == 0 else torch.cat(here)

@@ -23,6 +23,7 @@ from .microbatch import Splitter, gather, micro_batches_of
 from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
 from .profiling import profile, single_argument
 from .runtime import (
+    DeferredBatchNorm,
     Engine,
     LossEnd,
     Orders,
@@ -58,6 +59,9 @@ class Pipeline:
         split: how a mini-batch is split, where not along dimension 0 of all its tensors: called with
             ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; it returns that many
             pairs or fewer. They come in the order of the samples in the output.
+        deferred_batch_norm: whether the running statistics of BatchNorm layers are those of the whole mini-batch,
+            updated once a step. Else they are updated for each micro-batch, as in plain micro-batched training; by its
+            own statistics each micro-batch is normalised in either case.
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
 
     Raises:
@@ -75,6 +79,7 @@ class Pipeline:
         *,
         reduction: Literal["mean", "sum"] | None = None,
         split: Splitter | None = None,
+        deferred_batch_norm: bool = False,
         trace: bool = False,
     ) -> None:
         self._model = model
@@ -86,6 +91,8 @@ class Pipeline:
         self._trace = trace
         self._last_trace: schedules.Timeline | None = None
         self._stages = build_stages(model, plan)
+        norms = flatten(model) if deferred_batch_norm else ()
+        self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
         self._orders = Orders(plan)
         self._engine = Engine(
@@ -110,6 +117,7 @@ class Pipeline:
         optimizer: str = "adam",
         reduction: Literal["mean", "sum"] | None = None,
         split: Splitter | None = None,
+        deferred_batch_norm: bool = False,
         trace: bool = False,
     ) -> Pipeline:
         """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
@@ -126,7 +134,7 @@ class Pipeline:
             recompute: whether stages run their forwards again before the backward instead of keeping what they
                 made; ``"auto"`` where the memory does not do else.
             optimizer: whose state the memory of a stage counts.
-            reduction, split, trace: as for :class:`Pipeline`.
+            reduction, split, deferred_batch_norm, trace: as for :class:`Pipeline`.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
@@ -155,7 +163,15 @@ class Pipeline:
             threads=cluster.devices[0].threads,
         )
         made = plan(measured, cluster, schedule=schedule, recompute=recompute)
-        return cls(model, made, loss_fn, reduction=reduction, split=split, trace=trace)
+        return cls(
+            model,
+            made,
+            loss_fn,
+            reduction=reduction,
+            split=split,
+            deferred_batch_norm=deferred_batch_norm,
+            trace=trace,
+        )
 
     @property
     def plan(self) -> Plan:
@@ -330,7 +346,8 @@ class Pipeline:
                 self._claim = self._claim or claim
             if self._claim is not claim:
                 raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
-            yield
+            with self._batch_norms.gathering():
+                yield
         finally:
             if self._claim is claim:
                 self._claim = None

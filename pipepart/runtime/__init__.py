@@ -2,6 +2,7 @@
 
 from .bridge import differentiable
 from .build import build_stages
+from .deferred_batch_norm import DeferredBatchNorm
 from .ends import LossEnd, OutputEnd
 from .engine import Engine
 from .order import Orders
@@ -9,6 +10,7 @@ from .run import Run
 from .stage import Stage
 
 __all__ = [
+    "DeferredBatchNorm",
     "Engine",
     "LossEnd",
     "Orders",

@@ -42,6 +42,9 @@ class Stage:
     """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
 
     With ``guarded``, layers that write into their input get one of their own: somebody may still need the message.
+
+    Attributes:
+        repeats: whether the forward that runs is the second of a micro-batch.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Stage:
         self.where = where
         self.buffers = Buffers(self.layers)
         self.copied = copied
+        self.repeats = False
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         self._input_gradients = InputGradients()
@@ -78,6 +82,7 @@ class Stage:
 
     def forward(self, message: Any, micro_batch: int, draws: Draws, turn: Turn = Turn.ONLY) -> Made:
         """Runs the layers; returns their output, the input's gradients to come, and a node for each layer's output."""
+        self.repeats = turn is Turn.SECOND
         message = boundary.move(message, self.device)
         nodes: list[Node | None] = []
         if not torch.is_grad_enabled():

@@ -1,0 +1,159 @@
+"""Deferred BatchNorm: running statistics of the whole mini-batch, whatever it is split into."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import cut_by_hand
+
+
+def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:
+    made = cut_by_hand(model, borders, loss_fn=nn.MSELoss(), **options)
+    made.close()
+    return Pipeline(model, made.plan, loss_fn=nn.MSELoss(), deferred_batch_norm=True)
+
+
+class Beside(nn.Module):
+    """A BatchNorm whose output nothing but the loss sees, so that later inputs are those of the whole mini-batch."""
+
+    def __init__(self, width: int, **settings: Any) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0 * self.norm(x)
+
+
+def network(**settings: Any) -> nn.Sequential:
+    return nn.Sequential(
+        Beside(4, **settings), nn.Linear(4, 5), nn.Tanh(), Beside(5, **settings), nn.Linear(5, 2)
+    ).double()
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.double() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_are_those_of_the_whole_mini_batch(schedule, recompute, momentum):
+    """After several steps, the last with fewer samples."""
+    model = network(momentum=momentum)
+    reference = plain.twin(model)
+    with deferred(model, [1, 3], schedule=schedule, recompute=recompute, micro_batches=4) as pipe:
+        for samples in (12, 10, 8):
+            x, y = torch.randn(samples, 4).double() + 3, torch.randn(samples, 2).double()
+            pipe.step(x, target=y)
+            reference(x)
+    plain.assert_close(statistics(model), statistics(reference))
+    assert model.state_dict()["0.norm.num_batches_tracked"] == 3
+
+
+def test_images_and_an_affine_norm_in_the_middle():
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2)
+    ).double()
+    reference = plain.twin(model)
+    x, y = torch.randn(7, 1, 6, 6).double(), torch.randn(7, 2).double()
+    with deferred(model, [1, 2]) as pipe:
+        pipe.step(x, target=y)
+    reference(x)
+    plain.assert_close(statistics(model), statistics(reference))
+
+
+def test_each_micro_batch_is_still_normalised_by_its_own():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    reference = plain.twin(model)
+    x, y = torch.randn(7, 4), torch.randn(7, 2)
+    with deferred(model, [1, 2]) as pipe:
+        loss = pipe.step(x, target=y)
+    plain.assert_near(loss, plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3), 1e-6)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_the_drop_in_form_updates_once_a_forward(recompute):
+    model = network()
+    reference = plain.twin(model)
+    x = torch.randn(10, 4).double()
+    with deferred(model, [1, 3], recompute=recompute) as pipe:
+        pipe(x).pow(2).sum().backward()
+        with torch.no_grad():
+            pipe(x + 1)
+        with torch.inference_mode():
+            pipe(x - 1)
+    for shift in (0, 1, -1):
+        reference(x + shift)
+    plain.assert_close(statistics(model), statistics(reference))
+
+
+def test_evaluation_changes_nothing():
+    model = network()
+    x = torch.randn(9, 4).double()
+    with deferred(model, [1, 3]) as pipe:
+        pipe.step(x, target=torch.randn(9, 2).double())
+        before = copy.deepcopy(model.state_dict())
+        pipe.eval()
+        with torch.no_grad():
+            plain.assert_near(pipe(x), model(x))
+        plain.assert_same(model.state_dict(), before)
+
+
+def test_the_model_stays_the_users():
+    """Same modules, flags and names; it tracks for itself outside of the pipeline."""
+    model = network()
+    modules, names = list(model.modules()), list(model.state_dict())
+    x, y = torch.randn(9, 4).double(), torch.randn(9, 2).double()
+    with deferred(model, [1, 3]) as pipe:
+        pipe.step(x, target=y)
+        assert list(pipe.state_dict()) == names
+    assert list(model.modules()) == modules
+    assert not any(module._forward_pre_hooks for module in modules)
+    reference = plain.twin(model)
+    model(x)
+    reference(x)
+    assert model.state_dict()["0.norm.num_batches_tracked"] == 2
+    plain.assert_same(statistics(model), statistics(reference))
+
+
+def test_norms_that_do_not_track_are_left_alone():
+    model = nn.Sequential(
+        nn.Linear(4, 4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.BatchNorm1d(4).eval(),
+        nn.Linear(4, 2),
+    )
+    before = copy.deepcopy(statistics(model))
+    with deferred(model, [1, 2]) as pipe:
+        pipe.step(torch.randn(9, 4), target=torch.randn(9, 2))
+    plain.assert_same(statistics(model), before)
+
+
+def test_a_step_that_fails_updates_nothing():
+    class Fail(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ArithmeticError("on purpose")
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Fail())
+    before = copy.deepcopy(statistics(model))
+    with deferred(model, [2]) as pipe, pytest.raises(ArithmeticError, match="on purpose"):
+        pipe.step(torch.randn(9, 4), target=torch.randn(9, 4))
+    plain.assert_same(statistics(model), before)
+    assert model.get_submodule("1").track_running_stats
+
+
+def test_half_precision_adds_up_in_full():
+    """Under autocast, with a mean that is large beside the deviations."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x = (torch.randn(64, 4) + 100).bfloat16().float()
+    with deferred(model, [1], micro_batches=4) as pipe, torch.autocast("cpu", dtype=torch.bfloat16):
+        pipe.step(x, target=torch.randn(64, 2))
+    found = statistics(model)
+    plain.assert_near(found["0.running_mean"], 0.1 * x.mean(0), 1e-6)
+    plain.assert_near(found["0.running_var"], 0.9 + 0.1 * x.var(0), 1e-5)
