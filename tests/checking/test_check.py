@@ -20,9 +20,10 @@ from tests.checking import faults
 
 
 def checked(model: nn.Module, **options: Any) -> CheckReport:
+    """Two steps on two devices, in both dtypes."""
     x, y = faults.batch()
-    given: dict[str, Any] = {"target": y, "loss_fn": nn.CrossEntropyLoss(), "steps": 2}
-    return pipepart.check(model, x, **given | options)
+    given: dict[str, Any] = {"sample": x, "target": y, "loss_fn": nn.CrossEntropyLoss(), "steps": 2}
+    return pipepart.check(model, **given | options)
 
 
 def test_every_schedule_is_the_same_bit_for_bit_in_both_dtypes() -> None:
@@ -76,6 +77,24 @@ def test_random_layers_draw_alike_and_are_named() -> None:
     report = checked(faults.chain(nn.Dropout(0.5)), schedules=["1f1b"], dtypes=["float64"], optimizer="adam")
     assert report.rows[0].same
     assert report.plain[0].draws == ("2",)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_one_weight_in_two_stages(optimizer: str) -> None:
+    embedding, head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+    head.weight = embedding.weight
+    model, tokens = nn.Sequential(embedding, nn.Tanh(), nn.Linear(8, 8), head), torch.randint(10, (12,))
+    report = checked(model, sample=tokens, target=tokens, optimizer=optimizer, recompute=["never", "always"])
+    assert all(row.same for row in report.rows)
+
+
+def test_a_loss_that_returns_a_sum_and_a_count() -> None:
+    def kept(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        counts = (target != 0).to(output.dtype)
+        return (nn.functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
+
+    report = checked(faults.chain(), loss_fn=kept, schedules=["gpipe", "zb-h1"], dtypes=["float64"])
+    assert all(row.same and (row.mini_batch or 0) < 1e-14 for row in report.rows)
 
 
 def test_uneven_counts_of_ignored_targets() -> None:
