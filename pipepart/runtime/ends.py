@@ -80,7 +80,8 @@ class LossEnd:
             for micro_batch, (loss, weight) in sorted(self._losses.items())
         )
         counted = [(loss, weight) for loss, weight in weighed if weight]
-        losses = torch.stack([loss for loss, _ in counted])
+        home = counted[0][0].device  # copies of the model have theirs where they are
+        losses = torch.stack([loss.to(home) for loss, _ in counted])
         return (losses * losses.new_tensor([weight for _, weight in counted])).sum()
 
 
