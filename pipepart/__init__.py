@@ -4,6 +4,7 @@ from . import capture, planning, profiling
 from .capture import LayerGraph
 from .checking import CheckReport, check
 from .cluster import Cluster, Device, Link
+from .loss import add_loss, collect_losses
 from .microbatch import Whole
 from .pipeline import Pipeline
 from .planning import DoesNotFit, Plan, plan, replan
@@ -20,8 +21,10 @@ __all__ = [
     "Plan",
     "Profile",
     "Whole",
+    "add_loss",
     "capture",
     "check",
+    "collect_losses",
     "plan",
     "planning",
     "profile",

@@ -18,7 +18,7 @@ from . import boundary
 from .capture import flatten
 from .clipping import clip_grad_norm_
 from .cluster import Cluster, as_cluster
-from .loss import Reduction, StepLoss, check_loss_is_scalar, declared_reduction
+from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar, declared_reduction
 from .microbatch import Splitter, gather, micro_batches_of
 from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
 from .profiling import profile, single_argument
@@ -240,11 +240,13 @@ class Pipeline:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         value = single_argument(kwargs or args)
-        inputs = micro_batches_of(value, None, self._plan.micro_batches, self._split).inputs
+        batch = micro_batches_of(value, None, self._plan.micro_batches, self._split)
         if torch.is_grad_enabled():
-            return differentiable(inputs, self._forward, self._backward)
-        end = OutputEnd(len(inputs))
-        self._forward([boundary.part(one) for one in inputs], end)
+            return differentiable(batch.inputs, batch.sizes, self._forward, self._backward)
+        end = OutputEnd(batch.sizes)
+        self._forward([boundary.part(one) for one in batch.inputs], end)
+        if (added := end.added.total()) is not None:
+            add_loss(added, reduction="sum")
         return gather(end.outputs)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -107,7 +107,7 @@ class LossParts:
         value = None if agrees else call(output)
         if is_pair(value):
             return self._taken(micro_batch, value)
-        rule = self._rule(micro_batch, output, target, agrees)
+        rule = self._rule(micro_batch, output, target, own, agrees)
         if rule is Rule.TERMS:
             loss, weight = self._by_terms(call, output, own)
             return check_scalar(loss), weight
@@ -129,6 +129,10 @@ class LossParts:
             raise ValueError(ask_for_count(of, missing, len(self._sizes)))
         total = sum(counts.values())
         return 1 / total if total else float("inf")
+
+    def share_of_samples(self, micro_batch: int) -> float:
+        """What part of the mini-batch's samples are the micro-batch's."""
+        return self._sizes[micro_batch] / self._samples
 
     def _taken(self, micro_batch: int, value: Any, what: str = "the loss") -> tuple[Tensor, float | None]:
         """A loss that is weighed as a whole."""
@@ -187,8 +191,17 @@ class LossParts:
                     self._dimension = 0
         return look(samples, self._targets[micro_batch], self._whole)
 
-    def _rule(self, micro_batch: int, output: Any, target: Any, agrees: bool) -> Rule:
-        """How the loss sums up: what is known, tried on one micro-batch a step and wherever it may not hold."""
+    def _rule(self, micro_batch: int, output: Any, target: Any, own: Record, agrees: bool) -> Rule:
+        """How the loss sums up: what is known, tried on one micro-batch a step and wherever it may not hold.
+
+        Where the user calls it a mean, sums in it are divided by something. Only what the target says needs a trial.
+        """
+        if self._loss.declared:
+            has_sums = any(term.kind is Kind.SUM for term in own.terms)
+            if not agrees or (has_sums and not own.replaced):
+                return Rule.MEAN
+            if not has_sums:
+                return Rule.TERMS
         known = self._loss.rule
         lost = known is Rule.TERMS and not agrees
         if known is not None and not lost and micro_batch != self._doubted:
@@ -247,7 +260,7 @@ class LossParts:
         Raises:
             ValueError: a mean in it is over what is not spread evenly over samples, such as targets not ignored.
         """
-        whole, share = self._whole, self._sizes[micro_batch] / self._samples
+        whole, share = self._whole, self.share_of_samples(micro_batch)
         assert whole is not None
         ratios = own.ratios if own.names == whole.names[: len(own.names)] else []
         pairs = zip(own.terms, whole.terms, strict=False)

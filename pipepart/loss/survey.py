@@ -128,12 +128,14 @@ class _Watch(Numbered):
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         labels = [self._label(leaf) for leaf in leaves]
         self._share(name, leaves, labels)
+        if _OF_OUTPUT.isdisjoint(labels):
+            leaves = [self._device if _is_no_device(leaf) else leaf for leaf in leaves]
         given, options = pytree.tree_unflatten(leaves, spec)
         if _OF_OUTPUT.isdisjoint(labels):
             result = func(*given, **options)
             return self._mark_all(result, _Label.TARGET) if _Label.TARGET in labels else result
         if name == "__get__":
-            return self._attribute(func, given[0], labels[0])
+            return self._mark_all(func(*given), labels[0])
         if name in ("item", "__float__"):
             return math.nan
         if name in _MOVES:
@@ -143,7 +145,7 @@ class _Watch(Numbered):
         result = without_values(func, name, given, options)
         if (name.startswith("new_") or name.endswith("_like")) and result.dim() == 0:
             stand_in = torch.empty((), dtype=leaves[0].dtype, device=self._device)
-            return func(stand_in, *given[1:], **options)
+            return func(stand_in, *given[1:], **{k: v for k, v in options.items() if k != "device"})
         return self._mark_all(result, self._outcome(name, leaves, labels, options, result))
 
     def _share(self, name: str, leaves: list[Any], labels: list[_Label | None]) -> None:
@@ -231,15 +233,6 @@ class _Watch(Numbered):
         tensors = (value for value in given.values() if isinstance(value, Tensor) and value.is_meta)
         return next(tensor.dtype for tensor in tensors)
 
-    def _attribute(self, func: Any, tensor: Tensor, label: _Label | None) -> Any:
-        """A property of a tensor that has no values, as if it had."""
-        name = getattr(func.__self__, "__name__", "")
-        if name == "device":
-            return self._device
-        if name in ("is_cuda", "is_cpu"):
-            return name == f"is_{self._device.type}"
-        return self._mark_all(func(tensor), label or _Label.LOST)
-
     def _move(self, leaves: list[Any], labels: list[_Label | None]) -> Any:
         """``tensor.to(...)`` with or for a tensor that has no values."""
         tensor, *others = leaves
@@ -282,6 +275,11 @@ def _with_classes(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_meta:
         kept = {name: given[name] for name in ("target", "weight") if name in given}
     return all_meta(given) | kept
+
+
+def _is_no_device(value: Any) -> bool:
+    """Whether it is the device of an output without values, to which a loss may send what has values."""
+    return isinstance(value, torch.device) and value.type == "meta"
 
 
 def _is_zero(value: Any) -> bool:

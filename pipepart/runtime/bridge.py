@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .. import boundary
+from ..loss import add_loss, collecting
 from ..microbatch import gather
 from .ends import OutputEnd
 from .run import Run
@@ -18,15 +19,16 @@ Forward = Callable[[Sequence[Any], OutputEnd], Run]
 Backward = Callable[[Run, OutputEnd], Sequence[boundary.Gradients]]
 
 
-def differentiable(inputs: Sequence[Any], forward: Forward, backward: Backward) -> Any:
+def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward) -> Any:
     """The pipeline's output for a mini-batch, whose backward runs the stages' backwards.
 
     Args:
         inputs: of the micro-batches, with the graph that made them, if any.
+        sizes: samples in each micro-batch.
         forward: runs all forwards.
         backward: runs all backwards of such a run; returns the gradients of its inputs for each micro-batch.
     """
-    call = _Call(inputs, forward, backward)
+    call = _Call(inputs, sizes, forward, backward)
     anchor = torch.empty(
         0, requires_grad=True
     )  # the parameters are no inputs of the node, yet it is to run backward
@@ -37,9 +39,12 @@ def differentiable(inputs: Sequence[Any], forward: Forward, backward: Backward) 
 class _Call:
     """One forward and the backward that belongs to it."""
 
-    def __init__(self, inputs: Sequence[Any], forward: Forward, backward: Backward) -> None:
+    def __init__(
+        self, inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward
+    ) -> None:
         self._inputs = [boundary.part(one) for one in inputs]
-        self._end = OutputEnd(len(inputs))
+        self._end = OutputEnd(sizes)
+        self._collects = collecting()
         self._forward, self._backward = forward, backward
         self._run: Run | None = None
         self._nest: list[Any] = []
@@ -57,10 +62,18 @@ class _Call:
         tensors = [
             (item, like) for item, like in zip(self._nest, first, strict=True) if isinstance(item, Tensor)
         ]
-        return [item for item, _ in tensors], [like.requires_grad for _, like in tensors]
+        made, differentiable = [item for item, _ in tensors], [like.requires_grad for _, like in tensors]
+        added = self._end.added.total() if self._collects else None
+        if added is None:
+            self._collects = False
+            return made, differentiable
+        return [*made, added], [*differentiable, self._end.added.have_graph]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         """The output, with ``tensors`` in their places."""
+        if self._collects:
+            *tensors, added = tensors
+            add_loss(added, reduction="sum")
         given = iter(tensors)
         nest = [next(given) if isinstance(item, Tensor) else item for item in self._nest]
         self._nest = []
@@ -72,6 +85,8 @@ class _Call:
             raise RuntimeError(
                 "backward through the same output of a pipeline a second time: its stash is gone"
             )
+        if self._collects:
+            *gradients, self._end.gradient_of_added = gradients
         outputs = [
             [item for item in pytree.tree_leaves(output) if isinstance(item, Tensor)]
             for output in self._end.outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from .. import boundary
-from ..loss import LossParts
+from ..loss import Added, LossParts
+from .added import AddedByStages
 from .notes import LAYER, add_note
 
 
@@ -31,6 +33,16 @@ class End(Protocol):
         """The gradients for those roots."""
         ...
 
+    def receive_added(
+        self, stage: int, micro_batch: int, losses: Sequence[Added]
+    ) -> tuple[GradientEdge, ...]:
+        """Takes what the layers of any stage have added to the loss, on that stage's worker; returns its roots."""
+        ...
+
+    def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
+        """The gradients for those roots."""
+        ...
+
 
 class LossEnd:
     """Training: each micro-batch's loss, whose gradient is its weight in the loss of the mini-batch, scaled or not."""
@@ -44,7 +56,9 @@ class LossEnd:
         self._targets = targets
         self._scaler = scaler
         self._losses: dict[int, tuple[Tensor, float | None]] = {}
-        self._seeds: dict[float, Tensor] = {}
+        self._added = AddedByStages(parts.share_of_samples)
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        self._seeding = threading.Lock()  # several stages' workers do
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Computes the loss of the micro-batch."""
@@ -67,10 +81,17 @@ class LossEnd:
         """The weight of the micro-batch."""
         loss, weight = self._losses[micro_batch]
         weight = self._parts.weight(micro_batch) if weight is None else weight
-        if weight not in self._seeds:
-            seed = torch.full((), weight, dtype=loss.dtype, device=loss.device)
-            self._seeds[weight] = self._scaler.scale(seed).to(loss.dtype) if self._scaler else seed
-        return (self._seeds[weight],)
+        return (self._seed(weight, loss),)
+
+    def receive_added(
+        self, stage: int, micro_batch: int, losses: Sequence[Added]
+    ) -> tuple[GradientEdge, ...]:
+        """Keeps their values."""
+        return self._added.receive(stage, micro_batch, losses)
+
+    def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
+        """Their weights."""
+        return [self._seed(weight, loss) for loss, weight in self._added.weighed(stage, micro_batch)]
 
     @property
     def total(self) -> Tensor:
@@ -82,17 +103,33 @@ class LossEnd:
         counted = [(loss, weight) for loss, weight in weighed if weight]
         home = counted[0][0].device  # copies of the model have theirs where they are
         losses = torch.stack([loss.to(home) for loss, _ in counted])
-        return (losses * losses.new_tensor([weight for _, weight in counted])).sum()
+        total = (losses * losses.new_tensor([weight for _, weight in counted])).sum()
+        added = self._added.total()
+        return total if added is None else total + added.to(total.device, total.dtype)
+
+    def _seed(self, weight: float, like: Tensor) -> Tensor:
+        key = weight, like.dtype, like.device
+        with self._seeding:
+            if key not in self._seeds:
+                seed = torch.full((), weight, dtype=like.dtype, device=like.device)
+                self._seeds[key] = self._scaler.scale(seed).to(like.dtype) if self._scaler else seed
+            return self._seeds[key]
 
 
 class OutputEnd:
-    """Forward only, or with a backward to come: the outputs themselves."""
+    """Forward only, or with a backward to come: the outputs themselves.
+
+    Args:
+        sizes: samples in each micro-batch.
+    """
 
     can_wait = False
 
-    def __init__(self, micro_batches: int) -> None:
-        self.outputs: list[Any] = [None] * micro_batches
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.outputs: list[Any] = [None] * len(sizes)
         self.received_gradients: Sequence[boundary.Gradients] = ()
+        self.added = AddedByStages(lambda micro_batch: sizes[micro_batch] / sum(sizes))
+        self.gradient_of_added: Tensor | None = None
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Keeps the output, cut from its graph."""
@@ -102,3 +139,17 @@ class OutputEnd:
     def gradients(self, micro_batch: int) -> boundary.Gradients:
         """What the caller has set."""
         return self.received_gradients[micro_batch]
+
+    def receive_added(
+        self, stage: int, micro_batch: int, losses: Sequence[Added]
+    ) -> tuple[GradientEdge, ...]:
+        """Keeps their values."""
+        return self.added.receive(stage, micro_batch, losses)
+
+    def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
+        """What the caller has set for their total, times their weights; None where nobody has asked for it."""
+        gradient = self.gradient_of_added
+        return [
+            None if gradient is None else gradient.to(loss.device, loss.dtype) * weight
+            for loss, weight in self.added.weighed(stage, micro_batch)
+        ]

@@ -25,6 +25,7 @@ import torch
 from schedules import Action, Kind, Timeline
 
 from .. import boundary
+from ..loss import Added, losses_of_stage
 from ..modes import Modes
 from .ends import End
 from .mailbox import Mailbox, Stopped
@@ -188,8 +189,9 @@ class Run:
     def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs once: its graph waits for the backward. Returns the message for the next stage."""
         with self._modes.autocasting():
-            made = self._stages[stage].forward(message, micro_batch, self.draws)
-            message, stash = self._pass_on(stage, micro_batch, made)
+            with losses_of_stage() as added:
+                made = self._stages[stage].forward(message, micro_batch, self.draws)
+            message, stash = self._pass_on(stage, micro_batch, made, added.found)
         if self._modes.grad:
             self._stashes[stage][micro_batch] = stash
         return message
@@ -197,11 +199,12 @@ class Run:
     def _run_first(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs again before its backward: its graph ends here."""
         with self._modes.autocasting():
-            made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
+            with losses_of_stage() as added:
+                made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
             if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
                 self._kept[stage][micro_batch] = kept
                 return None
-            message, stash = self._pass_on(stage, micro_batch, made)
+            message, stash = self._pass_on(stage, micro_batch, made, added.found)
         if kept is not None and stash.roots:
             self._kept[stage][micro_batch] = kept._replace(roots=len(stash.roots))
         else:
@@ -214,8 +217,9 @@ class Run:
         kept = self._kept[stage].pop(micro_batch, None)
         if kept is not None:
             with torch.enable_grad(), self._forward_modes.autocasting():
-                made = second_forward(self._stages[stage], kept, micro_batch, self.draws)
-                _, stash = self._pass_on(stage, micro_batch, made)
+                with losses_of_stage() as added:
+                    made = second_forward(self._stages[stage], kept, micro_batch, self.draws)
+                _, stash = self._pass_on(stage, micro_batch, made, added.found)
             if kept.roots is not None and len(stash.roots) != kept.roots:
                 raise RuntimeError(
                     f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
@@ -224,16 +228,19 @@ class Run:
             self._stashes[stage][micro_batch] = stash
         return start, time.perf_counter()
 
-    def _pass_on(self, stage: int, micro_batch: int, made: Made) -> tuple[Any, Stash]:
+    def _pass_on(
+        self, stage: int, micro_batch: int, made: Made, losses: Sequence[Added]
+    ) -> tuple[Any, Stash]:
         """The message for the next stage, or the output handed over at the end; and what the backward needs."""
         value, awaited, nodes = made
+        added = self._end.receive_added(stage, micro_batch, losses) if losses else ()
         if not self._is_last[stage]:
             message, roots = boundary.cut(value)
-            return message, Stash(awaited, roots, tuple(nodes))
+            return message, Stash(awaited, roots, tuple(nodes), added)
         with self._at_the_end:
             roots = self._end.receive(micro_batch, value)
         nodes.extend(root.node for root in roots)
-        return None, Stash(awaited, roots, tuple(nodes))
+        return None, Stash(awaited, roots, tuple(nodes), added)
 
     def _backward(self, stage: int, micro_batch: int) -> Span:
         """B: takes the gradients of the output, runs the graph, passes the input's on."""
@@ -286,6 +293,9 @@ class Run:
             gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
         elif stash.roots:
             gradients = self._end.gradients(micro_batch)
+        if stash.added:
+            gradients = (*gradients, *self._end.added_gradients(stage, micro_batch))
+            stash = stash._replace(roots=(*stash.roots, *stash.added))
         for link in self._links[stage]:
             if link.behind is not None:
                 arrived = self._mailbox_of[stage].take((link.number, stage, micro_batch))

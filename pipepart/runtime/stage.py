@@ -31,11 +31,13 @@ class Stash(NamedTuple):
         inputs: the gradients of its input, for which the stage before waits.
         roots: where gradients of its output enter its graph.
         nodes: the autograd node of each layer's output, to name the layer whose backward fails.
+        added: where gradients of losses that its layers have added enter its graph.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
     nodes: tuple[Node | None, ...]
+    added: tuple[GradientEdge, ...] = ()
 
 
 class Stage:

@@ -1,0 +1,101 @@
+"""Losses that layers add by themselves, in the middle of a model, to the one at its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .reduction import Reduction
+from .scalar import check_scalar
+
+
+class Added(NamedTuple):
+    """A loss that a layer has added: a scalar, and how those of micro-batches make up the mini-batch's."""
+
+    loss: Tensor
+    reduction: Reduction
+
+
+class AddedLosses:
+    """The losses that layers have added, in their order."""
+
+    def __init__(self) -> None:
+        self.found: list[Added] = []
+        self.must_have_graph = False
+
+    def total(self) -> Tensor:
+        """Their sum, which can be differentiated; zero where no layer has added any."""
+        if not self.found:
+            return torch.zeros(())
+        home = self.found[0].loss.device
+        return torch.stack([added.loss.to(home) for added in self.found]).sum()
+
+
+class _Here(threading.local):
+    losses: AddedLosses | None = None
+
+
+_here = _Here()
+
+
+def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> None:
+    """Adds a loss to that of the step; to be called by a layer's forward.
+
+    A pipeline adds up what each micro-batch adds, whatever the stage: its gradient starts there. Anywhere else the
+    losses are for :func:`collect_losses`, and without it nothing happens.
+
+    Args:
+        loss: a scalar.
+        reduction: ``"mean"`` for a mean over the samples at hand, which weighs as much as there are;
+            ``"sum"`` for what adds up as it is.
+
+    Raises:
+        ValueError: ``loss`` is no scalar tensor, or the reduction is unknown.
+        RuntimeError: gradients are disabled where the layer calls it, so that the loss would count without one.
+    """
+    kind = Reduction(reduction)
+    check_scalar(loss, "what add_loss is given")
+    losses = _here.losses
+    if losses is None:
+        return
+    if losses.must_have_graph and not torch.is_grad_enabled():
+        raise RuntimeError(
+            "add_loss was called with gradients disabled, so that the loss would have none: call it outside of "
+            "torch.no_grad(), and outside of torch.utils.checkpoint or with use_reentrant=False"
+        )
+    losses.found.append(Added(loss, kind))
+
+
+@contextmanager
+def collect_losses() -> Iterator[AddedLosses]:
+    """What layers add within the block, be it by a plain model or by a pipeline that is called as one.
+
+    ::
+
+        with pipepart.collect_losses() as extra:
+            output = model(x)
+            loss = loss_fn(output, y) + extra.total()
+    """
+    before, _here.losses = _here.losses, AddedLosses()
+    try:
+        yield _here.losses
+    finally:
+        _here.losses = before
+
+
+@contextmanager
+def losses_of_stage() -> Iterator[AddedLosses]:
+    """What the layers of a stage add for one micro-batch: with a graph, where gradients are enabled."""
+    with collect_losses() as losses:
+        losses.must_have_graph = torch.is_grad_enabled()
+        yield losses
+
+
+def collecting() -> bool:
+    """Whether somebody in this thread waits for what layers add."""
+    return _here.losses is not None
