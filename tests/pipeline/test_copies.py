@@ -359,11 +359,11 @@ def test_a_failure_in_a_copy_is_placed_and_leaves_the_next_step_right(where):
     x, y = batch()
     x = x.abs()
     bad = x.clone()
-    bad[2:4] *= -1  # micro-batch 1 of 4, the first of copy 1
+    bad[6:8] *= -1  # micro-batch 3, the second of copy 1, which has gradients of the first by then
     with cut(model) as pipe:
         with pytest.raises(ArithmeticError) as caught:
             pipe.step(bad, target=y)
-        assert "stage 1 of 2 of copy 1 on virtual:3, micro-batch 1 of 4" in caught.value.__notes__[-1]
+        assert "stage 1 of 2 of copy 1 on virtual:3, micro-batch 3 of 4" in caught.value.__notes__[-1]
         model.zero_grad()
         pipe.step(x, target=y)
     summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
