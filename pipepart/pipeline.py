@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -234,7 +234,9 @@ class Pipeline:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for a mini-batch, computed micro-batch by micro-batch.
 
-        With gradients enabled it can be differentiated: its backward runs all stages' backwards, after all forwards.
+        With gradients enabled it can be differentiated, once: its backward runs all stages' backwards, after all
+        forwards, and adds to the ``grad`` of the parameters, which the graph itself does not show. So
+        ``torch.autograd.grad`` and ``backward(inputs=...)`` find what the input is made of and no parameter.
 
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
@@ -324,8 +326,8 @@ class Pipeline:
             self._engine.execute(run)
         return run
 
-    def _backward(self, forward: Run, end: OutputEnd) -> Sequence[boundary.Gradients]:
-        with self._claimed():
+    def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[boundary.Gradients]:
+        with self._claimed(), nullcontext() if parameters else self._gradients_kept():
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
             run = Run(order, self._stages, [None] * parts, end, forward)
@@ -334,6 +336,18 @@ class Pipeline:
             else:
                 run.backward_here()
         return run.input_gradients
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """The parameters' gradients stay what they are, whatever the block adds to them."""
+        kept = [(parameter, parameter.grad) for parameter in self._model.parameters()]
+        for parameter, _ in kept:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in kept:
+                parameter.grad = gradient
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from .. import boundary
@@ -16,7 +17,7 @@ from .ends import OutputEnd
 from .run import Run
 
 Forward = Callable[[Sequence[Any], OutputEnd], Run]
-Backward = Callable[[Run, OutputEnd], Sequence[boundary.Gradients]]
+Backward = Callable[[Run, OutputEnd, bool], Sequence[boundary.Gradients]]
 
 
 def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward) -> Any:
@@ -26,7 +27,8 @@ def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward
         inputs: of the micro-batches, with the graph that made them, if any.
         sizes: samples in each micro-batch.
         forward: runs all forwards.
-        backward: runs all backwards of such a run; returns the gradients of its inputs for each micro-batch.
+        backward: runs all backwards of such a run, for the parameters too or not; returns the gradients of its inputs
+            for each micro-batch.
     """
     call = _Call(inputs, sizes, forward, backward)
     anchor = torch.empty(
@@ -79,7 +81,7 @@ class _Call:
         self._nest = []
         return pytree.tree_unflatten(nest, self._spec)
 
-    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward(self, gradients: Sequence[Tensor | None], parameters: bool) -> list[Tensor | None]:
         """The gradients of the inputs' leaves, from those of the output's tensors."""
         if self._run is None:
             raise RuntimeError(
@@ -99,13 +101,14 @@ class _Call:
             for part, row in enumerate(outputs)
         ]
         run, self._run = self._run, None
-        return [gradient for found in self._backward(run, self._end) for gradient in found]
+        return [gradient for found in self._backward(run, self._end, parameters) for gradient in found]
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, anchor: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
+        ctx.anchor = get_gradient_edge(anchor).node
         ctx.set_materialize_grads(False)
         tensors, differentiable = call.forward()
         ctx.mark_non_differentiable(*(t for t, yes in zip(tensors, differentiable, strict=True) if not yes))
@@ -113,8 +116,10 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        # The anchor is not on the way where gradients of some tensors alone are asked for, as by `autograd.grad`.
+        parameters = torch._C._will_engine_execute_node(ctx.anchor)
         with torch.no_grad():  # each stage's graph is used once: there is no second derivative
-            return (None, None, *ctx.call.backward(gradients))
+            return (None, None, *ctx.call.backward(gradients, parameters))
 
 
 def _detached(output: Any) -> Any:
