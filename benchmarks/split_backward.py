@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from benchmarks.models import SEQUENCE, WIDTH, Block
 from pipepart import boundary
-from pipepart.runtime.split_backward import backward_inputs
+from pipepart.split_backward import backward_inputs
 
 Roots = tuple[GradientEdge, ...]
 

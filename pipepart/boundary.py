@@ -99,33 +99,20 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
 
     A root without a gradient takes no part.
     """
-    _run_backward(roots, gradients, only, accumulate=True)
-
-
-def input_gradients(
-    roots: Sequence[GradientEdge], gradients: Gradients, inputs: Sequence[GradientEdge]
-) -> Gradients:
-    """The gradients of some edges of a graph and of no parameter, None for an edge that was not used."""
-    return _run_backward(roots, gradients, inputs, accumulate=False) or [None] * len(inputs)
-
-
-def _run_backward(
-    roots: Sequence[GradientEdge], gradients: Gradients, inputs: Sequence[GradientEdge], accumulate: bool
-) -> Gradients | None:
     if any(gradient is None for gradient in gradients):
         used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
     if not roots:
-        return None
-    # What torch.autograd.backward and grad call once they have checked gradients that here are right by construction.
-    return _engine_run_backward(
+        return
+    # What torch.autograd.backward calls once it has checked gradients that here are right by construction.
+    _engine_run_backward(
         tuple(roots),
         tuple(gradients),
         False,
         False,
-        tuple(inputs),
+        tuple(only),
         allow_unreachable=True,
-        accumulate_grad=accumulate,
+        accumulate_grad=True,
     )
 
 

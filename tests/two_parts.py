@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import boundary
-from pipepart.runtime.split_backward import WeightGradients, backward_inputs
+from pipepart.split_backward import WeightGradients, backward_inputs
 from tests import plain
 
 # An older torch does not say whether a saved tensor is made by a hook: all is left to autograd there.

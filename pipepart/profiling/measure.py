@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -16,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from .. import boundary
+from ..split_backward import backward_inputs
 from .profile import Timing
 
 Layers = Sequence[tuple[str, nn.Module]]
@@ -30,20 +32,21 @@ class Times:
         forward: of every pass.
         first_backward: where no parameter has a gradient yet, as for the first micro-batch of a step.
         later_backward: where gradients are added up, as for all others.
-        backward_input: of the gradients of the inputs alone.
+        backward_input: of the first part of a split backward, as for schedules that have one.
+        backward_weight: of its second part, with the gradients of the weights that can wait.
     """
 
     forward: list[list[float]] = field(default_factory=list)
     first_backward: list[list[float]] = field(default_factory=list)
     later_backward: list[list[float]] = field(default_factory=list)
     backward_input: list[list[float]] = field(default_factory=list)
+    backward_weight: list[list[float]] = field(default_factory=list)
 
 
 @dataclass
 class Step:
-    """One layer's forward, waiting for its backward: where gradients leave, where they enter, what has come out."""
+    """One layer's forward, waiting for its backward: where gradients enter, and what has come out."""
 
-    inputs: tuple[GradientEdge, ...]
     roots: tuple[GradientEdge, ...]
     received: list[Tensor | None]
 
@@ -53,8 +56,7 @@ class ChainTimer:
 
     A pass goes forward through all layers and the loss and then backward through all of them, so that caches are
     as warm as in training and layers that work in place meet a fresh input. Passes of three kinds take turns: the
-    whole backward of the first micro-batch of a step, that of a later one, and the gradients of the inputs alone;
-    what these lack is the weights' part.
+    whole backward of the first micro-batch of a step, that of a later one, and one in two parts, whose ratio counts.
     """
 
     def __init__(self, layers: Layers, loss: Loss, device: torch.device, stop: threading.Event) -> None:
@@ -72,14 +74,14 @@ class ChainTimer:
         """Passes of all kinds until ``budget`` seconds are spent, within ``passes`` (least, most) of each."""
         least, most = passes
         self._pass(sample, [])
-        self._pass(sample, [], inputs_only=True)
+        self._pass(sample, [], [])
         self.times.forward.clear()  # so far it was warm-up
         start = time.perf_counter()
         for count in range(1, most + 1):
             self._forget_gradients()
             self._pass(sample, self.times.first_backward)
             self._pass(sample, self.times.later_backward)
-            self._pass(sample, self.times.backward_input, inputs_only=True)
+            self._pass(sample, self.times.backward_input, self.times.backward_weight)
             if count >= least and time.perf_counter() - start >= budget:
                 break
 
@@ -94,8 +96,9 @@ class ChainTimer:
             pairs = zip(self.times.first_backward, self.times.later_backward, strict=True)
             whole = [(a[index] + (micro_batches - 1) * b[index]) / micro_batches for a, b in pairs]
             inputs = [run[index] for run in self.times.backward_input]
+            weights = [run[index] for run in self.times.backward_weight]
             trained = isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
-            parts = _split(whole, inputs) if trained else (_timing(whole), Timing())
+            parts = _split(whole, inputs, weights) if trained else (_timing(whole), Timing())
             found.append((_timing(forward), *parts))
         return found
 
@@ -104,9 +107,12 @@ class ChainTimer:
             if isinstance(module, nn.Module):
                 module.zero_grad()
 
-    def _pass(self, sample: Any, record: list[list[float]], *, inputs_only: bool = False) -> None:
+    def _pass(
+        self, sample: Any, record: list[list[float]], of_weights: list[list[float]] | None = None
+    ) -> None:
+        """Forward and backward; the latter in two parts if there is a record for the second."""
         forward = [0.0] * len(self._modules)
-        backward = [0.0] * len(self._modules)
+        backward = [(0.0, 0.0)] * len(self._modules)
         steps: list[Step] = []
         message = fresh(sample)
         with torch.enable_grad():
@@ -114,36 +120,42 @@ class ChainTimer:
                 message, step, forward[index] = self._forward(index, message)
                 steps.append(step)
             gradients: boundary.Gradients = [torch.ones_like(leaf) for leaf in boundary.leaves(message)]
+            split = of_weights is not None
             for index in reversed(range(len(steps))):
-                gradients, backward[index] = self._backward(index, steps.pop(), gradients, inputs_only)
+                gradients, backward[index] = self._backward(index, steps.pop(), gradients, split)
         self.times.forward.append(forward)
-        record.append(backward)
+        record.append([seconds for seconds, _ in backward])
+        if of_weights is not None:
+            of_weights.append([seconds for _, seconds in backward])
 
     def _forward(self, index: int, message: Any) -> tuple[Any, Step, float]:
         if self._stop.is_set():
             raise KeyboardInterrupt
-        value, inputs, received = _entrance(message)
+        value, received = _entrance(message)
         start = self._now()
         with blaming(self._names[index], "forward"):
             value = self._modules[index](value)
         seconds = self._now() - start
         output, roots = boundary.cut(value)
-        return output, Step(inputs, roots, received), seconds
+        return output, Step(roots, received), seconds
 
     def _backward(
-        self, index: int, step: Step, gradients: boundary.Gradients, inputs_only: bool
-    ) -> tuple[boundary.Gradients, float]:
-        if not step.roots or (inputs_only and not step.inputs):
-            return step.received, 0.0
+        self, index: int, step: Step, gradients: boundary.Gradients, split: bool
+    ) -> tuple[boundary.Gradients, tuple[float, float]]:
+        """The gradients of the input, and the seconds of both parts; all in the first but with ``split``."""
+        if not step.roots:
+            return step.received, (0.0, 0.0)
+        run = backward_inputs if split else boundary.backward
         start = self._now()
         with blaming(self._names[index], "backward"):
-            if inputs_only:
-                found = boundary.input_gradients(step.roots, gradients, step.inputs)
-            else:
-                boundary.backward(step.roots, gradients)
-                found = step.received
-        seconds = self._now() - start
-        return found, max(0.0, seconds - self._engine_seconds)
+            waiting = run(step.roots, gradients)
+            first = self._now() - start - self._engine_seconds
+            if not waiting:
+                return step.received, (max(0.0, first), 0.0)
+            start = self._now()
+            waiting.accumulate()
+            second = self._now() - start - self._engine_seconds
+        return step.received, (max(0.0, first), max(0.0, second))
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -173,13 +185,18 @@ def _timing(seconds: Sequence[float]) -> Timing:
     return Timing(seconds=quartiles[1], spread=(quartiles[2] - quartiles[0]) / 2)
 
 
-def _split(whole: Sequence[float], inputs: Sequence[float]) -> tuple[Timing, Timing]:
+def _split(
+    whole: Sequence[float], inputs: Sequence[float], weights: Sequence[float]
+) -> tuple[Timing, Timing]:
     """The backward's two parts, which sum to its median, in the ratio of the fastest passes: the undisturbed ones."""
-    total, part = _timing(whole), _timing(inputs)
-    share = total.seconds * min(1.0, min(inputs) / min(whole)) if min(whole) else 0.0
+    total = _timing(whole)
+    first, second = min(inputs), min(weights)
+    if not second:
+        return total, Timing()
+    share = total.seconds * (first / (first + second))  # which rounding leaves within the total
     return (
-        Timing(seconds=share, spread=part.spread),
-        Timing(seconds=total.seconds - share, spread=total.spread + part.spread if share else total.spread),
+        Timing(seconds=share, spread=_timing(inputs).spread),
+        Timing(seconds=total.seconds - share, spread=_timing(weights).spread),
     )
 
 
@@ -197,19 +214,15 @@ class _Entrance(torch.autograd.Function):
         return None, None, None
 
 
-def _entrance(message: Any) -> tuple[Any, tuple[GradientEdge, ...], list[Tensor | None]]:
-    """The message as a layer's input, the edges of its gradients, and the list that will receive them."""
+def _entrance(message: Any) -> tuple[Any, list[Tensor | None]]:
+    """The message as a layer's input, and the list that will receive its gradients."""
     received: list[Tensor | None] = [None] * len(boundary.leaves(message))
-    edges: list[GradientEdge] = []
+    numbers = itertools.count()
 
     def enter(tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        value = _Entrance.apply(tensor, received, len(edges))
-        edges.append(get_gradient_edge(value))
-        return value
+        return _Entrance.apply(tensor, received, next(numbers)) if tensor.requires_grad else tensor
 
-    return pytree.tree_map_only(Tensor, enter, message), tuple(edges), received
+    return pytree.tree_map_only(Tensor, enter, message), received
 
 
 def _engine_seconds(device: torch.device) -> float:
@@ -217,7 +230,7 @@ def _engine_seconds(device: torch.device) -> float:
     gradient = torch.ones(1, device=device)
     times = []
     for _ in range(30):
-        value, _, received = _entrance(torch.zeros(1, device=device, requires_grad=True))
+        value, received = _entrance(torch.zeros(1, device=device, requires_grad=True))
         start = time.perf_counter()
         boundary.backward((get_gradient_edge(value),), (gradient,))
         times.append(time.perf_counter() - start)

@@ -29,8 +29,9 @@ class LayerCost(Value):
 
     Attributes:
         forward: its forward.
-        backward_input: the part of its backward that makes the gradient of its input; 0 where none is needed.
-        backward_weight: the rest of its backward, which makes and adds up the gradients of its parameters.
+        backward_input: the part of its backward that schedules with two parts run first, for the gradient of its
+            input; next to 0 where none is needed.
+        backward_weight: the rest of its backward, with the gradients of the parameters that can wait.
         saved_bytes: what autograd keeps from forward to backward, parameters and buffers left out, storage that
             several tensors share counted once.
         input_bytes, output_bytes: what it gets and returns.

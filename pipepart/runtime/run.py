@@ -27,13 +27,13 @@ from schedules import Action, Kind, Timeline
 from .. import boundary
 from ..loss import Added, losses_of_stage
 from ..modes import Modes
+from ..split_backward import WeightGradients
 from .ends import End
 from .mailbox import Mailbox, Stopped
 from .notes import PLACE, add_note
 from .order import Order
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
-from .split_backward import WeightGradients
 from .stage import Made, Stage, Stash
 
 Span = tuple[

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
+from ..split_backward import WeightGradients, backward_inputs
 from .blame import failed_layers
 from .buffers import Buffers, version
 from .copies import CopiedLayers
@@ -18,7 +19,6 @@ from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
 from .randomness import Draws, Turn, may_draw
-from .split_backward import WeightGradients, backward_inputs
 from .ties import Ties
 
 Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes

@@ -60,13 +60,20 @@ def test_layers_without_trained_parameters_have_no_weight_part():
     assert all(layer.backward_input.seconds > 0 for layer in costs.layers[1:])
 
 
-def test_the_first_trained_layer_has_no_input_part_and_what_is_before_it_no_backward():
+def test_the_first_trained_layer_leaves_all_to_its_weight_part_and_what_is_before_it_has_no_backward():
     frozen = nn.Linear(256, 256).requires_grad_(False)
     costs = costs_of(frozen, nn.Tanh(), nn.Linear(256, 256), nn.Linear(256, 256))
     assert [layer.backward_seconds > 0 for layer in costs.layers] == [False, False, True, True]
-    assert costs.layers[2].backward_input.seconds == 0
+    assert costs.layers[2].backward_input.seconds < costs.layers[2].backward_weight.seconds / 2
     assert costs.layers[3].backward_input.seconds > 0
     assert all(layer.forward.seconds > 0 for layer in costs.layers)
+
+
+def test_a_layer_whose_weights_cannot_wait_has_no_weight_part():
+    """Neither a normalisation's nor a recurrent layer's: schedules of two parts find it all in the first."""
+    costs = costs_of(nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 256))
+    assert [layer.backward_weight.seconds > 0 for layer in costs.layers] == [True, False, True]
+    assert costs.layers[1].backward_input.seconds > 0
 
 
 def test_the_loss_has_costs_of_its_own():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import boundary
 from pipepart.runtime.blame import failed_layers
-from pipepart.runtime.split_backward import backward_inputs
+from pipepart.split_backward import backward_inputs
 from tests import plain
 from tests.two_parts import inputs, splits, train
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from pipepart.runtime import Run
-from pipepart.runtime.split_backward import WeightGradients
 from pipepart.runtime.stage import Stash
+from pipepart.split_backward import WeightGradients
 from schedules import Action
 from tests.chains import Recompute, cut_by_hand
 from tests.two_parts import splits

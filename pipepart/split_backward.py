@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from .. import boundary
+from . import boundary
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
 # Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
