@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+# Of gradients that are added up, or parameters that are set, on one core: 64 MiB take 13 ms of either.
+_CPU_BYTES_A_SECOND = 5e9
+
+
 def homes(plan: Plan, schedule: schedules.Schedule) -> tuple[str, ...]:
     """The name of the device of each stage, as the schedule numbers them: stage after stage, copy after copy.
 
@@ -45,15 +49,20 @@ def all_stages(plan: Plan, schedule: schedules.Schedule) -> tuple[StagePlan, ...
 def reduce_seconds(plan: Plan, stages: Sequence[StagePlan]) -> list[float]:
     """What each stage of all copies takes to bring the copies together.
 
-    The first copy fetches the gradients of one after the other, and they fetch the changed parameters all at once.
+    The first copy fetches the gradients of one after the other and adds them up; they fetch the changed parameters all
+    at once. In the memory of a CPU nothing travels, but everything is read and written.
     """
     count = len(plan.stages)
     found = [0.0] * len(stages)
     for number, stage in enumerate(plan.stages):
-        others = {other.device for other in stages[number + count :: count]} - {stage.device}
-        links = [plan.cluster.link_between(stage.device, other) for other in sorted(others)]
+        others = [other.device for other in stages[number + count :: count]]
+        links = [plan.cluster.link_between(stage.device, other) for other in others]
         fetched = (link.seconds(stage.parameter_bytes) for link in links)
         found[number] = sum(link.seconds(stage.gradient_bytes) for link in links) + max(fetched, default=0.0)
+        if plan.cluster.device(stage.device).torch_device == "cpu":
+            found[number] += (
+                len(others) * (stage.gradient_bytes + stage.parameter_bytes) / _CPU_BYTES_A_SECOND
+            )
     return found
 
 

@@ -85,6 +85,20 @@ def test_the_slowest_copy_and_the_links_decide():
     assert others == [0, 0, 0, 0]
 
 
+def test_on_a_cpu_what_is_added_up_and_set_takes_its_time():
+    one, two = (
+        in_copies(cluster_of(1, 1, 1, 1)).model_copy(update={"cluster": cluster})
+        for cluster in (
+            cluster_of(1, 1, 1, 1),
+            Cluster(
+                devices=tuple(Device(name=f"d{index}", kind="cpu", torch_device="cpu") for index in range(4))
+            ),
+        )
+    )
+    size = one.stages[0].gradient_bytes + one.stages[0].parameter_bytes
+    assert two.simulate().makespan - one.simulate().makespan == pytest.approx(size / 5e9, rel=1e-3)
+
+
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adam", 2)])
 def test_a_copy_holds_parameters_and_gradients_and_no_state_of_the_optimizer(optimizer, states):
     made = in_copies(cluster_of(1, 1, 1, 1), optimizer=optimizer)
