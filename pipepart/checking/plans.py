@@ -18,18 +18,23 @@ def even_plan(
     """A plan with as many stages as the schedule wants, each of as many layers, up to one.
 
     Raises:
-        ValueError: no pipeline runs a schedule of that name, or there are fewer layers than stages.
+        ValueError: there is no schedule of that name, it changes the weights within a step, or there are fewer layers
+            than stages.
     """
-    if schedule not in CHUNKS:
-        raise ValueError(f"no pipeline runs a schedule called {schedule!r}: choose among {', '.join(CHUNKS)}")
-    chunks = CHUNKS[schedule] or 1
-    stages = len(cluster) * chunks
+    if schedule not in schedules.names():
+        raise ValueError(f"no schedule is called {schedule!r}: choose among {', '.join(schedules.names())}")
+    chunks = CHUNKS.get(schedule) or 1
+    built = schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches, chunks=chunks)
+    if built.versions:
+        raise ValueError(
+            f"schedule {schedule!r} changes the weights within a step, on purpose: choose another"
+        )
+    stages = built.model_stages
     if len(names) < stages:
         raise ValueError(
             f"schedule {schedule!r} on {len(cluster)} devices has {stages} stages, the model {len(names)} layers: "
             "take fewer devices or another schedule"
         )
-    built = schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches, chunks=chunks)
     edges = [len(names) * index // stages for index in range(stages + 1)]
     return Plan(
         stages=tuple(
@@ -44,15 +49,22 @@ def even_plan(
 
 
 def forwards(plan: Plan, micro_batches: int) -> list[list[int]]:
-    """For each layer the micro-batches in the order in which it runs them; twice those that it runs a second time."""
+    """For each layer the micro-batches in the order in which it runs them; twice those that it runs a second time.
+
+    Of a plan with several copies of the model nothing: the layers of the first run some of the micro-batches only.
+    """
+    if plan.build_schedule(micro_batches).replicas > 1:
+        return [[] for stage in plan.stages for _ in stage.layers]
     order = _order(plan, micro_batches, {schedules.Kind.F, schedules.Kind.RECOMPUTE})
     return [order[index] for index, stage in enumerate(plan.stages) for _ in stage.layers]
 
 
 def summing_order(plan: Plan, micro_batches: int) -> list[int]:
     """The order in which the first stage that does not keep to that of the micro-batches adds up their gradients."""
-    kinds = {schedules.Kind.B, schedules.Kind.W}
     own = list(range(micro_batches))
+    if plan.build_schedule(micro_batches).replicas > 1:
+        return own
+    kinds = {schedules.Kind.B, schedules.Kind.W}
     return next((order for order in _order(plan, micro_batches, kinds) if order != own), own)
 
 

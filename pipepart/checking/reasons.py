@@ -31,6 +31,8 @@ def why_different(
     again = any(stage.recompute != "never" for stage in plan.stages)
     if named and again:
         return f"it keeps {', '.join(named)} in Python, and its forward runs twice: recompute='never' runs it once"
+    if (copies := plan.build_schedule(micro_batches).replicas) > 1:
+        return f"order of sums: each of {copies} copies of the model adds up the gradients of its own micro-batches"
     order = summing_order(plan, micro_batches)
     if culprit.part is Part.GRADIENTS and order != sorted(order):
         shown = ", ".join(map(str, order))

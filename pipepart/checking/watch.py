@@ -22,7 +22,7 @@ class Watch:
     Args:
         layers: of the model, with their names.
         calls: for each layer the micro-batches of its forwards, in their order. Of one that runs a micro-batch
-            twice, the second forward counts.
+            twice, the second forward counts; of one without any nothing is seen.
     """
 
     def __init__(self, layers: Sequence[tuple[str, nn.Module]], calls: Sequence[Sequence[int]]) -> None:
@@ -45,11 +45,14 @@ class Watch:
 
     def outputs(self, place: int) -> Tensors | None:
         """By micro-batch and tensor; None of a layer that did not run as often as was expected."""
-        return self._outputs[place] if self._counts[place] == len(self._calls[place]) else None
+        return self._outputs[place] if self._is_whole(place) else None
 
     def gradients(self, place: int) -> Tensors | None:
         """Of the same tensors, those that got one."""
-        return self._gradients[place] if self._counts[place] == len(self._calls[place]) else None
+        return self._gradients[place] if self._is_whole(place) else None
+
+    def _is_whole(self, place: int) -> bool:
+        return self._counts[place] == len(self._calls[place]) > 0
 
     def _see(self, place: int, layer: nn.Module, given: Any, output: Any) -> None:
         count = self._counts[place]

@@ -10,10 +10,11 @@ import typer
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import schedules
+
 from ..capture import capture
 from ..checking import CheckReport, check
 from ..checking.compare import SCHEDULES
-from ..planning.setting import CHUNKS
 from ..planning.stage_plan import Recompute
 from ..profiling import single_argument
 from . import options
@@ -36,7 +37,7 @@ def check_command(
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help=f"Once for each to try: {', '.join(CHUNKS)}; {', '.join(SCHEDULES)} if none is given.",
+            help=f"Once for each to try: {', '.join(schedules.names())}; {', '.join(SCHEDULES)} if none is given.",
         ),
     ] = None,
     devices: Annotated[
@@ -116,7 +117,7 @@ def check_command(
             arguments["devices"] = DeviceOptions(devices or "2").make_cluster()
             arguments["micro_batches"] = micro_batches
             arguments["schedules"] = [
-                parse_choice("--schedule", name, CHUNKS) for name in schedule or SCHEDULES
+                parse_choice("--schedule", name, schedules.names()) for name in schedule or SCHEDULES
             ]
             arguments["recompute"] = [
                 parse_choice("--recompute", mode, _MODES) for mode in recompute or ("never",)

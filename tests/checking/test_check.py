@@ -48,6 +48,13 @@ def test_a_schedule_that_sums_in_another_order_is_the_same_up_to_rounding_and_sa
     assert "order of sums" in row.why
 
 
+def test_copies_of_the_model_that_train_as_one_are_the_same_up_to_rounding_and_say_why() -> None:
+    (row,) = checked(faults.chain(), schedules=["chimera"], micro_batches=6, dtypes=["float64"]).rows
+    assert row.ok
+    assert 0 < (row.gradients or 0) < 1e-14
+    assert "each of 2 copies of the model" in row.why
+
+
 def test_each_micro_batch_alone_and_recompute_of_all_of_them() -> None:
     report = checked(
         faults.chain(), micro_batches=12, recompute=["always", "except-last"], schedules=["zb-h1"]
@@ -202,6 +209,7 @@ def test_a_layer_that_cannot_do_the_dtype_fails_with_what_to_do() -> None:
     ("options", "says"),
     [
         ({"schedules": ["zigzag"]}, "'zigzag'"),
+        ({"schedules": ["pipedream"]}, "'pipedream' changes the weights within a step"),
         ({"schedules": []}, "no schedule is named"),
         ({"dtypes": ["int64"]}, "dtype 'int64'"),
         ({"dtypes": []}, "no dtype is named"),
