@@ -121,12 +121,8 @@ class ChainProblem:
                 chosen.append("never")
                 continue
             needs = [fixed + self._kept[mode].bytes_of(index, *sizes) for mode in self._modes]
-            for mode, need in zip(self._modes, needs, strict=True):
-                if need <= limit:
-                    chosen.append(mode)
-                    break
-            else:
-                chosen.append(self._modes[int(np.argmin(needs))])
+            fits = [need <= limit for need in needs]
+            chosen.append(self._modes[fits.index(True) if any(fits) else needs.index(min(needs))])
         return chosen
 
     def _first_guess(self, orders: Orders) -> float:
@@ -225,17 +221,18 @@ class ChainProblem:
         seconds = row.seconds * view.pace + view.transfer(row)
         if view.unlimited and self._modes[0] == "never":
             return seconds
-        again = row.again_seconds * view.pace
         found = np.full(seconds.shape, np.inf)
-        for mode in reversed(self._modes):  # of those that fit the first one is left
+        for mode in self._modes:
             fits = self._need(row, view, mode) <= view.memory
-            found = np.where(fits, seconds + (again if mode != "never" else 0.0), found)
+            taken = seconds if mode == "never" else seconds + row.again_seconds * view.pace
+            found = np.minimum(found, np.where(fits, taken, np.inf))
+            if fits.all():
+                break
         return found
 
     def _shortage(self, row: Row, view: _View) -> Floats:
-        """Bytes that a stage lacks; negative where it fits."""
-        need = np.minimum.reduce([self._need(row, view, mode) for mode in self._modes])
-        lack = need - view.memory
+        """Bytes that a stage lacks that does what needs least; negative where it fits."""
+        lack = self._need(row, view, self._modes[-1]) - view.memory
         return np.where(np.isfinite(view.transfer(row)), lack, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:

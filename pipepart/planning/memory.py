@@ -14,7 +14,7 @@ from .stage_plan import Recompute
 
 RecomputeChoice = Literal["auto", "never", "except-last", "always"]
 
-# What a stage may do, the quickest first.
+# What a stage may do, the quickest first and the one that keeps least last.
 MODES: Mapping[str, tuple[Recompute, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
@@ -56,7 +56,7 @@ class Kept:
         }
         self.by_stage: tuple[Moments, ...] = tuple(alone[stage] for stage in range(schedule.stages))
         most = max(map(len, self.by_stage))
-        table = np.array([np.resize(own, (most, 2)) for own in reversed(self.by_stage)])
+        table = np.array([np.resize(own, (most, 2)) for own in reversed(self.by_stage)], dtype=np.float64)
         self._different, inverse = np.unique(table, axis=0, return_inverse=True)
         self._of_left = np.r_[0, inverse.reshape(-1)]
 
@@ -66,5 +66,5 @@ class Kept:
 
     def bytes_by_left(self, stash: NDArray[np.float64], boundary: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same for several sizes (columns), by the number of stages from one to the end (rows); row 0 is unused."""
-        whole, inputs = self._different[..., :1], self._different[..., 1:]
-        return (whole * stash + inputs * boundary).max(axis=1)[self._of_left]
+        found = self._different @ np.stack([stash, boundary])
+        return found.max(axis=1)[self._of_left]

@@ -46,7 +46,9 @@ def misfit_of(draft: Plan, *, proven: bool) -> Misfit:
     need, limit, short = needs[name], needs[name] - lacks[name], lacks[name]
     static = sum(stage.static_bytes for stage in own.values())
     transient = max(stage.transient_bytes for stage in own.values())
-    others = [f"{other} by {lack}" for other, lack in lacks.items() if lack > 0 and other != name]
+    others = [
+        f"{other} by {counted(lack, 'byte')}" for other, lack in lacks.items() if lack > 0 and other != name
+    ]
     return Misfit(
         f"with {counted(len(draft.stages), 'stage')}, {counted(draft.micro_batches, 'micro-batch', 'es')} and schedule "
         f"{draft.schedule!r}, {_where(name, own)} is short by {counted(short, 'byte')} "
@@ -54,7 +56,7 @@ def misfit_of(draft: Plan, *, proven: bool) -> Misfit:
         f"{format_bytes(static)} of parameters, gradients and optimizer state, "
         f"{format_bytes(need - static - transient)} kept for {_backwards(list(own.values()))}, "
         f"{format_bytes(transient)} for a while) and has {limit} ({format_bytes(limit)})"
-        + (f"; short are also {' and '.join(others)}" if others else ""),
+        + (f"; also short: {', '.join(others)}" if others else ""),
         draft,
         max(own, key=lambda index: own[index].memory_bytes),
         short,

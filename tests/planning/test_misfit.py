@@ -1,0 +1,99 @@
+"""The error of a model that does not fit: which device, how many bytes, what for, and how sure that is."""
+
+import pytest
+
+import pipepart
+from pipepart import Cluster, Device, DoesNotFit
+from pipepart.planning.setting import Setting
+from pipepart.planning.stage_costs import ChainCosts
+from pipepart.planning.wishes import read_wishes
+from tests.planning.problems import Layer, profile_of
+from tests.planning.ways import check_memory
+
+
+def limited(*sizes: int | None) -> Cluster:
+    return Cluster(
+        devices=tuple(
+            Device(name=f"device:{index}", kind="made up", memory_bytes=size)
+            for index, size in enumerate(sizes)
+        )
+    )
+
+
+def misfit(layers: list[Layer], cluster: Cluster, micro_batches: int = 4, **options) -> DoesNotFit:
+    with pytest.raises(DoesNotFit) as caught:
+        pipepart.plan(profile_of(layers, [micro_batches]), cluster, **options)
+    return caught.value
+
+
+def test_one_of_anything_is_in_the_singular():
+    error = misfit([Layer(parameters=5)], limited(19), micro_batches=1, schedule="1f1b")
+    assert str(error).startswith(
+        "the model does not fit: with 1 stage, 1 micro-batch and schedule '1f1b', stage 0 (layer layer0) on device:0 "
+        "is short by 1 byte at best: it needs 20 (20 B: 20 B of parameters, gradients and optimizer state, 0 B kept "
+        "for the backward of 1 micro-batch, 0 B for a while) and has 19 (19 B). "
+    )
+
+
+def test_what_a_stage_keeps_with_recompute_is_told():
+    """Of four micro-batches in flight the input of 5 bytes, and of one the 20 bytes that are made of it."""
+    layers = [Layer(output=5, saved=20, keeps_input=True)] * 2
+    error = misfit(layers, limited(30, 30), recompute="always", schedule="gpipe", stages=2)
+    assert (error.stage, error.short_bytes) == (1, 10)
+    assert (
+        "40 B kept for the backward of 4 micro-batches (forwards run again, 'always'), 0 B for a while) and has 30"
+        in str(error)
+    )
+
+
+def test_the_stages_of_a_device_are_told_together():
+    layers = [Layer(parameters=10)] * 4
+    error = misfit(layers, limited(79, 200), schedule="zb-v")
+    assert error.short_bytes == 1
+    assert (
+        "with 4 stages, 4 micro-batches and schedule 'zb-v', device:0 with stages 0 (layer layer0) and 3 (layer "
+        "layer3) is short by 1 byte at best: it needs 80 (80 B: 80 B of parameters" in str(error)
+    )
+
+
+def test_others_that_are_short_are_told():
+    error = misfit([Layer(parameters=10)] * 2, limited(39, 37), schedule="1f1b", stages=2)
+    assert "has 37 (37 B); also short: device:0 by 1 byte. " in str(error)
+
+
+def test_a_device_that_is_short_alone_needs_just_that():
+    """Five bytes more for the small one make a plan, four do not; the other one has enough."""
+    layers = [Layer(parameters=10)] * 2
+    error = misfit(layers, limited(35, 1000), schedule="1f1b", stages=2)
+    assert error.short_bytes == 5
+    pipepart.plan(profile_of(layers), limited(40, 1000), schedule="1f1b", stages=2)
+    assert misfit(layers, limited(39, 1000), schedule="1f1b", stages=2).short_bytes == 1
+
+
+def test_of_a_search_that_leaves_cuts_out_only_the_best_cut_found_is_told():
+    layers = [Layer(parameters=10, forward=1 + index % 3) for index in range(60)]
+    profile = profile_of(layers, [3])
+    wishes = read_wishes(profile, None, (), (), None)
+    told = {
+        chunks: Setting(
+            profile, limited(100, 100, 100), ChainCosts(profile, profile.at(3)), name, chunks, "auto", wishes
+        )
+        .misfit(3)
+        .text
+        for name, chunks in (("1f1b", 1), ("interleaved-1f1b", 2))
+    }
+    assert "is short by 700 bytes at best: it needs 800" in told[1]
+    assert " bytes in the best cut found: it needs" in told[2]
+
+
+def test_only_the_devices_that_are_short_run_forwards_again():
+    profile = profile_of([Layer(saved=100, output=1)] * 4, [4])
+    free = pipepart.plan(profile, limited(None, None), schedule="interleaved-1f1b")
+    assert free.predicted.memory_bytes == (503, 304)
+    plan = pipepart.plan(profile, limited(502, 502), schedule="interleaved-1f1b")
+    assert [(stage.device, stage.recompute) for stage in plan.stages] == [
+        ("device:0", "except-last"),
+        ("device:1", "never"),
+    ] * 2
+    assert plan.predicted.memory_bytes == (303, 304)
+    check_memory(plan)
