@@ -1,0 +1,199 @@
+"""Training a part of a model: what is frozen costs no backward, and what is trained has its plain gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import plain
+from tests.chains import cut_by_hand
+
+LOSS = nn.MSELoss()
+
+
+class Probe(nn.Module):
+    """Notes each backward that comes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Noting.apply(x, self.seen)
+
+
+class _Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: list[str]) -> Tensor:
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.seen.append("backward")
+        return gradients[0], None
+
+
+class Adapter(nn.Module):
+    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down = nn.Linear(inner.in_features, 2, bias=False)
+        self.up = nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.up(self.down(x))
+
+
+def probed() -> nn.Sequential:
+    """Four layers with a probe in front of each."""
+    return nn.Sequential(*(module for _ in range(4) for module in (Probe(), nn.Linear(4, 4))))
+
+
+def backwards(model: nn.Module) -> list[int]:
+    return [len(module.seen) for module in model.modules() if isinstance(module, Probe)]
+
+
+X, Y = torch.linspace(-2, 2, 28).reshape(7, 4), torch.linspace(-3, 4, 28).reshape(7, 4)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_frozen_front_stages_run_no_backward(schedule, recompute):
+    """Two of four stages; the third goes backward down to its own weight and no further."""
+    model = probed()
+    model[:4].requires_grad_(False)
+    reference = plain.twin(model)
+    with cut_by_hand(model, [2, 4, 6], loss_fn=LOSS, schedule=schedule, recompute=recompute) as pipe:
+        pipe.step(X, target=Y)
+    assert backwards(model) == [0, 0, 0, 3]
+    plain.micro_batched_step(reference, X, Y, LOSS, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_frozen_front_stages_hand_on_messages_without_a_graph():
+    class Watch(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            asked.append(input.requires_grad)
+            return super().forward(input)
+
+    asked: list[bool] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Watch(4, 4), Watch(4, 4))
+    model[:2].requires_grad_(False)
+    with cut_by_hand(model, [1, 2, 3], loss_fn=LOSS, micro_batches=1) as pipe:
+        pipe.step(X, target=Y)
+    assert asked == [False, True]
+
+
+def test_layers_are_thawed_one_after_the_other():
+    """From the last to the first, as in gradual unfreezing, and frozen again."""
+    model = probed()
+    with cut_by_hand(model, [2, 4, 6], loss_fn=LOSS) as pipe:
+        for trained in ([7], [5, 7], [3, 5, 7], [1, 3, 5, 7], [1], [3, 7]):
+            for index in (1, 3, 5, 7):
+                model[index].requires_grad_(index in trained)
+            for module in model:
+                if isinstance(module, Probe):
+                    module.seen.clear()
+            pipe.zero_grad()
+            reference = plain.twin(model)
+            pipe.step(X, target=Y)
+            passed = [3 if any(layer < index for layer in trained) else 0 for index in (0, 2, 4, 6)]
+            assert backwards(model) == passed
+            plain.micro_batched_step(reference, X, Y, LOSS, 3)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_adapters_of_a_frozen_model_train_as_in_plain_training(schedule):
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), Adapter(nn.Linear(6, 6)), nn.LayerNorm(6), Adapter(nn.Linear(6, 4))
+    )
+    for index in (0, 3):
+        model[index].requires_grad_(False)
+    reference = plain.twin(model)
+    ours, theirs = (
+        torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.05)
+        for each in (model, reference)
+    )
+    with cut_by_hand(model, [2, 4], loss_fn=LOSS, schedule=schedule) as pipe:
+        for _ in range(5):
+            ours.zero_grad()
+            theirs.zero_grad()
+            pipe.step(X, target=Y)
+            plain.micro_batched_step(reference, X, Y, LOSS, 3)
+            ours.step()
+            theirs.step()
+    plain.assert_same(model.state_dict(), reference.state_dict())
+    assert model.get_parameter("2.inner.weight").grad is None
+
+
+def test_a_single_trained_parameter_in_the_first_stage():
+    """A bias alone, as in BitFit."""
+    model = probed().requires_grad_(False)
+    model.get_parameter("1.bias").requires_grad_(True)
+    reference = plain.twin(model)
+    with cut_by_hand(model, [2, 4, 6], loss_fn=LOSS) as pipe:
+        pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, LOSS, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    assert backwards(model) == [0, 3, 3, 3]
+
+
+def test_a_layer_that_stops_the_gradient_cuts_off_what_stands_before():
+    class Detach(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach()
+
+    model = nn.Sequential(Probe(), nn.Linear(4, 4), Detach(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1, 3], loss_fn=LOSS) as pipe:
+        pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, LOSS, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    assert model.get_parameter("1.weight").grad is None
+
+
+def record(model: nn.Module) -> list[Tensor]:
+    """Hooks of every kind on each layer and parameter, which change what they see; their findings."""
+    found: list[Tensor] = []
+
+    def halve(gradient: Tensor) -> Tensor:
+        found.append(gradient.clone())
+        return gradient / 2
+
+    def note(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        found.append(parameter.grad.clone())
+
+    def into_layer(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
+        found.extend([outgoing[0].clone(), *([] if incoming[0] is None else [incoming[0].clone()])])
+        return None if incoming[0] is None else (incoming[0] * 1.5,)
+
+    for name in ("1", "3"):
+        layer = model.get_submodule(name)
+        layer.register_full_backward_pre_hook(lambda module, outgoing: (outgoing[0] * 2,))
+        layer.register_full_backward_hook(into_layer)
+        weight = layer.get_parameter("weight")
+        weight.register_hook(halve)
+        weight.register_post_accumulate_grad_hook(note)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "1f1b", "zb-h1"])
+def test_hooks_of_every_kind_fire_with_the_values_of_plain_training(schedule):
+    """Each stage's own in their order; what they make of the gradients goes on."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    ours, theirs = record(model), record(reference)
+    with cut_by_hand(model, [1, 3], loss_fn=LOSS, schedule=schedule) as pipe:
+        pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, LOSS, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    assert len(ours) == len(theirs) == 24
+    assert sorted(tensor.flatten().tolist() for tensor in ours) == sorted(
+        tensor.flatten().tolist() for tensor in theirs
+    )
