@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 import schedules
 from schedules import Schedule, StageCosts
 
 from ..cluster import Device
+from ..document import fault_texts
 from ..planning import Plan
-from ..planning.found_order import searched_order
+from ..planning.found_order import SEARCH, order_text, searched_order
 from ..planning.memory import with_recompute
 from .mistakes import Mistake
 
@@ -115,14 +119,22 @@ def play_plan(plan: Plan, order: Order) -> Played:
         raise Mistake(f"--chunks {chunks} does not divide the {len(plan.stages)} stages of the plan")
     name, count = order.name or plan.schedule, order.micro_batches or plan.micro_batches
     workers = _workers(plan, devices)
+    each = -(-count // plan.replicas)
     if order.name is None and plan.actions and count <= plan.micro_batches and chunks == plan.chunks:
-        return _played(plan, searched_order(plan.actions, count), workers)
-    if name == "search":
-        return _played(plan, _search(plan, workers, count, chunks), workers)
-    try:
-        return _played(plan, schedules.build(name, devices, count, chunks), workers)
-    except schedules.ScheduleError as error:
-        raise Mistake(f"{error}{_other_chunks(plan, chunks)}") from None
+        schedule = searched_order(plan.actions, each)
+    elif name == SEARCH:
+        schedule = _search(plan, workers, each, chunks)
+    else:
+        try:
+            schedule = schedules.build(name, devices, each, chunks)
+        except schedules.ScheduleError as error:
+            raise Mistake(f"{error}{_other_chunks(plan, chunks)}") from None
+    if plan.replicas > 1 or schedule.replicas > 1:
+        actions = order_text(schedule) if name == SEARCH else ()
+        return _in_copies(
+            plan, {"schedule": name, "actions": actions, "micro_batches": count, "chunks": chunks}
+        )
+    return _played(plan, schedule, workers)
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -198,6 +210,30 @@ def _played(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> Played
             for stages in own
         ),
         limits=tuple(device.memory_bytes for device in workers),
+    )
+
+
+def _in_copies(plan: Plan, order: Mapping[str, Any]) -> Played:
+    """The same with several copies of the model, each stage on the device where the plan has it.
+
+    Raises:
+        Mistake: the schedule has stages on one device that the plan has on two.
+    """
+    try:
+        other = Plan(stages=plan.stages, cluster=plan.cluster, copies=plan.copies, **order)
+    except ValidationError as error:
+        raise Mistake("; ".join(fault_texts(error))) from None
+    schedule, costs = other.build_schedule(), other.stage_costs()
+    timeline = schedules.simulate(schedule, costs)
+    needs = other.device_bytes(timeline)
+    return Played(
+        schedule,
+        costs,
+        devices=tuple(needs),
+        other_bytes=tuple(
+            need - int(peak) for need, peak in zip(needs.values(), timeline.peak_bytes, strict=True)
+        ),
+        limits=tuple(device.memory_bytes for device in other.workers),
     )
 
 
