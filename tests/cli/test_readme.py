@@ -15,7 +15,7 @@ def test_the_python_blocks_run_one_after_the_other(capsys: pytest.CaptureFixture
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert "Layers of Sequential" in capsys.readouterr().out
 
 
