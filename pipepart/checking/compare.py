@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..capture import flatten, untouched
 from ..cluster import Cluster, as_cluster
-from ..microbatch import batch_size
+from ..microbatch import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan
 from ..planning.stage_plan import Recompute
@@ -46,6 +46,7 @@ def check(
     optimizer: Optimizer = "sgd",
     recompute: Sequence[Recompute] = ("never",),
     reduction: Literal["mean", "sum"] | None = None,
+    split: Splitter | None = None,
     plan: Plan | None = None,
     seed: int = 0,
 ) -> CheckReport:
@@ -59,7 +60,7 @@ def check(
     Args:
         model: an ``nn.Sequential``, trained in the mode that it is in.
         sample: a mini-batch, its tensors ``[samples, ...]``; every step has the same.
-        target, loss_fn, reduction: as for :class:`pipepart.Pipeline`.
+        target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
         devices: as for :meth:`pipepart.Pipeline.auto`; the layers are shared out evenly, not by their costs.
         schedules: those to try.
         micro_batches: parts of the mini-batch; two a device by default.
@@ -77,7 +78,7 @@ def check(
         Exception: whatever a layer or the loss raises.
     """
     value = single_argument(sample)
-    samples = batch_size(value, target)
+    samples = sum(micro_batches_of(value, target, 1, split).sizes)
     _require(steps >= 1, f"steps must be at least 1, got {steps}")
     _require_known("optimizer", optimizer, get_args(Optimizer))
     labels = _labels(dtypes, own_dtype(model, value))
@@ -87,7 +88,9 @@ def check(
     home = torch.device(plans[0].workers[0].torch_device or "cpu")
     parts = plans[0].micro_batches
     cases = {
-        label: Case(model, value, target, loss_fn, dtype, home, parts, steps, optimizer, seed, reduction)
+        label: Case(
+            model, value, target, loss_fn, dtype, home, parts, steps, optimizer, seed, reduction, split
+        )
         for label, dtype in labels.items()
     }
     rows, plain = [], []
@@ -106,7 +109,7 @@ def check(
         model=type(model).__name__,
         devices=tuple(device.name for device in plans[0].workers),
         samples=samples,
-        micro_batches=min(parts, samples),
+        micro_batches=next(iter(cases.values())).parts,
         steps=steps,
         optimizer=optimizer,
         seed=seed,
@@ -156,8 +159,7 @@ def _first_difference(
     allowed = 0.0 if alike else row.tolerance
     step = first_apart(numbers, reference.micro_batched, allowed) or 0
     culprit = _culprit(case, plan, step, allowed) or Culprit("", "", Part.LOSS)
-    parts = min(case.micro_batches, batch_size(case.sample))
-    why = why_different(culprit, plan, parts, case.model, reference.facts)
+    why = why_different(culprit, plan, case.parts, case.model, reference.facts)
     return {
         "layer": culprit.layer or "loss",
         "kind": culprit.kind,
@@ -171,14 +173,14 @@ def _culprit(case: Case, plan: Plan, step: int, allowed: float) -> Culprit | Non
     plain_numbers, plain_watch, _ = watched_plain(case, step)
     training = case.start()
     with _pipeline(training, plan) as pipe:
-        calls = forwards(plan, min(case.micro_batches, batch_size(case.sample)))
-        watch = Watch(training.layers, calls)
+        watch = Watch(training.layers, forwards(plan, case.parts))
         numbers = training.run(lambda x, y: pipe.step(x, target=y), step + 1, watched=watch)[-1]
     return find_culprit(training.layers, (numbers, watch), (plain_numbers, plain_watch), allowed)
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
-    return Pipeline(training.model, plan, training.loss_fn, reduction=training.case.reduction)
+    case = training.case
+    return Pipeline(training.model, plan, training.loss_fn, reduction=case.reduction, split=case.split)
 
 
 def _plans(

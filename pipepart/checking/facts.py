@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..microbatch import batch_size
 from . import plain
 from .culprit import find_culprit
 from .numbers import Numbers, Tensors, errors, largest_error
@@ -48,9 +47,11 @@ def refer(case: Case, dtype: str, tolerance: float) -> Reference:
     whole = case.start()
     once = whole.run(plain.at_once(whole), follow=numbers)
     apart = _worst_of_step(once, numbers)
-    mixes = _mixing_layer(case, tolerance) if apart > tolerance else ""
+    mixes = _mixing_layer(case, tolerance) if apart > tolerance and case.split is None else ""
     total: list[Numbers] | None = None
-    if case.loss_fn is not None:
+    if case.split is not None:
+        pass  # which need not be parts of anything that can be put together
+    elif case.loss_fn is not None:
         one = case.start()
         total = one.run(plain.gathered(one), follow=numbers)
     elif mixes in ("", first.layers[-1][0]) and not first.drawn:
@@ -70,8 +71,7 @@ def refer(case: Case, dtype: str, tolerance: float) -> Reference:
 def watched_plain(case: Case, step: int) -> tuple[Numbers, Watch, Training]:
     """One step of the plain model, seen layer by layer; those before it have run."""
     training = case.start()
-    parts = range(min(case.micro_batches, batch_size(case.sample)))
-    watch = Watch(training.layers, [parts] * len(training.layers))
+    watch = Watch(training.layers, [range(case.parts)] * len(training.layers))
     numbers = training.run(plain.micro_batched(training), step + 1, watched=watch)
     return numbers[-1], watch, training
 

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from .. import boundary
 from ..capture import flatten
-from ..loss import Reduction, StepLoss, value_of
-from ..microbatch import batch_size, gather, sizes, split
+from ..loss import Reduction, StepLoss, collect_losses, value_of
+from ..loss.auxiliary import AddedLosses
+from ..microbatch import gather, micro_batches_of
 from ..runtime import LossEnd
 from ..runtime.randomness import Draws
 from .copies import copy_of
@@ -31,15 +32,18 @@ def micro_batched(training: Training) -> Step:
     loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
 
     def step(x: Any, y: Any) -> Tensor:
-        parts = _parts(training, x)
-        targets = split(y, parts)
-        end = LossEnd(loss.parts(y, targets, sizes(batch_size(x), parts)), targets)
+        batch = case.split_up(x, y)
+        end = LossEnd(loss.parts(batch.target, batch.targets, batch.sizes), batch.targets)
         draws = Draws()
-        for index, part in enumerate(split(x, parts)):
-            output = _forward(training.layers, boundary.part(part), index, draws, training.drawn)
+        for index, part in enumerate(batch.inputs):
+            with collect_losses() as added:
+                output = _forward(training.layers, boundary.part(part), index, draws, training.drawn)
             roots = end.receive(index, output)
-            if roots:
-                torch.autograd.backward(roots, end.gradients(index))
+            weights = end.gradients(index) if roots else ()
+            if added.found:
+                roots = (*roots, *end.receive_added(0, index, added.found))
+                weights = (*weights, *end.added_gradients(0, index))
+            boundary.backward(roots, weights)
         draws.finish()
         return end.total
 
@@ -53,19 +57,25 @@ def gathered(training: Training) -> Step:
     """
 
     def step(x: Any, y: Any) -> Tensor:
-        parts = [boundary.part(part) for part in split(x, _parts(training, x))]
+        batch = training.case.split_up(x, y)
+        parts = [boundary.part(part) for part in batch.inputs]
         ahead = flatten(copy_of(training.model, None, None)[0])
         draws = Draws()
         outputs = [
             boundary.cut(_forward(ahead, part, index, draws))[0] for index, part in enumerate(_cloned(parts))
         ]
-        loss = _loss(training, gather(outputs), y)
+        loss = _loss(training, gather(outputs), batch.target)
         leaves = [leaf for output in outputs for leaf in boundary.leaves(output)]
         gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ())
         draws = Draws()
-        for index, part in enumerate(parts):
-            _, roots = boundary.cut(_forward(training.layers, part, index, draws))
-            boundary.backward(roots, [next(gradients) for _ in roots])
+        for index, (part, samples) in enumerate(zip(parts, batch.sizes, strict=True)):
+            with collect_losses() as added:
+                _, roots = boundary.cut(_forward(training.layers, part, index, draws))
+            extra = _weighed(added, samples / sum(batch.sizes))
+            loss = loss.detach() + extra.detach().to(loss.dtype)
+            more = boundary.roots(extra)
+            found = [*(next(gradients) for _ in roots), *(torch.ones_like(extra) for _ in more)]
+            boundary.backward((*roots, *more), found)
         draws.finish()
         return loss
 
@@ -76,8 +86,11 @@ def at_once(training: Training) -> Step:
     """A step of the whole mini-batch as one."""
 
     def step(x: Any, y: Any) -> Tensor:
+        (whole,), (target,), _, _ = micro_batches_of(x, y, 1, training.case.split)
         draws = Draws()
-        loss = _loss(training, _forward(training.layers, boundary.part(x), 0, draws), y)
+        with collect_losses() as added:
+            output = _forward(training.layers, boundary.part(whole), 0, draws)
+        loss = _loss(training, output, target) + _weighed(added, 1.0)
         draws.finish()
         if loss.requires_grad:
             loss.backward()
@@ -86,8 +99,10 @@ def at_once(training: Training) -> Step:
     return step
 
 
-def _parts(training: Training, x: Any) -> int:
-    return min(training.case.micro_batches, batch_size(x))
+def _weighed(added: AddedLosses, share: float) -> Tensor:
+    """What the layers have added for a part of the samples, as it counts in the mini-batch."""
+    weighed = [loss * (share if reduction is Reduction.MEAN else 1.0) for loss, reduction in added.found]
+    return torch.stack(weighed).sum() if weighed else torch.zeros(())
 
 
 def _forward(

@@ -40,7 +40,7 @@ def why_different(
     if len({device.threads for device in plan.devices}) > 1:
         return "the devices have different numbers of intra-operation threads, which sum in different orders"
     if culprit.part is Part.LOSS:
-        return "the outputs are the same: the loss draws random numbers, or keeps state between calls"
+        return "the outputs are the same: it draws random numbers, keeps state, or is summed in another order"
     if culprit.part in (Part.FORWARD, Part.BUFFERS, Part.BACKWARD):
         kept = f", or {', '.join(named)}" if named else ""
         return f"it gets the same and gives something else: {_SHARED_STATE}{kept}"

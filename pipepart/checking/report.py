@@ -25,7 +25,8 @@ class CheckRow(Value):
         losses, gradients, parameters, buffers: the largest relative error of any step against the plain model run on
             the same micro-batches in order; 0 is bit for bit. None where there is nothing to compare.
         mini_batch: the same of losses and gradients against the loss of all outputs together, which knows no weights
-            of micro-batches; None where the model computes its own loss.
+            of micro-batches. Of a model that computes its own loss, against the mini-batch at once; None where its
+            layers draw or mix samples, or the user splits the mini-batch.
         tolerance: what is allowed.
         layer: the first layer that differs, in the order of execution for outputs and buffers, in that of the
             backward for gradients; ``"loss"`` for the loss, empty where all is the same bit for bit.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import flatten
+from ..microbatch import MicroBatches, Splitter, micro_batches_of
 from .copies import cast, copy_of
 from .numbers import Numbers, buffers_of, gradients_of, parameters_of
 
@@ -31,6 +32,7 @@ class Case:
         micro_batches: parts of the mini-batch.
         steps, optimizer, seed: of the training.
         reduction: of the loss, if it was said.
+        split: the user's way to make micro-batches.
     """
 
     model: nn.Module
@@ -44,6 +46,16 @@ class Case:
     optimizer: Optimizer
     seed: int
     reduction: Literal["mean", "sum"] | None = None
+    split: Splitter | None = None
+
+    @property
+    def parts(self) -> int:
+        """How many micro-batches there are: no more than samples."""
+        return len(self.split_up(self.sample, self.target).inputs)
+
+    def split_up(self, x: Any, y: Any) -> MicroBatches:
+        """The micro-batches of a copy of the mini-batch."""
+        return micro_batches_of(x, y, self.micro_batches, self.split)
 
     def start(self) -> Training:
         """A training at its start."""

@@ -104,6 +104,54 @@ def test_a_loss_that_returns_a_sum_and_a_count() -> None:
     assert all(row.same and (row.mini_batch or 0) < 1e-14 for row in report.rows)
 
 
+class Balanced(nn.Module):
+    """Adds a loss of its own, as a mixture of experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.inner(x)
+        pipepart.add_loss(made.square().mean())
+        return made
+
+
+def test_losses_that_layers_add_in_the_middle() -> None:
+    report = checked(faults.chain(Balanced(), Balanced()), dtypes=["float64"])
+    assert report.ok
+    assert max(row.gradients or 0 for row in report.rows) == 0
+    assert max(row.mini_batch or 0 for row in report.rows) < 1e-14
+
+
+class Masked(nn.Module):
+    """Takes a mask that is the same for every sample beside its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return self.inner(given["x"] * given["mask"])
+
+
+def test_a_tensor_that_goes_whole_to_every_micro_batch() -> None:
+    x, _ = faults.batch()
+    sample = {"x": x, "mask": pipepart.Whole(torch.tensor([1.0, 0, 1, 1, 0, 1]))}
+    report = checked(nn.Sequential(Masked(), nn.Tanh()), sample=(sample,), schedules=["1f1b"])
+    assert all(row.same and row.mini_batch is not None and row.ok for row in report.rows)
+
+
+def test_micro_batches_of_ones_own() -> None:
+    def by_twos(pair: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
+        x, y = pair
+        return [(x[start::most], y[start::most]) for start in range(most)]
+
+    report = checked(faults.chain(), split=by_twos, micro_batches=5, schedules=["gpipe", "zb-h1"])
+    assert report.micro_batches == 5
+    assert all(row.same and row.mini_batch is None for row in report.rows)
+
+
 def test_uneven_counts_of_ignored_targets() -> None:
     y = torch.tensor([0, -100, -100, -100, 1, 2, 0, 1, -100, 2, 2, 1])
     report = checked(faults.chain(), target=y, schedules=["1f1b"], dtypes=["float64"])
