@@ -22,7 +22,7 @@ def plan_summary(plan: Plan) -> Group:
             f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}{_copies(plan)}",
         )
     ]
-    lines += _order(plan)
+    lines += _order(plan) + _shared(plan)
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))
     else:
@@ -61,6 +61,25 @@ def _order(plan: Plan) -> list[tuple[str, str]]:
     if unused := [name for name in names if name not in used]:
         lines.append(("unused", ", ".join(unused)))
     return lines
+
+
+def _shared(plan: Plan) -> list[tuple[str, str]]:
+    """Layers of different stages that share parameters, as only in a plan that was edited."""
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
+    parted = [
+        f"{other!r} (stage {stage_of[other]}) and {info.name!r} (stage {stage_of[info.name]})"
+        for info in (plan.profile.layers if plan.profile else ())
+        for other in info.shares_with
+        if stage_of[other] != stage_of[info.name]
+    ]
+    if not parted:
+        return []
+    return [
+        (
+            "shared",
+            f"parameters or buffers of {', '.join(parted)}: a copy on the later one, which no figure counts",
+        )
+    ]
 
 
 def _prediction(plan: Plan) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from tests import plain
 from tests.chains import cut_by_hand
+from tests.copies import cut_copies
 
 
 def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:
@@ -157,3 +158,11 @@ def test_half_precision_adds_up_in_full():
     found = statistics(model)
     plain.assert_near(found["0.running_mean"], 0.1 * x.mean(0), 1e-6)
     plain.assert_near(found["0.running_var"], 0.9 + 0.1 * x.var(0), 1e-5)
+
+
+def test_several_copies_of_the_model_are_refused_where_there_is_a_norm():
+    model = network()
+    made = cut_copies(model, [3], 2)
+    made.close()
+    with pytest.raises(ValueError, match=r"layer '0' is in several copies of the model"):
+        Pipeline(model, made.plan, loss_fn=nn.MSELoss(), deferred_batch_norm=True)

@@ -34,6 +34,22 @@ def test_the_summary_tells_schedule_step_speed_up_bubble_and_bottleneck(
     )
 
 
+def test_the_summary_tells_which_layers_of_different_stages_share_a_parameter(
+    printed: Printed, two_stages: Plan
+) -> None:
+    assert "share" not in printed(plan_summary(two_stages))
+    first, last = two_stages.stages[0].layers[0], two_stages.stages[1].layers[-1]
+    assert two_stages.profile is not None
+    layers = [
+        layer.model_copy(update={"shares_with": (first,)}) if layer.name == last else layer
+        for layer in two_stages.profile.layers
+    ]
+    tied = two_stages.model_copy(
+        update={"profile": two_stages.profile.model_copy(update={"layers": tuple(layers)})}
+    )
+    assert f"'{first}' (stage 0) and '{last}' (stage 1)" in printed(plan_summary(tied))
+
+
 def predicted_as(made: Plan, **figures: float) -> Plan:
     return made.model_copy(update={"prediction": made.predicted.model_copy(update=figures)})
 
