@@ -69,7 +69,9 @@ def _stage_plan(
     forward = float(costs.forward[layers].sum()) / device.speed
     again = piece.recompute != "never"
     stash, boundary = costs.stash_bytes(layers), costs.boundary_bytes(layers) if again else 0
-    whole, inputs = moments[np.argmax(moments @ (stash, boundary))].tolist()
+    # Of moments that weigh the same the fullest, so that it is told the same whatever the stage's neighbours do.
+    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary)))[-1]
+    whole, inputs = moments[most].tolist()
     return StagePlan(
         layers=tuple(info.name for info in profile.layers[layers]),
         device=device.name,

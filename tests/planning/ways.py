@@ -149,6 +149,7 @@ def check_memory(plan: Plan) -> None:
         assert held.get(device.name, 0) == size
     if plan.chunks == 1:
         assert {stage.device: stage.memory_bytes for stage in plan.stages} == held
+    assert plan.refreshed() is plan  # computed anew, as where it is read from a file, all is the same
 
 
 def least_shortage(layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str) -> float:
