@@ -33,6 +33,10 @@ class End(Protocol):
         """The gradients for those roots."""
         ...
 
+    def needs_all(self, micro_batch: int) -> bool:
+        """Whether these are only known when all micro-batches have been received."""
+        ...
+
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
     ) -> tuple[GradientEdge, ...]:
@@ -82,6 +86,10 @@ class LossEnd:
         loss, weight = self._losses[micro_batch]
         weight = self._parts.weight(micro_batch) if weight is None else weight
         return (self._seed(weight, loss),)
+
+    def needs_all(self, micro_batch: int) -> bool:
+        """Whether its weight is not known by itself."""
+        return self._losses[micro_batch][1] is None
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
@@ -139,6 +147,10 @@ class OutputEnd:
     def gradients(self, micro_batch: int) -> boundary.Gradients:
         """What the caller has set."""
         return self.received_gradients[micro_batch]
+
+    def needs_all(self, micro_batch: int) -> bool:
+        """Nothing is."""
+        return False
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]

@@ -27,6 +27,7 @@ from schedules import Action, Kind, Timeline
 from .. import boundary
 from ..loss import Added, losses_of_stage
 from ..modes import Modes
+from .all_losses import AllLosses
 from ..split_backward import WeightGradients
 from .ends import End
 from .mailbox import Mailbox, Stopped
@@ -87,6 +88,7 @@ class Run:
         self._is_last = [schedule.next_stage(stage) is None for stage in range(schedule.stages)]
         self._lock = threading.Lock()
         self._at_the_end = threading.Lock()  # last stages of several copies share the end
+        self._all_losses = AllLosses(schedule, self._mailbox_of) if schedule.replicas > 1 else None
 
     def work(self, device: int, done: SimpleQueue[None]) -> None:
         """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
@@ -239,6 +241,8 @@ class Run:
             return message, Stash(awaited, roots, tuple(nodes), added)
         with self._at_the_end:
             roots = self._end.receive(micro_batch, value)
+        if self._all_losses:
+            self._all_losses.computed(stage)
         nodes.extend(root.node for root in roots)
         return None, Stash(awaited, roots, tuple(nodes), added)
 
@@ -292,6 +296,8 @@ class Run:
         if stash.roots and not self._is_last[stage]:
             gradients = self._mailbox_of[stage].take((Kind.B, stage, micro_batch))
         elif stash.roots:
+            if self._all_losses and self._end.needs_all(micro_batch):
+                self._all_losses.wait(stage)
             gradients = self._end.gradients(micro_batch)
         if stash.added:
             gradients = (*gradients, *self._end.added_gradients(stage, micro_batch))

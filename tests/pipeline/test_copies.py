@@ -1,5 +1,8 @@
 """Several copies of the model train as one: the sums of their gradients, followed weights, and what is refused."""
 
+import threading
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -389,3 +392,46 @@ def test_the_state_is_that_of_the_model():
     with cut(model, 3) as pipe:
         assert list(pipe.state_dict()) == list(model.state_dict())
         assert len(list(pipe.parameters())) == len(list(model.parameters()))
+
+
+class Late(nn.Module):
+    """Takes its time in the second copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread().name.endswith("virtual:1"):
+            time.sleep(0.05)
+        return x
+
+
+def test_a_weight_that_hangs_on_all_losses_waits_for_those_of_other_copies():
+    def mean_of_positive(output: torch.Tensor, target: torch.Tensor):
+        chosen = output > 0
+        return ((output - target) * chosen).sum(), chosen.sum()
+
+    model = plain.in_double([nn.Linear(3, 4), Late(), nn.Linear(4, 4)])
+    reference = plain.twin(model)
+    x, y = batch()
+    with cut_copies(model, [], 2, loss_fn=mean_of_positive, schedule="gpipe") as pipe:
+        loss = pipe.step(x, target=y)
+    output = reference(x)
+    expected = ((output - y) * (output > 0)).sum() / (output > 0).sum()
+    expected.backward()
+    plain.assert_near(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    early = cut_copies(model, [], 2, loss_fn=mean_of_positive, schedule="1f1b")
+    with early, pytest.raises(ValueError, match="schedule='gpipe'"):
+        early.step(x, target=y)
+
+
+def test_a_failure_ends_the_wait_for_other_copies():
+    def fails_for_large(output: torch.Tensor, target: torch.Tensor):
+        if float(target.max()) > 5:
+            raise ArithmeticError("large")
+        return (output - target).sum(), (output > 0).sum()
+
+    model = plain.in_double([nn.Linear(3, 4), Late(), nn.Linear(4, 4)])
+    x, y = batch()
+    y[2:4] = 9  # of micro-batch 1, the first of the second copy
+    pipe = cut_copies(model, [], 2, loss_fn=fails_for_large, schedule="gpipe")
+    with pipe, pytest.raises(ArithmeticError, match="large"):
+        pipe.step(x, target=y)
