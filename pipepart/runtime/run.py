@@ -27,8 +27,8 @@ from schedules import Action, Kind, Timeline
 from .. import boundary
 from ..loss import Added, losses_of_stage
 from ..modes import Modes
-from .all_losses import AllLosses
 from ..split_backward import WeightGradients
+from .all_losses import AllLosses
 from .ends import End
 from .mailbox import Mailbox, Stopped
 from .notes import PLACE, add_note
