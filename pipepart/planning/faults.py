@@ -49,7 +49,7 @@ def memory_faults(plan: Plan) -> list[str]:
             own = {index % len(plan.stages) for index, stage in enumerate(stages) if stage.device == name}
             where = ", ".join(map(str, sorted(own)))
             faults.append(
-                f"device {name!r} (stage {where}) is short by {need - limit} bytes: it needs {need} "
+                f"device {name!r} (stage {where}) is short by {counted(need - limit, 'byte')}: it needs {need} "
                 f"({format_bytes(need)}) and has {limit} ({format_bytes(limit)})"
             )
     return faults

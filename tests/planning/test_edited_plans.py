@@ -12,6 +12,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Device, Link, Plan
 from pipepart.cluster import PairLink
+from pipepart.units import counted
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
 
@@ -214,7 +215,9 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
             text = f"device {name!r} (stage"
             assert (text in str(caught.value)) == (name in short)
             if name in short:
-                assert f"is short by {need - limits[name]} bytes: it needs {need} " in str(caught.value)
+                assert f"is short by {counted(need - limits[name], 'byte')}: it needs {need} " in str(
+                    caught.value
+                )
         return
     read = Plan.load(path)
     assert read.predicted.step_seconds == pytest.approx(timeline.makespan, rel=1e-9)

@@ -111,7 +111,7 @@ def test_after_any_edit_a_device_that_is_short_by_one_byte_is_refused(edit, tied
     for name in used:
         need = needs[[device.name for device in tied.cluster.devices].index(name)]
         assert f"device {name!r} (stage " in str(caught.value)
-        assert f"is short by 1 bytes: it needs {need} (" in str(caught.value)
+        assert f"is short by 1 byte: it needs {need} (" in str(caught.value)
 
 
 def test_a_plan_by_hand_needs_no_profile(tmp_path):
@@ -205,7 +205,7 @@ BY_HAND: dict[str, tuple[Callable[[Data], object], str]] = {
     "an unknown schedule": (lambda d: d.update(schedule="z"), "no schedule is called 'z'"),
     "too much by its own figures": (
         lambda d: d["stages"][0].update(static_bytes=4001),
-        "device 'a' (stage 0) is short by 1 bytes",
+        "device 'a' (stage 0) is short by 1 byte",
     ),
     "a prediction for other devices": (
         lambda d: d.update(
