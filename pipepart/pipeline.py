@@ -33,7 +33,7 @@ from .runtime import (
     differentiable,
 )
 
-LossFunction = Callable[..., Tensor]
+LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
 class Pipeline:
@@ -53,9 +53,11 @@ class Pipeline:
         model: the ``nn.Sequential`` that the plan was made for; its layers are moved to their devices.
         plan: the cut and the schedule.
         loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or ``loss_fn(output)`` without a target;
-            None for a model whose output is the loss. It must be a mean or a sum over samples.
+            None for a model whose output is the loss. It is put together from means and sums, or returns
+            ``(sum, count)``: the step's loss is then the sum of sums divided by the sum of counts.
         reduction: how the loss sums up its samples; None to take its own word, as torch's losses give it, or to find
-            out by trying it on halves of micro-batches. A model that computes its own loss is taken for a mean.
+            out: it is called on outputs without values, too, and on halves of micro-batches. A model that computes its
+            own loss is taken for a mean over samples.
         split: how a mini-batch is split, where not along dimension 0 of all its tensors: called with
             ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; it returns that many
             pairs or fewer. They come in the order of the samples in the output.

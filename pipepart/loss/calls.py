@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from .counting import REDUCING
 
+_READS = frozenset({"item", "__float__", "__int__", "__bool__", "__index__", "tolist"})
 _LARGEST_SHARED = 4096  # elements; what belongs to no sample is a number or a row of classes
 
 
@@ -61,6 +62,9 @@ class Record:
         ratios: of numbers that belong to no sample, the micro-batch's own by the mini-batch's.
         adds_up: whether the loss is a sum of the terms, each times some number.
         replaced: whether a tensor that belongs to no sample had another value in the micro-batch.
+        numbers: that were given to calls together with what the model made.
+        keeps_reads: whether what the loss reads as a Python number stays the micro-batch's own.
+        differs_in_reads: whether that is another number than the mini-batch's.
         count: of a loss that returns its sum and its count, the count; None where it cannot be known yet.
         pair: whether it returns these two.
     """
@@ -71,6 +75,9 @@ class Record:
     ratios: list[float] = field(default_factory=list)
     adds_up: bool = False
     replaced: bool = False
+    numbers: list[float] = field(default_factory=list)
+    keeps_reads: bool = False
+    differs_in_reads: bool = False
     pair: bool = False
     count: float | None = None
 
@@ -83,9 +90,11 @@ class Record:
 class Numbered(TorchFunctionMode):
     """Numbers the calls, and replaces what belongs to no sample by what the mini-batch has."""
 
-    def __init__(self, whole: Record | None) -> None:
+    def __init__(self, whole: Record | None, keeps_reads: bool) -> None:
         super().__init__()
         self._number = -1
+        self._keeps_reads = keeps_reads
+        self.differs_in_reads = False
         self._shared = whole.shared if whole else {}
 
     def next_call(self, leaves: list[Any], name: str) -> bool:
@@ -94,9 +103,14 @@ class Numbered(TorchFunctionMode):
         changed = False
         for index, value in self._shared.get(self._number, {}).items():
             own = leaves[index] if index < len(leaves) else None
-            if isinstance(own, Tensor) and own.shape == value.shape and not writes(name):
-                leaves[index] = value.to(own.device, own.dtype)
-                changed |= not torch.equal(leaves[index], own)
+            if not isinstance(own, Tensor) or own.shape != value.shape or writes(name):
+                continue
+            value = value.to(own.device, own.dtype)
+            if name in _READS and self._keeps_reads:
+                self.differs_in_reads |= not torch.equal(value, own)
+                continue
+            leaves[index] = value
+            changed |= not torch.equal(value, own)
         return changed
 
 
@@ -123,7 +137,7 @@ class Played(Numbered):
     """
 
     def __init__(self, own: Record, whole: Record, factors: Sequence[float]) -> None:
-        super().__init__(whole)
+        super().__init__(whole, own.keeps_reads)
         self._names = own.names
         self._terms = {
             term.call: (term, total, factor)

@@ -39,20 +39,9 @@ _MULTIPLIES = frozenset({"mul", "__rmul__", "multiply"})
 _DIVIDES = frozenset({"div", "true_divide", "divide", "__truediv__"})
 _KEEPS = frozenset(
     [
-        *(
-            "neg",
-            "negative",
-            "positive",
-            "float",
-            "double",
-            "half",
-            "bfloat16",
-            "type",
-            "clone",
-            "contiguous",
-        ),
-        *("detach", "squeeze", "unsqueeze", "reshape", "view", "flatten", "stack", "cat", "unbind"),
-        *("sum", "mean", "__getitem__"),
+        *("neg", "negative", "positive", "float", "double", "half", "bfloat16", "type", "clone"),
+        *("contiguous", "detach", "squeeze", "unsqueeze", "reshape", "view", "flatten", "stack", "cat"),
+        *("unbind", "sum", "mean", "__getitem__"),
     ]
 )
 
@@ -73,7 +62,24 @@ def survey(
         samples: how many there are.
         whole: what was seen for the mini-batch, of which this is a micro-batch.
     """
-    watch = _Watch(samples, whole)
+    record = _survey(loss_fn, output, target, samples, whole, keeps_reads=True)
+    if not record.differs_in_reads or not record.adds_up:
+        return record
+    # Whether a number that is read matters shows when the mini-batch's is read: it may be for a note, or a divisor.
+    other = _survey(loss_fn, output, target, samples, whole, keeps_reads=False)
+    same = record.numbers == other.numbers and record.names == other.names
+    return record if same else other
+
+
+def _survey(
+    loss_fn: Callable[..., Any],
+    output: Any,
+    target: Any,
+    samples: int,
+    whole: Record | None,
+    keeps_reads: bool,
+) -> Record:
+    watch = _Watch(samples, whole, keeps_reads)
     given = pytree.tree_map_only(Tensor, watch.output, output)
     pytree.tree_map_only(Tensor, watch.target, target)
     try:
@@ -86,9 +92,9 @@ def survey(
 
 
 class _Watch(Numbered):
-    def __init__(self, samples: int, whole: Record | None) -> None:
-        super().__init__(whole)
-        self.record = Record()
+    def __init__(self, samples: int, whole: Record | None, keeps_reads: bool) -> None:
+        super().__init__(whole, keeps_reads)
+        self.record = Record(keeps_reads=keeps_reads)
         self._samples = samples
         self._device = torch.device("cpu")
         self._outputs = 0
@@ -144,7 +150,7 @@ class _Watch(Numbered):
             return self._torch_loss(func, given, options, labels)
         result = without_values(func, name, given, options)
         if (name.startswith("new_") or name.endswith("_like")) and result.dim() == 0:
-            stand_in = torch.empty((), dtype=leaves[0].dtype, device=self._device)
+            stand_in = torch.empty((), dtype=given[0].dtype, device=self._device)
             return func(stand_in, *given[1:], **{k: v for k, v in options.items() if k != "device"})
         return self._mark_all(result, self._outcome(name, leaves, labels, options, result))
 
@@ -154,6 +160,9 @@ class _Watch(Numbered):
         small = {i: leaves[i].detach().clone() for i in places if may_be_shared(leaves[i])}
         if self.next_call(leaves, name):
             self.record.replaced = True
+        self.record.differs_in_reads = self.differs_in_reads
+        if not _OF_OUTPUT.isdisjoint(labels):
+            self.record.numbers += [leaf for leaf in leaves if isinstance(leaf, int | float)]
         self.record.names.append(name)
         if (
             writes(name)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..capture import capture, flatten
 from ..loss import scalar_of
@@ -23,7 +23,7 @@ from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
 from .progress import watch
 from .standin import stand_ins
 
-LossFunction = Callable[..., Tensor]
+LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
 def profile(

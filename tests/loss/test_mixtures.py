@@ -257,3 +257,30 @@ def test_a_loss_that_writes_into_its_target_is_not_given_the_mini_batch_to_write
     assert target.shape[0] in seen
     assert target[:2].eq(-100).any()
     assert target[2:].equal(before)
+
+
+def test_a_number_that_is_read_for_a_note_stays_that_of_the_micro_batch():
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        notes.append(float(target.min()))
+        return functional.mse_loss(output, target)
+
+    notes: list[float] = []
+    target = torch.arange(6.0).double()
+    parts = list(target.split(2))
+    loss = StepLoss(loss_fn).parts(target, parts, [2, 2, 2])
+    for index, part in enumerate(parts):
+        loss.of(index, part + 1, part)
+        assert notes[-1] == 2 * index
+
+
+def nothing_where_nothing_counts(output: Tensor, target: Tensor) -> Tensor:
+    kept = target != -100
+    if not kept.any():
+        return output.sum() * 0
+    return output.pow(2).sum(dim=2)[kept].mean()
+
+
+def test_a_branch_is_that_of_the_mini_batch():
+    output, target = tokens(6)
+    target[:3] = -100
+    by_parts.check(nothing_where_nothing_counts, output, target, 2)
