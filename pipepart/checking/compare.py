@@ -52,7 +52,8 @@ def check(
 ) -> CheckReport:
     """Trains copies of ``model`` plainly and as pipelines, and compares losses, gradients, parameters and buffers.
 
-    Each training has the same start, mini-batch and random draws. A pipeline is compared with the plain model run on
+    Each training has the same start, mini-batch and random draws, and each step of a pipeline starts from the plain
+    model's state. A pipeline is compared with the plain model run on
     the same micro-batches one after the other, bit for bit, and with one loss over the whole mini-batch, up to
     rounding. Where it differs, a step of both is run once more to find the layer that differs first. The model,
     its gradients and all random states stay as they were.
@@ -121,7 +122,7 @@ def check(
 def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
     training = case.start()
     with _pipeline(training, plan) as pipe:
-        numbers = training.run(lambda x, y: pipe.step(x, target=y))
+        numbers = training.run(lambda x, y: pipe.step(x, target=y), follow=reference.micro_batched)
     found = errors(numbers, reference.micro_batched)
     modes = {stage.recompute for stage in plan.stages}
     row = CheckRow(
@@ -158,7 +159,7 @@ def _first_difference(
         }
     allowed = 0.0 if alike else row.tolerance
     step = first_apart(numbers, reference.micro_batched, allowed) or 0
-    culprit = _culprit(case, plan, step, allowed) or Culprit("", "", Part.LOSS)
+    culprit = _culprit(case, plan, step, allowed, reference) or Culprit("", "", Part.LOSS)
     why = why_different(culprit, plan, case.parts, case.model, reference.facts)
     return {
         "layer": culprit.layer or "loss",
@@ -168,14 +169,16 @@ def _first_difference(
     }
 
 
-def _culprit(case: Case, plan: Plan, step: int, allowed: float) -> Culprit | None:
+def _culprit(case: Case, plan: Plan, step: int, allowed: float, reference: Reference) -> Culprit | None:
     """From one more run of both up to this step, with their layers watched."""
     plain_numbers, plain_watch, _ = watched_plain(case, step)
     training = case.start()
     with _pipeline(training, plan) as pipe:
         watch = Watch(training.layers, forwards(plan, case.parts))
-        numbers = training.run(lambda x, y: pipe.step(x, target=y), step + 1, watched=watch)[-1]
-    return find_culprit(training.layers, (numbers, watch), (plain_numbers, plain_watch), allowed)
+        numbers = training.run(
+            lambda x, y: pipe.step(x, target=y), step + 1, watched=watch, follow=reference.micro_batched
+        )
+    return find_culprit(training.layers, (numbers[-1], watch), (plain_numbers, plain_watch), allowed)
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:

@@ -96,7 +96,8 @@ class Training:
             step: runs forward and backward.
             steps: how many; all by default.
             watched: entered for the last step.
-            follow: the numbers of another training, whose state is taken over after each step.
+            follow: the numbers of another training, whose state is taken over after each step: what was rounded
+                in one is not carried on into the next, where a ReLU may make much of it.
         """
         count = self.case.steps if steps is None else steps
         found = []
@@ -109,13 +110,13 @@ class Training:
             with watched if watched is not None and index == count - 1 else nullcontext():
                 loss = step(x, y)
             gradients = gradients_of(self.model)
-            if follow is not None:
-                _take_over(self.model, follow[index])
-            elif self._optimizer is not None:
+            if self._optimizer is not None:
                 self._optimizer.step()
             found.append(
                 Numbers(loss.detach().cpu(), gradients, parameters_of(self.model), buffers_of(self.model))
             )
+            if follow is not None:
+                _take_over(self.model, follow[index])
         return found
 
 

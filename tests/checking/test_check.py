@@ -48,6 +48,28 @@ def test_a_schedule_that_sums_in_another_order_is_the_same_up_to_rounding_and_sa
     assert "order of sums" in row.why
 
 
+class Jump(nn.Module):
+    """Makes much of rounding: its slope is another one on either side of a border that numbers lie on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.where(x.detach() * 1e8 % 2 < 1, 1.0, 2.0).to(x)
+
+
+def test_rounding_is_not_carried_on_from_step_to_step() -> None:
+    """Ten steps of a model that would end anywhere, had it begun a little beside."""
+    (row,) = checked(
+        nn.Sequential(
+            *(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Jump())), nn.Linear(6, 3)
+        ),
+        schedules=["looped-bfs"],
+        micro_batches=4,
+        steps=10,
+        dtypes=["own"],
+    ).rows
+    assert row.ok
+    assert not row.same
+
+
 def test_copies_of_the_model_that_train_as_one_are_the_same_up_to_rounding_and_say_why() -> None:
     (row,) = checked(faults.chain(), schedules=["chimera"], micro_batches=6, dtypes=["float64"]).rows
     assert row.ok
