@@ -153,14 +153,22 @@ class CopiedLayers:
             if own.device != self._device:  # for what stands in for it here, and looks at its version
                 torch.autograd.graph.increment_version(own)
         for _, original, copied in self._parts:
-            settings = {key: value for key, value in vars(original).items() if isinstance(value, _PLAIN)}
-            vars(copied).update(settings)
+            for key, value in vars(original).items():
+                if isinstance(value, _PLAIN):
+                    vars(copied)[key] = value
+                elif (
+                    isinstance(value, Tensor) and not value.requires_grad
+                ):  # in no place that a graph may have saved
+                    vars(copied)[key] = self._moved(value)
             for key, buffer in original._buffers.items():
                 own = copied._buffers.get(key)
                 if buffer is not None and own is not None and _alike(own, buffer):
                     own.data.copy_(buffer.data)
                 else:
-                    copied._buffers[key] = None if buffer is None else buffer.to(self._device, copy=True)
+                    copied._buffers[key] = None if buffer is None else self._moved(buffer)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self._device, copy=True)
 
     def _refuse_changes(self) -> None:
         for name, layer, before in self._layers:

@@ -164,6 +164,25 @@ def test_copies_follow_buffers():
         plain.assert_near(pipe(x).detach(), model(x).detach())
 
 
+def test_copies_follow_a_tensor_that_is_no_buffer():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.ones(4, dtype=torch.double)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    scaled = Scaled()
+    model = plain.in_double([nn.Linear(3, 4), scaled, nn.Linear(4, 4)])
+    x, _ = batch()
+    with cut(model) as pipe:
+        scaled.scale = scaled.scale * 2
+        plain.assert_near(pipe(x).detach(), model(x).detach())
+        scaled.scale.mul_(2)
+        plain.assert_near(pipe(x).detach(), model(x).detach())
+
+
 def test_random_layers_draw_the_same_for_every_number_of_copies():
     outcomes = []
     for copies in (1, 2, 4):
