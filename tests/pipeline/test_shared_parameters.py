@@ -1,7 +1,6 @@
 """Layers of different stages share parameters: one for the optimizer, its gradient that of plain training."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -201,93 +200,6 @@ def test_hooks_see_one_parameter_with_the_whole_gradient():
     assert all(a.equal(b) for a, b in zip(seen["ours"], seen["theirs"], strict=True))
 
 
-def test_freezing_and_thawing_a_shared_parameter():
-    model = language_model()
-    x, y = words()
-    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
-        for trained in (True, False, True):
-            model.get_parameter("0.weight").requires_grad_(trained)
-            pipe.zero_grad()
-            reference = plain.twin(model)
-            pipe.step(x, target=y)
-            plain.micro_batched_step(reference, x, y, loss_fn, 3)
-            plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def new_values(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-
-
-def new_storage(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data = parameter.detach() * 2
-
-
-CHANGES: dict[str, Callable[[nn.Module], Any]] = {
-    "values": new_values,
-    "storage": new_storage,
-    "dtype": nn.Module.double,
-    "state dict": lambda model: model.load_state_dict(language_model().state_dict()),
-    "assigned": lambda model: model.load_state_dict(
-        {name: tensor.clone() for name, tensor in language_model().state_dict().items()}, assign=True
-    ),
-    "settings": lambda model: setattr(model.get_submodule("3"), "eps", 1.0),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changes_between_steps_are_followed(change):
-    model = language_model()
-    x, y = words()
-    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
-        pipe.step(x, target=y)
-        CHANGES[change](model)
-        pipe.zero_grad()
-        reference = plain.twin(model)
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, loss_fn, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_settings_of_a_layer_in_several_stages_are_followed():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.drop, self.scale = nn.Linear(4, 4), nn.Dropout(0.5), 1.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.drop(self.inner(x)) * self.scale
-
-    shared = Scaled()
-    model = nn.Sequential(nn.Linear(4, 4), shared, shared)
-    x = torch.randn(7, 4)
-    with cut_by_hand(model, [2]) as pipe, torch.no_grad():
-        pipe(x)
-        shared.scale = 3.0
-        pipe.eval()
-        plain.assert_near(pipe(x), model(x), 1e-6)
-
-
-def test_what_a_layer_sets_on_itself_is_set_on_the_users():
-    class Remembering(Head):
-        last: Tensor | None = None
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.last = super().forward(x)
-            return self.last
-
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, nn.Linear(4, 4), Remembering(embedding.weight))
-    x, _ = words()
-    with cut_by_hand(model, [2], micro_batches=1) as pipe, torch.no_grad():
-        output = pipe(x)
-    last = model.get_submodule("2").last
-    assert isinstance(last, Tensor)
-    assert last.equal(output)
-
-
 def test_the_output_can_be_differentiated():
     model = language_model().double()
     reference = plain.twin(model)
@@ -297,41 +209,6 @@ def test_the_output_can_be_differentiated():
         (loss_fn(first, y) + second.pow(2).mean()).backward()
     (loss_fn(reference(x), y) + reference(x[:4]).pow(2).mean()).backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-def test_writing_a_parameter_before_the_backward_is_refused_as_torch_refuses_it():
-    model = language_model()
-    x, y = words()
-    with cut_by_hand(model, [1, 3, 5]) as pipe:
-        loss = loss_fn(pipe(x), y)
-        new_values(model.get_submodule("0"))
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-
-
-def test_a_step_that_failed_leaves_no_gradient_behind():
-    class Failing(nn.Module):
-        broken = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.broken:
-                x.register_hook(lambda _: 1 / 0)
-            return x * 1
-
-    failing = Failing()
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, failing, nn.Linear(4, 4), Head(embedding.weight))
-    x, y = words()
-    reference = plain.twin(model)
-    with cut_by_hand(model, [1, 2, 3], loss_fn=loss_fn) as pipe:
-        failing.broken = True
-        with pytest.raises(ZeroDivisionError):
-            pipe.step(x, target=y)
-        failing.broken = False
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, loss_fn, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_micro_batch_whose_targets_are_all_ignored():
@@ -348,49 +225,6 @@ def test_a_micro_batch_whose_targets_are_all_ignored():
 class Transpose(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2)
-
-
-class Rotated(nn.Module):
-    """Adds a table that other layers have, too."""
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table)
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.get_buffer("table")
-
-
-def test_a_buffer_that_nobody_writes_may_be_shared():
-    table = torch.randn(4)
-    model = nn.Sequential(Rotated(table), nn.Tanh(), Rotated(table))
-    check(model, [1, 2], torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss())
-    assert model[0].table is model[2].table is table
-
-
-def test_a_shared_buffer_that_is_written_is_refused_by_name():
-    class Counting(Rotated):
-        def forward(self, x: Tensor) -> Tensor:
-            self.get_buffer("table").add_(1)
-            return super().forward(x)
-
-    table = torch.zeros(4)
-    model = nn.Sequential(Rotated(table), nn.Tanh(), Counting(table))
-    with (
-        cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe,
-        pytest.raises(
-            RuntimeError, match=r"buffer [02]\.table is shared by layers of stages 0, 1, which write it"
-        ),
-    ):
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-
-
-def test_running_statistics_shared_by_stages_are_refused_by_name():
-    norm = nn.BatchNorm1d(4)
-    model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm)
-    with pytest.raises(ValueError, match=r"buffer 1\.running_mean is shared by layers of stages 0, 1"):
-        cut_by_hand(model, [2], loss_fn=nn.MSELoss())
 
 
 def test_a_plan_may_part_what_the_planner_keeps_together(tmp_path):
