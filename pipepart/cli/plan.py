@@ -88,6 +88,14 @@ def plan_command(
             help="Stages of each device, for a schedule that has several; 2 if not given.",
         ),
     ] = None,
+    replicas: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="Copies of the model, each on devices of its own with a part of the micro-batches; or auto for the "
+            "best of the numbers that divide the devices.",
+        ),
+    ] = "1",
     max_micro_batches: Annotated[
         int | None,
         typer.Option(
@@ -122,6 +130,7 @@ def plan_command(
         check_writable(output)
         count = parse_count("--micro-batches", micro_batches)
         number = None if stages is None else parse_count("--stages", stages)
+        copies = parse_count("--replicas", replicas)
         parse_choice("--schedule", schedule, (*CHUNKS, "auto", "search"))
         mode = parse_choice("--recompute", recompute, _MODES)
         asked = wishes.WishOptions(pin, together, no_cut_before, cut_before).arguments()
@@ -136,6 +145,7 @@ def plan_command(
             recompute=mode,
             stages=number,
             chunks=chunks,
+            replicas=copies,
             max_micro_batches=max_micro_batches,
             **asked,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from .plan import Alternative, Plan
 from .quickest import quickest
 from .searching import quickest_order
 from .setting import CHUNKS, Setting
+from .slots import share_out
 from .stage_costs import ChainCosts
 from .wishes import Wishes
 
@@ -39,6 +41,7 @@ class Request:
         recompute: what stages may do.
         stages: their number; None for as many as devices, or fewer where only fewer fit.
         chunks: stages of each device; None for the schedule's own number.
+        replicas: numbers of copies of the model to choose from.
         wishes: of the user.
         estimated: costs of numbers of micro-batches that were not profiled, to be used as if they had been.
     """
@@ -51,6 +54,7 @@ class Request:
     stages: int | Literal["auto"] | None
     chunks: int | None
     wishes: Wishes
+    replicas: tuple[int, ...] = (1,)
     estimated: tuple[Costs, ...] = ()
 
     @property
@@ -70,11 +74,8 @@ class Request:
 
 def choose(request: Request) -> Plan | None:
     """The fastest plan, with the others as its alternatives; None where none fits."""
-    settings = list(_settings(request))
-    for group in _device_counts(request):
-        tried = [
-            (setting, devices, _plan(setting, devices, request)) for setting in settings for devices in group
-        ]
+    for group in _groups(request):
+        tried = [(setting, devices, setting.best_plan(devices)) for setting, devices in group]
         found = [(setting, devices, made) for setting, devices, made in tried if made]
         if found:
             best = _best([made for _, _, made in found])
@@ -88,15 +89,14 @@ def choose(request: Request) -> Plan | None:
 
 def misfits(request: Request) -> Iterator[Misfit]:
     """Why each of the settings has no plan."""
-    for setting in _settings(request):
-        for group in _device_counts(request):
-            for devices in group:
-                if _wanted(setting, devices, request):
-                    yield setting.misfit(devices)
+    for group in _groups(request):
+        for setting, devices in group:
+            yield setting.misfit(devices)
 
 
 def _settings(request: Request) -> Iterator[Setting]:
-    for count in request.micro_batches:
+    shared = [share_out(request.cluster, copies) for copies in request.replicas]
+    for count, slots in itertools.product(request.micro_batches, shared):
         measured = request.costs_at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
         wishes = request.wishes
@@ -105,30 +105,31 @@ def _settings(request: Request) -> Iterator[Setting]:
             own = CHUNKS[name]
             chunks = 1 if own is None else request.chunks or own
             if request.chunks in (None, chunks):
-                yield Setting(profile, request.cluster, costs, name, chunks, request.recompute, wishes)
+                yield Setting(profile, slots, costs, name, chunks, request.recompute, wishes)
 
 
-def _device_counts(request: Request) -> list[list[int]]:
-    """Groups of numbers of devices to try; a group is only tried where none before it has a plan that fits."""
-    most = min(len(request.cluster), len(request.profile.layers))
+def _groups(request: Request) -> Iterator[list[tuple[Setting, int]]]:
+    """Settings and numbers of devices for a copy of the model; a group is tried where none before it has a plan."""
+    settings = list(_settings(request))
+    layers = len(request.profile.layers)
+    most = [min(len(setting.cluster), layers) for setting in settings]
     if request.stages is None:
-        return [[count] for count in range(most, 0, -1)]
-    return [list(range(1, most + 1))]
-
-
-def _wanted(setting: Setting, devices: int, request: Request) -> bool:
-    return request.stages in (None, "auto", devices * setting.chunks)
-
-
-def _plan(setting: Setting, devices: int, request: Request) -> Plan | None:
-    return setting.best_plan(devices) if _wanted(setting, devices, request) else None
+        for fewer in range(max(most, default=0)):
+            yield [(one, count - fewer) for one, count in zip(settings, most, strict=True) if count > fewer]
+        return
+    yield [
+        (setting, devices)
+        for setting, count in zip(settings, most, strict=True)
+        for devices in range(1, count + 1)
+        if request.stages in ("auto", devices * setting.chunks)
+    ]
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
-    """The fastest; of equal ones one with few stages, then one that needs little memory, then the one tried first."""
+    """The fastest; of equal ones one with few copies, then with few stages, then with little memory, then the first."""
     fastest = min(made.predicted.step_seconds for made in plans)
     near = [made for made in plans if made.predicted.step_seconds <= fastest * (1 + _EQUAL)]
-    return min(near, key=lambda made: (made.chunks, max(made.predicted.memory_bytes)))
+    return min(near, key=lambda made: (made.replicas, made.chunks, max(made.predicted.memory_bytes)))
 
 
 def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]]) -> list[Alternative]:
@@ -144,6 +145,7 @@ def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]])
                     schedule=made.schedule,
                     micro_batches=made.micro_batches,
                     chunks=made.chunks,
+                    replicas=made.replicas,
                     stages=stages,
                     step_seconds=made.predicted.step_seconds,
                     memory_bytes=max(made.predicted.memory_bytes),
@@ -158,6 +160,7 @@ def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]])
                     schedule=setting.schedule,
                     micro_batches=setting.costs.micro_batches,
                     chunks=setting.chunks,
+                    replicas=setting.slots.copies,
                     stages=stages,
                     why=reason or "does not fit the memory of the devices",
                 )

@@ -42,7 +42,11 @@ def misfit_of(draft: Plan, *, proven: bool) -> Misfit:
     limits = {name: draft.cluster.device(name).memory_bytes for name in needs}
     lacks = {name: need - limit for name, need in needs.items() if (limit := limits[name]) is not None}
     name = max(lacks, key=lambda name: lacks[name])
-    own = {index: stage for index, stage in enumerate(draft.stages) if stage.device == name}
+    own = {
+        index % len(draft.stages): stage
+        for index, stage in enumerate(draft.all_stages)
+        if stage.device == name
+    }
     need, limit, short = needs[name], needs[name] - lacks[name], lacks[name]
     static = sum(stage.static_bytes for stage in own.values())
     transient = max(stage.transient_bytes for stage in own.values())

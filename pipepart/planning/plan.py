@@ -57,7 +57,7 @@ class Alternative(Value):
     """Another plan that was looked at.
 
     Attributes:
-        schedule, micro_batches, chunks, stages: as in :class:`Plan`; ``stages`` is their number.
+        schedule, micro_batches, chunks, replicas, stages: as in :class:`Plan`; ``stages`` is their number.
         step_seconds: predicted; None where it does not fit.
         memory_bytes: the most that any device holds; of one that does not fit, None.
         why: it was not taken.
@@ -66,6 +66,7 @@ class Alternative(Value):
     schedule: str
     micro_batches: int = Field(ge=1)
     chunks: int = Field(ge=1)
+    replicas: int = Field(default=1, ge=1)
     stages: int = Field(ge=1)
     step_seconds: Seconds | None = None
     memory_bytes: ByteCount | None = None

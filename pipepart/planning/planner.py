@@ -27,6 +27,7 @@ def plan(
     recompute: RecomputeChoice = "auto",
     stages: int | Literal["auto"] | None = None,
     chunks: int | None = None,
+    replicas: int | Literal["auto"] = 1,
     max_micro_batches: int | None = None,
     pin: Mapping[str, int] | None = None,
     together: Sequence[Collection[str]] = (),
@@ -57,6 +58,8 @@ def plan(
         stages: how many; None for one a device (or ``chunks`` of them), or fewer where only fewer fit; ``"auto"`` for
             the best number.
         chunks: stages of each device, for a schedule that has several; None for its own number.
+        replicas: copies of the model that train side by side, each on devices of its own with a part of the
+            micro-batches; their gradients are summed. ``"auto"`` for the best of the numbers that leave no device over.
         max_micro_batches: of the numbers that were profiled, only those up to this one.
         pin: the stage that a layer has to be in, by its name.
         together: groups of layers that stay in one stage.
@@ -74,12 +77,13 @@ def plan(
     if stages is None and wishes.stages is not None:
         stages = wishes.stages
     _check_schedule(schedule, chunks)
-    if len(cluster) > len(profile.layers) and stages is None:
+    copies = _replicas(replicas, len(cluster))
+    if len(cluster) // copies[-1] > len(profile.layers) and stages is None:
         raise ValueError(
             f"{len(cluster)} devices need as many stages, the model has {len(profile.layers)} layers: "
             f"use at most {len(profile.layers)} devices"
         )
-    _check_stages(stages, len(cluster), len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
+    _check_stages(stages, len(cluster) // copies[0], len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
     request = Request(
         profile=profile,
         cluster=cluster,
@@ -89,11 +93,16 @@ def plan(
         stages=stages,
         chunks=chunks,
         wishes=wishes,
+        replicas=copies,
     )
     found = choose(request)
     if found is not None:
         return found
-    worst = min(misfits(request), key=lambda misfit: misfit.short_bytes or math.inf)
+    worst = min(misfits(request), key=lambda misfit: misfit.short_bytes or math.inf, default=None)
+    if worst is None:
+        raise ValueError(
+            f"schedule {schedule!r} has no {stages} stages on any number of the {len(cluster)} devices"
+        )
     ways = remedies(request)
     raise DoesNotFit(
         f"the model does not fit: {worst.text}. {remedies_text(ways)}", worst.stage, worst.short_bytes, ways
@@ -137,6 +146,16 @@ def _check_stages(stages: int | Literal["auto"] | None, devices: int, layers: in
         raise ValueError(
             f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
         )
+
+
+def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:
+    if replicas == "auto":
+        return tuple(count for count in range(1, devices + 1) if devices % count == 0)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= devices:
+        raise ValueError(
+            f"replicas must be between 1 and the number of devices, {devices}, or 'auto', got {replicas!r}"
+        )
+    return (replicas,)
 
 
 def _micro_batches(profile: Profile, micro_batches: int | Literal["auto"], most: int | None) -> Sequence[int]:

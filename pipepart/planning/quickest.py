@@ -53,10 +53,13 @@ class _Space:
     def __init__(self, setting: Setting, devices: int, plan: Plan) -> None:
         self._setting, self._devices, self._plan = setting, devices, plan
         self._costs = setting.costs
-        schedule = plan.build_schedule()
-        self._rows = np.array(schedule.device_of)
+        self._fewest = setting.costs.micro_batches // setting.slots.copies  # of any copy of the model
+        self._rows = np.array(setting.placement(devices))
         self._fused = all(
-            leaf.kind is not Kind.W for row in schedule.actions for one in row for leaf in one.leaves
+            leaf.kind is not Kind.W
+            for row in plan.build_schedule().actions
+            for one in row
+            for leaf in one.leaves
         )
         allowed = np.isfinite(self._costs.border_seconds(setting.cluster.link))
         self._free = np.flatnonzero(allowed[1:-1]) + 1
@@ -116,7 +119,7 @@ class _Space:
         index = {info.name: position for position, info in enumerate(self._setting.profile.layers)}
         borders = np.array([index[stage.layers[0]] for stage in plan.stages[1:]], dtype=np.int64)
         sites = {device.name: site for site, device in enumerate(self._setting.cluster.devices)}
-        order = tuple(sites[device.name] for device in plan.workers)
+        order = tuple(sites[device.name] for device in plan.workers[: self._devices])
         yield order, self._wished(self._moved(borders))
         for one, other in itertools.combinations(range(len(self._setting.cluster)), 2):
             exchanged = {one: other, other: one}
@@ -168,7 +171,7 @@ class _Space:
         found = np.zeros(len(borders))
         for row in range(self._devices):
             own = np.flatnonzero(self._rows == row)
-            busy = seconds[:, own].sum(axis=1) * costs.micro_batches
+            busy = seconds[:, own].sum(axis=1) * self._fewest
             found = np.maximum(found, before[:, own[0]] + busy)
         return found
 

@@ -58,8 +58,8 @@ def replan(
         trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
         profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
         cluster: the devices; None for the plan's. :func:`refine_cluster` makes one whose links are as measured.
-        options: as for :func:`plan`; by default schedule, chunks and number of micro-batches are the plan's, and so
-            that devices may stay idle.
+        options: as for :func:`plan`; by default schedule, chunks, copies and number of micro-batches are the plan's,
+            and so that devices may stay idle.
 
     Raises:
         ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
@@ -71,7 +71,8 @@ def replan(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
-    options = {"schedule": plan.schedule, "micro_batches": plan.micro_batches, **options}
+    own = {"schedule": plan.schedule, "micro_batches": plan.micro_batches, "replicas": plan.replicas}
+    options = {**own, **options}
     if plan.chunks > 1 and options["schedule"] == plan.schedule:
         options.setdefault("chunks", plan.chunks)
     if len(plan.workers) < len(plan.cluster):

@@ -17,6 +17,7 @@ from .figures import Piece, stage_plans
 from .memory import MODES, Kept, RecomputeChoice, with_recompute
 from .misfit import Misfit, misfit_of
 from .plan import Plan
+from .slots import Slots
 from .stage_costs import ChainCosts
 from .stage_plan import Recompute
 from .wishes import Wishes
@@ -46,7 +47,7 @@ class Setting:
 
     Attributes:
         profile: the layers.
-        cluster: the devices.
+        slots: the devices, shared out among the copies of the model.
         costs: of the layers at the number of micro-batches.
         schedule: its name.
         chunks: stages of each device.
@@ -55,12 +56,26 @@ class Setting:
     """
 
     profile: Profile
-    cluster: Cluster
+    slots: Slots
     costs: ChainCosts
     schedule: str
     chunks: int
     recompute: RecomputeChoice
     wishes: Wishes
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices that a stage of one copy of the model may be on."""
+        return self.slots.cluster
+
+    @property
+    def micro_batches(self) -> int:
+        """Those that run through one copy of the model, at most."""
+        return -(-self.costs.micro_batches // self.slots.copies)
+
+    def placement(self, devices: int) -> tuple[int, ...]:
+        """The row of the schedule that each stage of one copy of the model is in."""
+        return self._built(devices).device_of
 
     def why_not(self, devices: int) -> str:
         """Why there is no such cut, whatever the memory; empty where that is not known."""
@@ -73,8 +88,13 @@ class Setting:
             return f"{stages} stages, and cut_before makes {self.wishes.stages}"
         if any(stage >= stages for stage in self.wishes.pins.values()):
             return f"pin has a layer in stage {max(self.wishes.pins.values())}, and there are {stages} stages"
+        if self.slots.copies > self.costs.micro_batches:
+            return (
+                f"{counted(self.costs.micro_batches, 'micro-batch', 'es')} are fewer than the {self.slots.copies} "
+                "copies of the model"
+            )
         try:
-            _built(self.schedule, devices, self.costs.micro_batches, self.chunks)
+            self._built(devices)
         except schedules.ScheduleError as error:
             return str(error)
         return ""
@@ -99,7 +119,7 @@ class Setting:
             bound: what no cut of the setting has a smaller bottleneck than.
         """
         made = self._plan(starts, sites, self._problem(devices).modes(starts, sites), bound)
-        needs = zip(self.cluster.devices, made.predicted.memory_bytes, strict=True)
+        needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
         fits = all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
         return made if fits else None
 
@@ -125,11 +145,13 @@ class Setting:
         kept: dict[Recompute, Kept] = {mode: self._kept(devices, mode) for mode in MODES[self.recompute]}
         if self.chunks == 1:
             return ChainProblem(self.costs, self.cluster, devices, kept, self.wishes.places(devices))
-        built = _built(self.schedule, devices, self.costs.micro_batches, self.chunks)
-        return ChunkedProblem(self.costs, self.cluster, built.device_of, kept, self.wishes)
+        return ChunkedProblem(self.costs, self.cluster, self.placement(devices), kept, self.wishes)
+
+    def _built(self, devices: int) -> schedules.Schedule:
+        return _built(self.schedule, devices, self.micro_batches, self.chunks)
 
     def _kept(self, devices: int, mode: Recompute) -> Kept:
-        return _kept(self.schedule, devices, self.costs.micro_batches, self.chunks, mode)
+        return _kept(self.schedule, devices, self.micro_batches, self.chunks, mode)
 
     def _plan(
         self, starts: Sequence[int], sites: Sequence[int], modes: Sequence[Recompute], bound: float
@@ -141,17 +163,23 @@ class Setting:
         ]
         devices = len(set(sites))
         kept = [self._kept(devices, piece.recompute).by_stage[stage] for stage, piece in enumerate(pieces)]
-        stages = stage_plans(self.profile, self.costs, self.cluster, pieces, kept)
+        stages = stage_plans(self.profile, self.costs, self.slots.whole, pieces, kept)
         draft = Plan.model_construct(
             stages=stages,
-            cluster=self.cluster,
+            cluster=self.slots.whole,
             schedule=self.schedule,
             micro_batches=self.costs.micro_batches,
             chunks=self.chunks,
+            copies=tuple(
+                tuple(self.slots.members[piece.device][copy] for piece in pieces)
+                for copy in range(1, self.slots.copies)
+            ),
             fingerprint=self.profile.fingerprint,
             outputs=self.profile.outputs,
             profile=self.profile,
         )
+        if self.slots.copies > 1 and not self.slots.alike:
+            bound = 0.0  # other groups of the devices were not looked at
         return draft.model_copy(update={"prediction": draft.predict(self.costs.total_seconds, bound)})
 
 

@@ -21,6 +21,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
     unit = TimeUnit.for_all(seconds for seconds in step if seconds is not None)
     both = [plan, *shown]
     hidden = len(plan.alternatives) - len(shown)
+    copies = [each.replicas for each in both]
     return FittingTable(
         "Alternatives",
         [
@@ -28,6 +29,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
             Column("micro-\nbatches", [str(each.micro_batches) for each in both]),
             Column("stages", [str(len(plan.stages)), *(str(other.stages) for other in shown)]),
             Column("chunks", [str(each.chunks) for each in both], rank=1),
+            *([Column("copies", [str(count) for count in copies])] if max(copies) > 1 else []),
             Column(
                 f"step\n{unit.name}", [NONE if seconds is None else unit.text(seconds) for seconds in step]
             ),

@@ -8,6 +8,7 @@ from typing import Any
 import pipepart
 from pipepart import Cluster, Device, Link, Plan
 from pipepart.cluster import PairLink
+from pipepart.planning import Alternative
 from tests.planning.problems import Layer, profile_of
 
 Data = dict[str, Any]
@@ -32,7 +33,9 @@ def tied_plan() -> Plan:
     """Eight layers over two of three devices, of which the third and the fourth share a parameter."""
     layers = [*LAYERS]
     layers[3] = Layer(forward=1, parameters=4, output=3, shares_with=(2,))
-    return pipepart.plan(profile_of(layers, [4]), CLUSTER, schedule="1f1b", stages=2)
+    plan = pipepart.plan(profile_of(layers, [4]), CLUSTER, schedule="1f1b", stages=2)
+    other = Alternative(schedule="gpipe", micro_batches=4, chunks=1, stages=2, why="slower")
+    return plan.model_copy(update={"alternatives": (other,)})
 
 
 def chunked_plan() -> Plan:
