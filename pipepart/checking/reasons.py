@@ -73,7 +73,8 @@ def plain_notes(facts: PlainFacts) -> list[str]:
             f"Random layers ({_listed(facts.draws)}): the plain model was given the pipeline's draws, by seed, step, "
             "micro-batch and layer. By itself it draws other numbers."
         )
-    if facts.mixes and facts.mixes not in facts.draws:
+    remembers = any(name.startswith(f"{facts.mixes}.") for name in facts.remembers)
+    if facts.mixes and facts.mixes not in facts.draws and not remembers:
         notes.append(
             f"With the mini-batch at once the plain model gives other numbers ({facts.at_once:.0e}): layer "
             f"{facts.mixes!r} computes with the samples beside each sample, and sees one micro-batch at a time, as in "
