@@ -33,7 +33,7 @@ def copied_groups(groups: Sequence[Layers]) -> list[Layers]:
     """The layers once more, sharing nothing with them; what they share among themselves, the copies share as well.
 
     Raises:
-        ValueError: a layer cannot be copied, or draws from a generator of its own.
+        ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
     """
     memo: dict[int, Any] = {}
     return [[(name, _copied(name, layer, memo)) for name, layer in layers] for layers in groups]
@@ -42,6 +42,10 @@ def copied_groups(groups: Sequence[Layers]) -> list[Layers]:
 def _copied(name: str, layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
     what = f"layer {name!r} ({type(layer).__name__})"
     for part in layer.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{what} is TorchScript, whose copies compute with the parameters of the first: {_ONE_COPY}"
+            )
         for key, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 raise ValueError(

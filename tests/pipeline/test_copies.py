@@ -191,7 +191,7 @@ def test_random_layers_draw_the_same_for_every_number_of_copies():
         x, y = batch()
         with cut(model, copies) as pipe:
             losses = [pipe.step(x, target=y) for _ in range(2)]
-            outcomes.append((torch.stack(losses), pipe(x), plain.gradients(model)))
+            outcomes.append((torch.stack(losses), pipe(x).detach(), plain.gradients(model)))
     assert outcomes[0][0][0] != outcomes[0][0][1]
     for losses, output, gradients in outcomes[1:]:
         plain.assert_near(losses, outcomes[0][0], 0)
@@ -339,6 +339,13 @@ def test_a_generator_of_its_own_is_refused():
 
     with pytest.raises(ValueError, match=r"layer '1' \(Noisy\) has a random generator of its own, 'source'"):
         cut(plain.in_double([nn.Linear(3, 4), Noisy(), nn.Linear(4, 4)]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_layer_is_refused():
+    scripted: Any = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"layer '1' .* is TorchScript.*replicas=1"):
+        cut(nn.Sequential(nn.Linear(3, 4), scripted, nn.Linear(4, 4)))
 
 
 def test_a_layer_that_cannot_be_copied_is_named():
