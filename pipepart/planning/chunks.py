@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from .wishes import Wishes
 
 MOST_CUTS = 20_000
 _MOST_ORDERS = 24
+_CLIMBED = 4  # of these orders, where not all cuts can be tried
 
 # Shortage of memory, largest load and sum of the squares of the loads: smaller is better.
 _Value = tuple[float, float, float]
@@ -93,9 +95,10 @@ class ChunkedProblem:
                 bound = min(_least_load(table, order) for order in orders)
                 return self._cut(best, order, value, min(bound, value[1]), all_tried=True)
         else:
-            found = [one for order in orders[:_MOST_ORDERS] if (one := self._climbed(order))]
-            if not found:
+            starts = [one for order in orders[:_MOST_ORDERS] if (one := self._start(order))]
+            if not starts:
                 return None
+            found = [self._climbed(*start) for start in sorted(starts, key=lambda entry: entry[0])[:_CLIMBED]]
         value, best, order = min(found, key=lambda entry: entry[0])
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
         shared = self._costs.total_seconds / sum(speeds[: len(order)])
@@ -121,12 +124,13 @@ class ChunkedProblem:
         sites = tuple(order[row] for row in self._rows)
         return ChunkedCut((0, *map(int, borders)), sites, bound, int(value[0]), all_tried)
 
-    def _climbed(self, order: _Order) -> tuple[_Value, Borders, _Order] | None:
-        """The best that is found by steps from a cut to a better one beside it; None where wishes leave no start."""
-        start = self._wished(self._proportional(order)[None, :])
-        if not len(start):
-            return None
-        value, best = _pick(self._chunks.of(start), order)
+    def _start(self, order: _Order) -> tuple[_Value, Borders, _Order] | None:
+        """The cut in proportion to the speeds of the devices; None where wishes forbid it."""
+        cut = self._wished(self._proportional(order)[None, :])
+        return (*_pick(self._chunks.of(cut), order), order) if len(cut) else None
+
+    def _climbed(self, value: _Value, best: Borders, order: _Order) -> tuple[_Value, Borders, _Order]:
+        """The best that is found by steps from a cut to a better one beside it."""
         while len(near := self._wished(self._neighbours(best))):
             better, candidate = _pick(self._chunks.of(near), order)
             if not better < value:
@@ -148,22 +152,7 @@ class ChunkedProblem:
     def _neighbours(self, borders: Borders) -> Borders:
         """Cuts with one border moved by up to 32 allowed places, or two by up to two."""
         free = self._free
-        at = np.searchsorted(free, borders)
-        inner = len(at)
-        found = [
-            _moved(at, ((index, step * sign),))
-            for index in range(inner)
-            for step in (1, 2, 4, 8, 16, 32)
-            for sign in (1, -1)
-        ]
-        pairs = itertools.combinations(range(inner), 2) if inner <= 32 else itertools.pairwise(range(inner))
-        found += [
-            _moved(at, ((one, first), (other, second)))
-            for one, other in pairs
-            for first in (-2, -1, 1, 2)
-            for second in (-2, -1, 1, 2)
-        ]
-        table = np.array(found).reshape(-1, inner)
+        table = np.searchsorted(free, borders) + _moves(self._inner)
         inside = (table[:, 0] >= 0) & (table[:, -1] < len(free)) & (np.diff(table, axis=1) > 0).all(axis=1)
         return free[table[inside]]
 
@@ -173,11 +162,16 @@ class ChunkedProblem:
         return borders[[self._wishes.allows(row) for row in borders.tolist()]]
 
 
-def _moved(at: Borders, steps: Sequence[tuple[int, int]]) -> Borders:
-    moved = at.copy()
-    for index, step in steps:
-        moved[index] += step
-    return moved
+@lru_cache(maxsize=8)
+def _moves(inner: int) -> Borders:
+    """Steps from a cut to those beside it, one number for each of so many borders."""
+    one = np.eye(inner, dtype=np.int64)
+    far = [step * sign for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1)]
+    near = list(itertools.product((-2, -1, 1, 2), repeat=2))
+    pairs = itertools.combinations(range(inner), 2) if inner <= 32 else itertools.pairwise(range(inner))
+    single = [step * row for row in one for step in far]
+    double = [a * one[first] + b * one[second] for first, second in pairs for a, b in near]
+    return np.array([*single, *double]).reshape(-1, inner)
 
 
 def _pick(table: CutTable, order: _Order) -> tuple[_Value, Borders]:
