@@ -12,7 +12,10 @@ from pipepart.capture import flatten
 from pipepart.planning import StagePlan
 
 from .chains import Recompute
-from .plain import twin
+from .plain import in_double, twin
+
+# The copies that four micro-batches take where there are two.
+IN_TURN = (0, 1, 0, 1)
 
 
 def plan_copies(
@@ -81,3 +84,20 @@ def summed_step(model: nn.Module, x: Tensor, y: Tensor, loss_fn: nn.Module, copy
                 if theirs.grad is not None:
                     own.grad = theirs.grad if own.grad is None else own.grad + theirs.grad
     return torch.stack(losses).sum()
+
+
+def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, 3, dtype=torch.double), torch.randn(samples, 4, dtype=torch.double)
+
+
+def model_for(chunks: int) -> nn.Sequential:
+    """Two layers for each of two times so many stages."""
+    layers = [nn.Linear(3, 4), nn.Tanh()]
+    for _ in range(2 * chunks - 1):
+        layers += [nn.Linear(4, 4), nn.GELU()]
+    return in_double(layers)
+
+
+def cut_in_two(model: nn.Module, copies: int = 2, **how: Any) -> Pipeline:
+    """Two stages, the second from layer 2 on."""
+    return cut_copies(model, [2], copies, loss_fn=nn.MSELoss(), **how)

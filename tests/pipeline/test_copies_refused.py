@@ -1,0 +1,152 @@
+"""What cannot be in several copies of the model is refused by name, and a failure in one is told."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import plain
+from tests.copies import IN_TURN, batch, cut_in_two, model_for, summed_step
+
+
+def test_a_batch_norm_in_training_is_refused_before_anything_runs():
+    model = plain.in_double([nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4)), nn.Linear(4, 4)])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x, y = batch()
+    with cut_in_two(model) as pipe:
+        with pytest.raises(ValueError, match=r"layer '1.0' writes its buffer 'running_mean' .* replicas=1"):
+            pipe.step(x, target=y)
+        plain.assert_same(model.state_dict(), before)
+        pipe.eval()
+        plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
+
+
+class Counting(nn.Module):
+    """Counts the samples that it has seen in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += len(x)
+        return x
+
+
+def test_any_layer_that_writes_a_buffer_is_refused():
+    model = plain.in_double([nn.Linear(3, 4), Counting(), nn.Linear(4, 4)])
+    x, y = batch()
+    with cut_in_two(model) as pipe:
+        with pytest.raises(ValueError, match=r"layer '1' writes its buffer 'seen' .* replicas=1"):
+            pipe.step(x, target=y)
+        pipe.eval()
+        plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
+
+
+def test_hooks_on_parameters_are_refused_as_they_would_see_one_copy():
+    x, y = batch()
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = model_for(1)
+        with cut_in_two(model) as pipe:
+            handle = getattr(model[2].weight, register)(lambda *_: None)
+            with pytest.raises(ValueError, match=r"parameter '2.weight' has a hook"):
+                pipe.step(x, target=y)
+            assert model[0].weight.grad is None
+            pipe.eval()
+            with torch.no_grad():
+                pipe(x)
+            handle.remove()
+            pipe.step(x, target=y)
+
+
+def test_a_layer_that_is_changed_after_it_was_copied_is_refused():
+    x, y = batch()
+    model = model_for(1)
+    with cut_in_two(model) as pipe:
+        model[2].weight = nn.Parameter(torch.zeros(4, 4).double())
+        with pytest.raises(ValueError, match=r"layer '2' \(Linear\) has other modules or parameters"):
+            pipe.step(x, target=y)
+    tanh = nn.Tanh()
+    with cut_in_two(plain.in_double([nn.Linear(3, 4), tanh, nn.Linear(4, 4)])) as pipe:
+        tanh.more = nn.Linear(1, 1)
+        with pytest.raises(ValueError, match=r"layer '1' \(Tanh\) has other modules"):
+            pipe.step(x, target=y)
+
+
+def test_a_generator_of_its_own_is_refused():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source = torch.Generator()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand(x.shape, generator=self.source)
+
+    with pytest.raises(ValueError, match=r"layer '1' \(Noisy\) has a random generator of its own, 'source'"):
+        cut_in_two(plain.in_double([nn.Linear(3, 4), Noisy(), nn.Linear(4, 4)]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_layer_is_refused():
+    scripted: Any = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"layer '1' .* is TorchScript.*replicas=1"):
+        cut_in_two(nn.Sequential(nn.Linear(3, 4), scripted, nn.Linear(4, 4)))
+
+
+def test_a_layer_that_cannot_be_copied_is_named():
+    class Locked(nn.Identity):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise RuntimeError("one of a kind")
+
+    with pytest.raises(
+        ValueError, match=r"layer '1' \(Locked\) cannot be copied \(one of a kind\): .*replicas=1"
+    ):
+        cut_in_two(nn.Sequential(nn.Linear(3, 4), Locked(), nn.Linear(4, 4)))
+
+
+class Failing(nn.Module):
+    """Fails on inputs that hold a negative first number, forward or backward."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Fail.apply(x, self.where)
+
+
+class _Fail(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, where: str) -> torch.Tensor:
+        ctx.fails = where == "backward" and x[0, 0] < 0
+        if where == "forward" and x[0, 0] < 0:
+            raise ArithmeticError("negative")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.fails:
+            raise ArithmeticError("negative")
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_failure_in_a_copy_is_placed_and_leaves_the_next_step_right(where):
+    first = nn.Linear(3, 4, bias=False)
+    nn.init.ones_(first.weight)
+    model = plain.in_double([first, nn.Identity(), Failing(where), nn.Linear(4, 4)])
+    reference = plain.twin(model)
+    x, y = batch()
+    x = x.abs()
+    bad = x.clone()
+    bad[6:8] *= -1  # micro-batch 3, the second of copy 1, which has gradients of the first by then
+    with cut_in_two(model) as pipe:
+        with pytest.raises(ArithmeticError) as caught:
+            pipe.step(bad, target=y)
+        assert "stage 1 of 2 of copy 1 on virtual:3, micro-batch 3 of 4" in caught.value.__notes__[-1]
+        model.zero_grad()
+        pipe.step(x, target=y)
+    summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
