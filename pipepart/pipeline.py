@@ -164,7 +164,7 @@ class Pipeline:
             devices=len(cluster),
             threads=cluster.devices[0].threads,
         )
-        made = plan(measured, cluster, schedule=schedule, recompute=recompute)
+        made = plan(measured, cluster, schedule=schedule, recompute=recompute, part_shared=True)
         return cls(
             model,
             made,

@@ -55,6 +55,7 @@ class LayerInfo(Value):
         gradient_bytes: of those that are trained.
         dtypes: of its parameters and buffers that hold no integers.
         shares_with: layers before this one that hold one of its parameters or buffers too.
+        shared_bytes: of its parameters that a layer before it holds too, and of their gradients.
         outputs: the tensors it returns for the sample that was captured.
     """
 
@@ -65,6 +66,7 @@ class LayerInfo(Value):
     gradient_bytes: ByteCount
     dtypes: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
+    shared_bytes: ByteCount = 0
     outputs: tuple[TensorSpec, ...] = ()
 
     @property

@@ -134,6 +134,7 @@ def _infos(layers: Sequence[tuple[str, nn.Module]]) -> list[LayerInfo]:
 def _info(name: str, layer: nn.Module, owners: dict[Tensor, str]) -> LayerInfo:
     state = list(state_of(layer))
     own = [p for p in layer.parameters() if p not in owners]
+    others = [p for p in layer.parameters() if p in owners]
     shared = {owners[tensor] for tensor in state if tensor in owners}
     for tensor in state:
         owners.setdefault(tensor, name)
@@ -145,6 +146,7 @@ def _info(name: str, layer: nn.Module, owners: dict[Tensor, str]) -> LayerInfo:
         gradient_bytes=sum(p.nbytes for p in own if p.requires_grad),
         dtypes=_dtypes(state),
         shares_with=tuple(sorted(shared)),
+        shared_bytes=sum(p.nbytes * (1 + p.requires_grad) for p in others),
     )
 
 

@@ -114,6 +114,13 @@ def plan_command(
     together: wishes.Together = None,
     no_cut_before: wishes.NoCutBefore = None,
     cut_before: wishes.CutBefore = None,
+    part_shared: Annotated[
+        bool,
+        typer.Option(
+            "--part-shared",
+            help="Lets layers that share a parameter be in different stages, where no cut keeps them together.",
+        ),
+    ] = False,
     sample: options.Sample = None,
     optimizer: options.Optimizer = None,
     threads: options.Threads = None,
@@ -146,6 +153,7 @@ def plan_command(
             stages=number,
             chunks=chunks,
             replicas=copies,
+            part_shared=part_shared,
             max_micro_batches=max_micro_batches,
             **asked,
         )

@@ -112,7 +112,7 @@ class ChainProblem:
             layers = slice(start, end)
             limit = self._cluster.devices[site].memory_bytes or math.inf
             fixed = (
-                self._costs.static_bytes[layers].sum()
+                self._costs.held_bytes(layers)
                 + self._costs.peak_bytes[layers].max()
                 + self._costs.arriving_bytes[end - 1]
             )

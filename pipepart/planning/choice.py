@@ -42,6 +42,7 @@ class Request:
         stages: their number; None for as many as devices, or fewer where only fewer fit.
         chunks: stages of each device; None for the schedule's own number.
         replicas: numbers of copies of the model to choose from.
+        part_shared: whether layers that share a parameter may be parted where they cannot stay together.
         wishes: of the user.
         estimated: costs of numbers of micro-batches that were not profiled, to be used as if they had been.
     """
@@ -55,6 +56,7 @@ class Request:
     chunks: int | None
     wishes: Wishes
     replicas: tuple[int, ...] = (1,)
+    part_shared: bool = False
     estimated: tuple[Costs, ...] = ()
 
     @property
@@ -94,13 +96,13 @@ def misfits(request: Request) -> Iterator[Misfit]:
             yield setting.misfit(devices)
 
 
-def _settings(request: Request) -> Iterator[Setting]:
+def _settings(request: Request, *, part_shared: bool) -> Iterator[Setting]:
     shared = [share_out(request.cluster, copies) for copies in request.replicas]
     for count, slots in itertools.product(request.micro_batches, shared):
         measured = request.costs_at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
         wishes = request.wishes
-        costs = ChainCosts(profile, measured, wishes.together, wishes.no_border)
+        costs = ChainCosts(profile, measured, wishes.together, wishes.no_border, part_shared)
         for name in request.schedules:
             own = CHUNKS[name]
             chunks = 1 if own is None else request.chunks or own
@@ -110,19 +112,23 @@ def _settings(request: Request) -> Iterator[Setting]:
 
 def _groups(request: Request) -> Iterator[list[tuple[Setting, int]]]:
     """Settings and numbers of devices for a copy of the model; a group is tried where none before it has a plan."""
-    settings = list(_settings(request))
+    ties = any(info.shares_with for info in request.profile.layers)
+    ways = [False, True] if ties and request.part_shared else [False]
+    settings = {parted: list(_settings(request, part_shared=parted)) for parted in ways}
     layers = len(request.profile.layers)
-    most = [min(len(setting.cluster), layers) for setting in settings]
+    most = [min(len(setting.cluster), layers) for setting in settings[False]]
     if request.stages is None:
-        for fewer in range(max(most, default=0)):
-            yield [(one, count - fewer) for one, count in zip(settings, most, strict=True) if count > fewer]
+        for fewer, parted in itertools.product(range(max(most, default=0)), ways):
+            pairs = zip(settings[parted], most, strict=True)
+            yield [(setting, count - fewer) for setting, count in pairs if count > fewer]
         return
-    yield [
-        (setting, devices)
-        for setting, count in zip(settings, most, strict=True)
-        for devices in range(1, count + 1)
-        if request.stages in ("auto", devices * setting.chunks)
-    ]
+    for parted in ways:
+        yield [
+            (setting, devices)
+            for setting, count in zip(settings[parted], most, strict=True)
+            for devices in range(1, count + 1)
+            if request.stages in ("auto", devices * setting.chunks)
+        ]
 
 
 def _best(plans: Sequence[Plan]) -> Plan:

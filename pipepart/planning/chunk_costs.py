@@ -95,7 +95,7 @@ class ChunkCosts:
             costs = self._costs
             layers = slice(*divmod(piece, costs.layers + 1))
             self._sizes[piece] = (
-                int(costs.static_bytes[layers].sum()),
+                costs.held_bytes(layers),
                 int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
                 costs.stash_bytes(layers),
                 costs.boundary_bytes(layers),

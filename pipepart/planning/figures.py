@@ -80,7 +80,7 @@ def _stage_plan(
         backward_weight_seconds=float(costs.backward_weight[layers].sum()) / device.speed,
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
-        static_bytes=int(costs.static_bytes[layers].sum()),
+        static_bytes=costs.held_bytes(layers),
         gradient_bytes=sum(info.gradient_bytes for info in profile.layers[layers]),
         optimizer_bytes=sum(map(profile.optimizer_bytes, profile.layers[layers])),
         stash_bytes=stash,

@@ -33,6 +33,7 @@ def plan(
     together: Sequence[Collection[str]] = (),
     no_cut_before: Collection[str] = (),
     cut_before: Sequence[str] | None = None,
+    part_shared: bool = False,
 ) -> Plan:
     """The cut of a profiled chain over the devices of a cluster whose step is predicted to be the shortest.
 
@@ -65,6 +66,8 @@ def plan(
         together: groups of layers that stay in one stage.
         no_cut_before: layers that no stage begins with.
         cut_before: the layers that stages begin with, the first stage left out: the whole cut.
+        part_shared: whether layers that share a parameter may be in different stages where no cut into as many stages
+            keeps them together; stages behind the first of them then hold a copy of it and of its gradient.
 
     Raises:
         ValueError: an unknown schedule or layer, more stages than layers or devices, micro-batches below 1 or not
@@ -94,6 +97,7 @@ def plan(
         chunks=chunks,
         wishes=wishes,
         replicas=copies,
+        part_shared=part_shared,
     )
     found = choose(request)
     if found is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,8 @@ class ChainCosts:
         costs: what they cost.
         together: pairs of layers, by index, that no border may part; those that share parameters are added.
         no_border: borders that are not allowed besides: the indices of the layers behind them.
+        part_shared: whether layers that share parameters may be parted all the same; each stage but the first of them
+            then holds a copy of these, and of their gradients.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ChainCosts:
         costs: Costs,
         together: Collection[tuple[int, int]] = (),
         no_border: Collection[int] = (),
+        part_shared: bool = True,
     ) -> None:
         self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
@@ -74,7 +77,18 @@ class ChainCosts:
         # Whether there is a backward at a layer: it or one before it trains something. A profile made by hand may
         # say so in seconds alone.
         self.backward_at = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
-        self._no_border = self._forbidden(profile, together, no_border)
+        index = {info.name: position for position, info in enumerate(profile.layers)}
+        # Of each layer that holds parameters of others: its place, that of the last of these, and their bytes.
+        self._shared = np.array(
+            [
+                (position, max(index[other] for other in info.shares_with), info.shared_bytes)
+                for position, info in enumerate(profile.layers)
+                if info.shares_with
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 3)
+        shared = [] if part_shared else self._ties(profile, index)
+        self._no_border = self._forbidden([*together, *shared], no_border)
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
         self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
         self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
@@ -93,6 +107,11 @@ class ChainCosts:
     def total_static_bytes(self) -> int:
         """Parameters, gradients and optimizer state of all layers."""
         return int(self._static_sum[-1])
+
+    def held_bytes(self, layers: slice) -> int:
+        """Parameters, gradients and optimizer state of a stage of these layers."""
+        own = int(self._static_sum[layers.stop] - self._static_sum[layers.start])
+        return own + int(self._copied(layers.start, layers.stop)[-1])
 
     def stash_bytes(self, layers: slice) -> int:
         """What a stage of these layers keeps for each micro-batch in flight."""
@@ -182,6 +201,8 @@ class ChainCosts:
         backward = self.backward_at[start:end]
         peak = np.maximum.accumulate(self.peak_bytes[start:end])
         static = self._static_sum[ends] - self._static_sum[start]
+        if len(self._shared):
+            static = static + self._copied(start, end)
         return Row(
             start=start,
             seconds=self.compute_sums[ends] - self.compute_sums[start],
@@ -191,17 +212,23 @@ class ChainCosts:
             boundary_bytes=np.where(backward, float(boundary), 0.0),
         )
 
+    def _copied(self, start: int, end: int) -> NDArray[np.int64]:
+        """What a stage from ``start`` on holds of parameters that belong to a stage before, for each end."""
+        layer, latest, size = self._shared.T
+        copied = (latest < start) & (start <= layer) & (layer < end)
+        sizes = np.zeros(end - start, dtype=np.int64)
+        np.add.at(sizes, layer[copied] - start, size[copied])
+        return np.cumsum(sizes)
+
+    @staticmethod
+    def _ties(profile: Profile, index: Mapping[str, int]) -> list[tuple[int, int]]:
+        return [(index[other], index[info.name]) for info in profile.layers for other in info.shares_with]
+
     def _forbidden(
-        self, profile: Profile, together: Collection[tuple[int, int]], no_border: Collection[int]
+        self, together: Collection[tuple[int, int]], no_border: Collection[int]
     ) -> NDArray[np.bool_]:
         forbidden = np.zeros(self.layers + 1, dtype=bool)
-        index = {info.name: position for position, info in enumerate(profile.layers)}
-        shared = [
-            (index[other], position)
-            for position, info in enumerate(profile.layers)
-            for other in info.shares_with
-        ]
-        for one, other in (*shared, *together):
+        for one, other in together:
             forbidden[min(one, other) + 1 : max(one, other) + 1] = True
         forbidden[list(no_border)] = True
         forbidden[[0, -1]] = False

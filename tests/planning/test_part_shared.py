@@ -1,0 +1,69 @@
+"""Layers that share a parameter: kept together where that can be, parted where it cannot and the user lets them."""
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from pipepart import Cluster, DoesNotFit, Plan, Profile
+from tests import plain
+from tests.planning.problems import Layer, profile_of
+
+
+def tied(shared_bytes: int = 40, memory_layers: int = 6) -> Profile:
+    """A chain whose last layer holds the parameter of the first."""
+    layers = [Layer(parameters=10, output=5) for _ in range(memory_layers)]
+    layers[-1] = Layer(output=5, shares_with=(0,))
+    profile = profile_of(layers, [4])
+    infos = list(profile.layers)
+    infos[-1] = infos[-1].model_copy(update={"shared_bytes": shared_bytes})
+    return profile.model_copy(update={"layers": tuple(infos)})
+
+
+def test_they_stay_together_unless_that_is_allowed():
+    cluster = Cluster.virtual(2)
+    assert len(pipepart.plan(tied(), cluster, schedule="1f1b").stages) == 1
+    assert len(pipepart.plan(tied(), cluster, schedule="1f1b", part_shared=True).stages) == 2
+
+
+def test_they_stay_together_where_a_cut_into_as_many_stages_keeps_them():
+    layers = [Layer(), Layer(), Layer(forward=9), Layer(shares_with=(1,)), Layer()]
+    for part_shared in (False, True):
+        plan = pipepart.plan(profile_of(layers), Cluster.virtual(3), schedule="1f1b", part_shared=part_shared)
+        assert [len(stage.layers) for stage in plan.stages] == [1, 3, 1]
+
+
+def test_a_stage_counts_its_copy_of_the_parameter_to_the_byte():
+    """Five layers of 10 bytes with gradient and Adam's state, and a copy of 40 bytes with its gradient behind."""
+    free = pipepart.plan(tied(), Cluster.parse(["1GiB"] * 2), schedule="gpipe", part_shared=True)
+    assert sum(stage.static_bytes for stage in free.stages) == 5 * 10 * 4 + 40
+    assert free.stages[-1].static_bytes == (len(free.stages[-1].layers) - 1) * 40 + 40
+    need = max(free.predicted.memory_bytes)
+    options = {"schedule": "gpipe", "part_shared": True, "recompute": "never", "stages": 2}
+    assert pipepart.plan(tied(), Cluster.parse([f"{need}B"] * 2), **options).stages == free.stages
+    with pytest.raises(DoesNotFit):
+        pipepart.plan(tied(shared_bytes=400), Cluster.parse([f"{need}B"] * 2), **options)
+
+
+def test_a_parted_plan_comes_back_from_a_file(tmp_path):
+    plan = pipepart.plan(tied(), Cluster.virtual(2), part_shared=True)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_auto_trains_a_tied_embedding_and_head_on_two_devices():
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 11, bias=False))
+    tied_weight = model.get_submodule("0").get_parameter("weight")
+    model[3].weight = tied_weight
+    model.double()
+    x, y = torch.randint(11, (8,)), torch.randint(11, (8,))
+    twin = plain.twin(model)
+    plain.micro_batched_step(twin, x, y, nn.CrossEntropyLoss(), 4)
+    with pipepart.Pipeline.auto(
+        model, x, target=y, loss_fn=nn.CrossEntropyLoss(), devices=2, schedule="1f1b", micro_batches=4
+    ) as pipe:
+        assert len(pipe.plan.stages) == 2
+        assert pipe.plan.profile is not None
+        assert pipe.plan.profile.layers[3].shared_bytes == 2 * tied_weight.nbytes
+        pipe.step(x, target=y)
+    plain.assert_same(plain.gradients(model), plain.gradients(twin))
