@@ -116,6 +116,7 @@ class Pipeline:
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
+        replicas: int | Literal["auto"] = 1,
         optimizer: str = "adam",
         reduction: Literal["mean", "sum"] | None = None,
         split: Splitter | None = None,
@@ -135,6 +136,7 @@ class Pipeline:
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
             recompute: whether stages run their forwards again before the backward instead of keeping what they
                 made; ``"auto"`` where the memory does not do else.
+            replicas: copies of the model that train side by side; ``"auto"`` for the best number.
             optimizer: whose state the memory of a stage counts.
             reduction, split, deferred_batch_norm, trace: as for :class:`Pipeline`.
 
@@ -144,7 +146,7 @@ class Pipeline:
         cluster = as_cluster(devices)
         declared_reduction(loss_fn)
         layers = flatten(model)
-        if len(cluster) > len(layers):
+        if len(cluster) > len(layers) and replicas == 1:
             raise ValueError(
                 f"{len(cluster)} devices need as many stages, the model has {len(layers)} layers: "
                 f"use at most {len(layers)} devices"
@@ -164,7 +166,9 @@ class Pipeline:
             devices=len(cluster),
             threads=cluster.devices[0].threads,
         )
-        made = plan(measured, cluster, schedule=schedule, recompute=recompute, part_shared=True)
+        made = plan(
+            measured, cluster, schedule=schedule, recompute=recompute, replicas=replicas, part_shared=True
+        )
         return cls(
             model,
             made,

@@ -61,6 +61,7 @@ def plan(
         chunks: stages of each device, for a schedule that has several; None for its own number.
         replicas: copies of the model that train side by side, each on devices of its own with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the best of the numbers that leave no device over.
+            A model whose forward writes buffers, as a BatchNorm does in training, can have one copy only.
         max_micro_batches: of the numbers that were profiled, only those up to this one.
         pin: the stage that a layer has to be in, by its name.
         together: groups of layers that stay in one stage.
@@ -82,9 +83,10 @@ def plan(
     _check_schedule(schedule, chunks)
     copies = _replicas(replicas, len(cluster))
     if len(cluster) // copies[-1] > len(profile.layers) and stages is None:
+        each = " for each copy of the model" if copies[-1] > 1 else ""
         raise ValueError(
-            f"{len(cluster)} devices need as many stages, the model has {len(profile.layers)} layers: "
-            f"use at most {len(profile.layers)} devices"
+            f"{len(cluster) // copies[-1]} devices{each} need as many stages, the model has {len(profile.layers)} "
+            f"layers: use at most {len(profile.layers) * copies[-1]} devices"
         )
     _check_stages(stages, len(cluster) // copies[0], len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
     request = Request(
