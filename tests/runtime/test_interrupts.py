@@ -15,6 +15,7 @@ from tests import plain
 from tests.chains import cut_by_hand
 
 faulthandler.dump_traceback_later(60, exit=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background
 torch.manual_seed(0)
 torch.set_num_threads(1)
 
