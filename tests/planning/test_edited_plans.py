@@ -215,7 +215,7 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
             text = f"device {name!r} (stage"
             assert (text in str(caught.value)) == (name in short)
             if name in short:
-                assert f"is short by {counted(need - limits[name], 'byte')}: it needs {need} " in str(
+                assert f"is short by {counted(int(need - limits[name]), 'byte')}: it needs {need} " in str(
                     caught.value
                 )
         return
