@@ -135,7 +135,7 @@ def test_two_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
                 counts.append(holders_of_memory())
         finally:
             gc.enable()
-    assert len(set(counts)) == 1
+    assert counts == sorted(counts, reverse=True)  # what other tests have left may go meanwhile
 
 
 @splits
