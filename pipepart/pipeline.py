@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,7 +20,9 @@ from .clipping import clip_grad_norm_
 from .cluster import Cluster, as_cluster
 from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar, declared_reduction
 from .microbatch import Splitter, gather, micro_batches_of
+from .mini_batch import Prefetched
 from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
+from .prefetch import Passes, Prefetch, ToArguments
 from .profiling import profile, single_argument
 from .runtime import (
     DeferredBatchNorm,
@@ -100,6 +102,7 @@ class Pipeline:
         self._engine = Engine(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
         )
+        self._passes = Passes()
         self._lock = threading.Lock()
         self._claim: object | None = None
         self._close = weakref.finalize(self, self._engine.close, "the pipeline is closed")
@@ -220,7 +223,7 @@ class Pipeline:
         """
         value = single_argument(kwargs or args)
         with torch.inference_mode(False), torch.enable_grad():
-            batch = micro_batches_of(value, target, self._plan.micro_batches, self._split)
+            batch = Prefetched.parts_of(value, target, self._plan.micro_batches, self._split)
         if not self._loss_checked and self._loss_fn is not None:
             check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
             self._loss_checked = True
@@ -248,7 +251,7 @@ class Pipeline:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         value = single_argument(kwargs or args)
-        batch = micro_batches_of(value, None, self._plan.micro_batches, self._split)
+        batch = Prefetched.parts_of(value, None, self._plan.micro_batches, self._split)
         if torch.is_grad_enabled():
             return differentiable(batch.inputs, batch.sizes, self._forward, self._backward)
         end = OutputEnd(batch.sizes)
@@ -256,6 +259,15 @@ class Pipeline:
         if (added := end.added.total()) is not None:
             add_loss(added, reduction="sum")
         return gather(end.outputs)
+
+    def prefetch(
+        self, loader: Iterable[Any], *, depth: int = 2, to_arguments: ToArguments | None = None
+    ) -> Prefetch:
+        """The mini-batches of any loader, made ready on a thread: ``for x, y in pipe.prefetch(loader)``.
+
+        ``depth`` and ``to_arguments`` are those of :class:`pipepart.prefetch.Prefetch`. Closing ends its threads.
+        """
+        return Prefetch(loader, self._plan, self._split, self._passes, depth, to_arguments)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The model's parameters."""
@@ -310,6 +322,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing."""
+        self._passes.end("the pipeline is closed")
         self._close()
         for worker in self._engine.workers:
             worker.join()

@@ -1,0 +1,116 @@
+"""A mini-batch that has been moved to its devices and split before the step that trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .microbatch import MicroBatches, Splitter, Whole, micro_batches_of
+
+
+class Prefetched:
+    """The input or the target of a mini-batch that has been split, which ``step`` takes as it takes tensors.
+
+    Functions of torch and tensors that it meets see the value: ``loss_fn(pipe(x), y)``, ``output.argmax(1) == y``. For
+    all else there is ``value``.
+
+    Attributes:
+        value: what the loader gave, on the device where it is needed.
+    """
+
+    __slots__ = ("_mini_batch", "value")
+
+    def __init__(self, value: Any, mini_batch: MiniBatch) -> None:
+        self.value = value
+        self._mini_batch = mini_batch
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return sum(self._mini_batch.parts.sizes)
+
+    def __repr__(self) -> str:
+        return f"<Prefetched {type(self.value).__name__} of {len(self)} samples>"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(cls, lambda one: one.value, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def parts_of(value: Any, target: Any, most: int, splitter: Splitter | None) -> MicroBatches:
+        """The micro-batches: those made already of what was prefetched together, else split now.
+
+        Raises:
+            TypeError, ValueError: as :func:`pipepart.microbatch.micro_batches_of` does.
+        """
+        prefetched = [one._mini_batch for one in (value, target) if isinstance(one, Prefetched)]
+        for mini_batch in prefetched:
+            mini_batch.arrive()
+        if isinstance(value, Prefetched):
+            made = value._mini_batch
+            if made.input is value and made.target is target and made.split_as == (most, splitter):
+                return made.parts
+            value = value.value
+        if isinstance(target, Prefetched):
+            target = target.value
+        return micro_batches_of(value, target, most, splitter)
+
+
+class MiniBatch:
+    """A mini-batch in parts, and the copies to accelerators that are under way for it."""
+
+    def __init__(self, value: Any, target: Any, most: int, splitter: Splitter | None, copies: Copies) -> None:
+        self.split_as = most, splitter
+        with torch.inference_mode(False), torch.enable_grad():
+            self.parts = micro_batches_of(value, target, most, splitter)
+        self.input = Prefetched(value, self)
+        self.target = None if target is None else Prefetched(target, self)
+        self._copies = copies
+
+    def arrive(self) -> None:
+        """Has the default stream of each accelerator, on which stages run, wait for the copies to it."""
+        self._copies.arrive()
+
+
+class Copies:
+    """Copies from the CPU to accelerators, each on a stream beside the one that computes."""
+
+    def __init__(self) -> None:
+        self._under_way: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def to(self, nest: Any, device: torch.device) -> Any:
+        """The nest with its tensors copied to ``device``, by way of pinned memory to an accelerator."""
+        marks, spec = pytree.tree_flatten(nest, is_leaf=lambda one: isinstance(one, Whole))
+        moved = [
+            Whole(self.to(one.value, device)) if isinstance(one, Whole) else self._tensor(one, device)
+            for one in marks
+        ]
+        return pytree.tree_unflatten(moved, spec)
+
+    def arrive(self) -> None:
+        """Has default streams wait, once."""
+        for tensor, event in self._under_way:
+            stream = torch.cuda.default_stream(tensor.device)
+            stream.wait_event(event)
+            tensor.record_stream(stream)
+        self._under_way = []
+
+    def _tensor(self, leaf: Any, device: torch.device) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.device == device:
+            return leaf
+        if device.type != "cuda":
+            return leaf.to(device)
+        pinned = leaf if leaf.is_pinned() else leaf.pin_memory()
+        stream = torch.cuda.Stream(device)  # one of a pool
+        with torch.cuda.stream(stream):
+            moved = pinned.to(device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(stream)
+            self._under_way.append((moved, event))
+        return moved

@@ -1,0 +1,248 @@
+"""Mini-batches that a thread makes ready train to the same numbers, and no thread is left over."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import cut_by_hand
+
+DATA = TensorDataset(torch.randn(22, 4), torch.randn(22, 2))
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 2))
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipeline]:
+    with cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) as made:
+        yield made
+    assert threads() == []
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pipepart-prefetch"]
+
+
+def train(pipe: Pipeline, batches: Any) -> list[float]:
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+    losses = []
+    for x, y in batches:
+        losses.append(pipe.step(x, target=y).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def pairs(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.full((size, 4), float(size)), torch.zeros(size, 2)) for size in sizes]
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_shuffled_epochs_give_the_same_numbers_bit_for_bit(loader_workers):
+    """The last mini-batch has fewer samples than there are micro-batches; a layer draws."""
+    results = []
+    for prefetched in (False, True):
+        torch.manual_seed(3)
+        loader = DataLoader(DATA, batch_size=5, shuffle=True, num_workers=loader_workers)
+        model = network()
+        with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+            batches = pipe.prefetch(loader) if prefetched else loader
+            losses = [loss for _ in range(2) for loss in train(pipe, batches)]
+        results.append((losses, model.state_dict()))
+        assert threads() == []
+    (ours, our_state), (theirs, their_state) = results
+    assert len(ours) == 10
+    assert ours == theirs
+    plain.assert_same(our_state, their_state)
+
+
+def test_torch_sees_the_value_of_what_is_yielded(pipe):
+    ((x, y),) = pipe.prefetch([(DATA.tensors[0], DATA.tensors[1])])
+    pipe.eval()
+    with torch.no_grad():
+        assert nn.MSELoss()(pipe(x), y).equal(nn.MSELoss()(pipe(DATA.tensors[0]), DATA.tensors[1]))
+    assert (y == DATA.tensors[1]).all()
+    assert x.value.equal(DATA.tensors[0])
+    assert (len(x), len(y)) == (22, 22)
+
+
+def test_what_is_yielded_is_split_no_more():
+    calls = []
+
+    def split(pair: Any, parts: int) -> list[Any]:
+        calls.append(parts)
+        return list(zip(pair[0].split(2), pair[1].split(2), strict=True))
+
+    with cut_by_hand(network(), [1]) as hand:
+        plan = hand.plan
+    with Pipeline(network(), plan, nn.MSELoss(), split=split) as pipe:
+        for x, y in pipe.prefetch(pairs(6)):
+            pipe.step(x, target=y)
+    assert calls == [3]
+
+
+def test_a_target_of_ones_own_goes_with_a_prefetched_input(pipe):
+    pipe.eval()
+    for x, y in pipe.prefetch(pairs(6)):
+        assert pipe.step(x, target=y.value + 1).equal(pipe.step(x.value, target=torch.ones(6, 2)))
+
+
+@pytest.mark.parametrize("form", ["tensor", "list of one", "dict"])
+def test_batches_without_target_keep_their_form(form):
+    class Own(nn.Module):
+        def forward(self, x: Any) -> Tensor:
+            return (x["x"] if isinstance(x, dict) else x).square().mean()
+
+    x = torch.arange(6.0).reshape(6, 1)
+    batch = {"tensor": x, "list of one": [x], "dict": {"x": x}}[form]
+    with cut_by_hand(nn.Sequential(nn.Identity(), Own()), [1]) as pipe:
+        (given,) = pipe.prefetch([batch])
+        loss = pipe.step(given[0] if form == "list of one" else given)
+    assert loss.item() == pytest.approx(55 / 6)
+
+
+def test_other_forms_are_told_by_the_user(pipe):
+    batch = {"id": 7, "x": torch.ones(6, 4), "y": torch.zeros(6, 2)}
+    ((x, y),) = pipe.prefetch([batch], to_arguments=lambda b: ((b["x"],), {}, b["y"]))
+    assert x.value is batch["x"]
+    assert y.value is batch["y"]
+    with pytest.raises(TypeError, match=r"tuples of 3.*to_arguments"):
+        list(pipe.prefetch([(1, 2, 3)]))
+
+
+def test_an_error_of_the_loader_arrives_in_its_place(pipe):
+    def broken() -> Iterator[Any]:
+        yield from pairs(4, 6)
+        raise KeyError("on purpose")
+
+    seen = []
+
+    def loop() -> None:
+        for x, _ in pipe.prefetch(broken()):
+            seen.append(len(x))
+
+    with pytest.raises(KeyError, match="on purpose") as caught:
+        loop()
+    assert seen == [4, 6]
+    assert "broken" in [entry.name for entry in caught.traceback]
+    assert threads() == []
+
+
+def test_a_batch_that_cannot_be_split_is_told_in_its_place(pipe):
+    batches = iter(pipe.prefetch([*pairs(4), (torch.ones(4, 4), torch.ones(3, 2))]))
+    assert len(next(batches)[0]) == 4
+    with pytest.raises(ValueError, match="the target has 3 samples where the input has 4"):
+        next(batches)
+    assert threads() == []
+
+
+def test_no_more_is_made_ahead_than_depth(pipe):
+    made, third = [], threading.Event()
+
+    def loader() -> Iterator[Any]:
+        for index, pair in enumerate(pairs(*[4] * 9)):
+            made.append(index)
+            if index == 2:
+                third.set()
+            yield pair
+
+    batches = iter(pipe.prefetch(loader(), depth=2))
+    next(batches)
+    assert third.wait(10)
+    del batches
+    assert made == [0, 1, 2]
+
+
+def leave_by_break(batches: Any) -> None:
+    for _ in batches:
+        break
+
+
+def leave_by_exception(batches: Any) -> None:
+    def loop() -> None:
+        for _ in batches:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+
+
+def leave_by_garbage(batches: Any) -> None:
+    circle = [iter(batches)]
+    next(circle[0])
+    circle.append(circle)  # type: ignore[arg-type]
+    del circle
+    gc.collect()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_exception, leave_by_garbage, list])
+def test_no_thread_outlives_its_pass(pipe, leave: Callable[[Any], Any]):
+    leave(pipe.prefetch(pairs(*[4] * 9), depth=1))
+    assert threads() == []
+
+
+def test_closing_the_pipeline_ends_a_pass_and_refuses_others():
+    pipe = cut_by_hand(network(), [1], loss_fn=nn.MSELoss())
+    prefetch = pipe.prefetch(pairs(*[4] * 9))
+    batches = iter(prefetch)
+    next(batches)
+    pipe.close()
+    assert threads() == []
+    for use in (lambda: next(batches), lambda: list(prefetch), lambda: pipe.prefetch([])):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
+
+
+def test_a_loader_that_never_returns_does_not_hold_up_a_break(pipe):
+    released = threading.Event()
+
+    def stuck() -> Iterator[Any]:
+        yield from pairs(4)
+        released.wait()
+
+    leave_by_break(pipe.prefetch(stuck()))
+    (thread,) = threads()
+    assert thread.daemon
+    released.set()
+    thread.join(10)
+
+
+def test_two_passes_at_once_do_not_mix(pipe):
+    sizes = [
+        (len(a), len(b))
+        for (a, _), (b, _) in zip(pipe.prefetch(pairs(4, 5)), pipe.prefetch(pairs(6, 7, 8)), strict=False)
+    ]
+    assert sizes == [(4, 6), (5, 7)]
+
+
+@pytest.mark.parametrize("as_batch_sampler", [False, True])
+def test_the_epoch_reaches_the_sampler(pipe, as_batch_sampler):
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=True)
+    if as_batch_sampler:
+        batched = torch.utils.data.BatchSampler(sampler, 5, False)
+        prefetch = pipe.prefetch(DataLoader(DATA, batch_sampler=batched))
+    else:
+        prefetch = pipe.prefetch(DataLoader(DATA, batch_size=5, sampler=sampler))
+    prefetch.set_epoch(3)
+    found = torch.cat([x.value for x, _ in prefetch])
+    order = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=True)
+    order.set_epoch(3)
+    assert found.equal(DATA.tensors[0][list(order)])
+    assert len(prefetch) == 3
+
+
+def test_what_cannot_be_gone_over_is_refused(pipe):
+    with pytest.raises(TypeError, match="iterable of mini-batches, got a int"):
+        pipe.prefetch(3)
+    with pytest.raises(ValueError, match="depth must be at least 1 mini-batch ahead, got 0"):
+        pipe.prefetch([], depth=0)
