@@ -7,19 +7,19 @@ of tokens or a weight for each class is, does not belong to a sample. The mini-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from .counting import REDUCING
+from .counting import count_targets
+from .tape import Tape
 
-_READS = frozenset({"item", "__float__", "__int__", "__bool__", "__index__", "tolist"})
+READS = frozenset({"item", "__float__", "__int__", "__bool__", "__index__", "tolist"})
 _LARGEST_SHARED = 4096  # elements; what belongs to no sample is a number or a row of classes
 
 
@@ -32,6 +32,14 @@ class Kind(StrEnum):
     CONSTANT = "constant"  # no sample has a part in it
 
 
+class Classes(NamedTuple):
+    """Of what a mean over class targets is computed: places on the tape, and the target that does not count."""
+
+    target: int
+    weight: int | None
+    ignore_index: int
+
+
 @dataclass(frozen=True)
 class Term:
     """One call that gives a part of the loss.
@@ -42,6 +50,8 @@ class Term:
         count: what a mean is a mean of.
         leaf: of a constant which argument it is, of an own scalar which tensor of the output.
         sum_may_stay: whether the sum need not be zero where the count is.
+        shapes: of the tensors that the call is given.
+        classes: of a mean over class targets what it is computed of.
     """
 
     call: int
@@ -49,6 +59,17 @@ class Term:
     count: float = 0.0
     leaf: int = 0
     sum_may_stay: bool = False
+    shapes: tuple[torch.Size, ...] = ()
+    classes: Classes | None = None
+
+    def of_values(self, values: Sequence[Tensor]) -> Term:
+        """The same with the count of other class targets."""
+        if self.classes is None:
+            return self
+        target, weight, ignored = self.classes
+        return replace(
+            self, count=count_targets(values[target], None if weight is None else values[weight], ignored)
+        )
 
 
 @dataclass
@@ -59,6 +80,7 @@ class Record:
         terms: the parts of the loss.
         names: of all calls of torch.
         shared: of some calls the tensors that may belong to no sample, by the argument's place.
+        shared_places: where these are on the tape.
         ratios: of numbers that belong to no sample, the micro-batch's own by the mini-batch's.
         adds_up: whether the loss is a sum of the terms, each times some number.
         replaced: whether a tensor that belongs to no sample had another value in the micro-batch.
@@ -67,6 +89,13 @@ class Record:
         differs_in_reads: whether that is another number than the mini-batch's.
         count: of a loss that returns its sum and its count, the count; None where it cannot be known yet.
         pair: whether it returns these two.
+        count_place: where that count is on the tape.
+        complete: whether the loss has been seen to its end.
+        reads: whether it takes numbers of Python from the target.
+        hidden: whether a count hangs on the target's values in a way that the tape does not show.
+        loose: calls with what the model made in which a number is no more than a factor or a constant.
+        zeros: the arguments, by call, that are added to a part of the loss and must stay zero.
+        tape: what it computes of the target alone.
     """
 
     terms: list[Term] = field(default_factory=list)
@@ -80,6 +109,36 @@ class Record:
     differs_in_reads: bool = False
     pair: bool = False
     count: float | None = None
+    count_place: int | None = None
+    complete: bool = False
+    reads: bool = False
+    hidden: bool = False
+    loose: set[int] = field(default_factory=set)
+    zeros: dict[int, list[int]] = field(default_factory=dict)
+    shared_places: dict[int, dict[int, int | None]] = field(default_factory=dict)
+    tape: Tape = field(default_factory=Tape)
+
+    @property
+    def by_values(self) -> bool:
+        """Whether weights may hang on the target's values, and not on shapes alone."""
+        return self.hidden or not self.tape.evident or any(term.classes for term in self.terms)
+
+    def for_target(self, target: Any) -> Record | None:
+        """What would be seen for another target of the same shapes; None where only another look can tell."""
+        if not self.by_values:
+            return self
+        if self.hidden or not self.tape.whole:
+            return None
+        values = self.tape.play(target)
+        places = self.shared_places
+        return replace(
+            self,
+            terms=[term.of_values(values) for term in self.terms],
+            shared={
+                call: {index: values[place] for index, place in found.items() if place is not None}
+                for call, found in places.items()
+            },
+        )
 
     def agrees_with(self, other: Record) -> bool:
         """Whether both were made by the same calls."""
@@ -106,7 +165,7 @@ class Numbered(TorchFunctionMode):
             if not isinstance(own, Tensor) or own.shape != value.shape or writes(name):
                 continue
             value = value.to(own.device, own.dtype)
-            if name in _READS and self._keeps_reads:
+            if name in READS and self._keeps_reads:
                 self.differs_in_reads |= not torch.equal(value, own)
                 continue
             leaves[index] = value
@@ -126,46 +185,3 @@ def writes(name: str) -> bool:
 
 class Diverged(Exception):
     """A loss makes other calls than were seen."""
-
-
-class Played(Numbered):
-    """While a loss runs in it, each of its terms is the micro-batch's part in that of the mini-batch.
-
-    Args:
-        own, whole: what was seen for the micro-batch and for the mini-batch.
-        factors: what each term is multiplied by.
-    """
-
-    def __init__(self, own: Record, whole: Record, factors: Sequence[float]) -> None:
-        super().__init__(whole, own.keeps_reads)
-        self._names = own.names
-        self._terms = {
-            term.call: (term, total, factor)
-            for term, total, factor in zip(own.terms, whole.terms, factors, strict=True)
-            if term.kind is not Kind.OWN
-        }
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
-        self.next_call(leaves, func.__name__)
-        if self._number >= len(self._names) or self._names[self._number] != func.__name__:
-            raise Diverged
-        found = self._terms.get(self._number)
-        if found is not None and found[0].kind is Kind.CONSTANT:
-            leaves[found[0].leaf] = leaves[found[0].leaf] * found[2]
-        given, options = pytree.tree_unflatten(leaves, spec)
-        if found is None or found[0].kind is not Kind.MEAN:
-            return func(*given, **options)
-        term, total, factor = found
-        if term.count or not total.count:
-            return func(*given, **options) * factor
-        return _sum(func, given, options) / total.count
-
-
-def _sum(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What the mean that a call gives is a mean of, added up."""
-    if func in REDUCING:
-        return func(*args, **{**kwargs, "reduction": "sum"})
-    return torch.sum(args[0] if args else kwargs["input"])

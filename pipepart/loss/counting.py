@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,29 @@ class Divisor(NamedTuple):
     sum_may_stay: bool = False
 
 
+_signature = cache(inspect.signature)
+
+
+def arguments(
+    function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """All arguments of a call of one of torch's losses by name, with those that it was not given."""
+    call = _signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.arguments
+
+
+def is_over_classes(function: Callable[..., Tensor], given: dict[str, Any]) -> bool:
+    """Whether a loss counts class targets, so that what it divides by depends on their values."""
+    target = given.get("target")
+    return function in _OVER_CLASSES and isinstance(target, Tensor) and not target.is_floating_point()
+
+
+def ignored_index(given: dict[str, Any]) -> int:
+    """The class target that does not count."""
+    return -100 if given["ignore_index"] is None else given["ignore_index"]
+
+
 def divisor(function: Callable[..., Tensor], given: dict[str, Any]) -> Divisor:
     """What one of torch's losses divides by when it is called with ``reduction="mean"``.
 
@@ -45,11 +69,9 @@ def divisor(function: Callable[..., Tensor], given: dict[str, Any]) -> Divisor:
         function: one of ``REDUCING``.
         given: all its arguments, by name; of a class target the values are read, of all other tensors the shapes.
     """
-    target = given.get("target")
-    if function in _OVER_CLASSES and isinstance(target, Tensor) and not target.is_floating_point():
+    if is_over_classes(function, given):
         smoothed = given.get("label_smoothing", 0.0) > 0 and given["weight"] is not None
-        ignored = given["ignore_index"]
-        return Divisor(count_targets(target, given["weight"], -100 if ignored is None else ignored), smoothed)
+        return Divisor(count_targets(given["target"], given["weight"], ignored_index(given)), smoothed)
     if given["reduction"] == "batchmean":
         return Divisor(float(given["input"].shape[0]))
     if function is functional.ctc_loss:
@@ -60,9 +82,9 @@ def divisor(function: Callable[..., Tensor], given: dict[str, Any]) -> Divisor:
 
 def count_targets(target: Tensor, weight: Tensor | None, ignore_index: int) -> float:
     """The class targets that are not ignored, each with the weight of its class."""
-    counted = target[target != ignore_index]
     if weight is None:
-        return float(counted.numel())
+        return float(torch.count_nonzero(target != ignore_index))
+    counted = target[target != ignore_index]
     return float(weight.to(counted.device)[counted].sum(dtype=torch.double))
 
 

@@ -110,7 +110,7 @@ class Halves:
             if not own.agrees_with(whole):
                 return None
             try:
-                loss, weight = part(partial(_call, self._loss_fn, target), output, own, whole, 2)
+                loss, weight, _ = part(partial(_call, self._loss_fn, target), output, own, whole, 2)
             except Diverged:
                 return None
             found.append(float(loss) * weight if weight else 0.0)

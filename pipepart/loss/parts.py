@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..microbatch import Apart
 from .asking import ask_for_count, ask_for_pair
 from .calls import Diverged, Kind, Record
 from .counting import count_targets_of, weighs_as_a_whole
+from .follow import Followed
+from .memory import Known, Memory, form_of, kind_of
 from .observe import Halves, Rule
 from .pair import is_pair, number
 from .reduction import Reduction, declared_reduction, title
@@ -29,6 +31,7 @@ from .terms import part
 from .valueless import shaped
 
 LossFunction = Callable[..., Any]
+_NOTHING = Record()
 
 
 class StepLoss:
@@ -49,6 +52,7 @@ class StepLoss:
         self.summed = declared is Reduction.SUM
         self.torchs_own = loss_fn is None or weighs_as_a_whole(loss_fn)
         self.rule: Rule | None = None
+        self.memory = Memory()
         self._steps = 0
 
     def parts(self, target: Any, targets: Sequence[Any], sizes: Sequence[int]) -> LossParts:
@@ -59,16 +63,23 @@ class StepLoss:
             targets: of each micro-batch.
             sizes: samples in each micro-batch.
         """
-        parts = LossParts(self, target, targets, sizes, doubted=self._steps % len(sizes))
+        doubted = self._steps % len(sizes)
         self._steps += 1
-        return parts
+        anew = self._steps & (self._steps - 1) == 0  # steps 1, 2, 4, 8, 16 and so on
+        return LossParts(self, target, targets, sizes, doubted, anew)
 
 
 class LossParts:
     """The losses of the micro-batches of one mini-batch, as :class:`StepLoss` makes it."""
 
     def __init__(
-        self, loss: StepLoss, target: Any, targets: Sequence[Any], sizes: Sequence[int], doubted: int
+        self,
+        loss: StepLoss,
+        target: Any,
+        targets: Sequence[Any],
+        sizes: Sequence[int],
+        doubted: int,
+        anew: bool,
     ) -> None:
         self._loss = loss
         self._target = target
@@ -76,9 +87,11 @@ class LossParts:
         self._sizes = sizes
         self._samples = sum(sizes)
         self._doubted = doubted
+        self._anew = anew
         self._shares: list[float] = []
         self._counts: dict[int, float] = {}
         self._expected: dict[int, float] = {}
+        self._gives_pairs = False
         self._whole: Record | None = None
         self._dimension = 0
 
@@ -100,21 +113,71 @@ class LossParts:
         call = partial(_call, loss_fn, target)
         if self._loss.summed or self._loss.torchs_own or len(self._sizes) == 1:
             return self._taken(micro_batch, call(output))
+        if self._gives_pairs:
+            return self._taken(micro_batch, call(output))
+        training = loss_fn.training if isinstance(loss_fn, nn.Module) else None
+        kind = kind_of(output, target, self._target), tuple(self._sizes), training
+        known = self._loss.memory.of(kind)
+        if known is not None and not (self._anew and micro_batch == self._doubted):
+            found = self._follow(micro_batch, call, output, known)
+            if found is not None:
+                return found
+            self._loss.memory.forget(kind)
+        return self._look_into(micro_batch, call, output, target, kind)
+
+    def _follow(
+        self, micro_batch: int, call: Callable[[Any], Any], output: Any, known: Known
+    ) -> tuple[Tensor, float] | None:
+        """The loss and its weight by what is known of its kind; None where it is no longer what it was."""
+        self._dimension = known.dimension
+        if self._whole is None and not self._anew:
+            self._whole = known.whole.for_target(self._target)
+        if self._whole is None:
+            self._whole = self._look(output, self._sizes[micro_batch], self._samples, self._target)
+        try:
+            if known.rule is Rule.TERMS:
+                if not self._whole.agrees_with(known.own):
+                    raise Diverged
+                value, weight, _ = part(call, output, known.own, self._whole, len(self._sizes), known.calls)
+                return check_scalar(value), weight
+            with Followed(_NOTHING, _NOTHING, len(self._sizes), scaled=True, calls=known.calls) as followed:
+                value = call(output)
+            followed.finish()
+        except Diverged:
+            self._whole = None
+            return None
+        return check_scalar(value), self._share(micro_batch) if known.rule is Rule.MEAN else 1.0
+
+    def _look_into(
+        self, micro_batch: int, call: Callable[[Any], Any], output: Any, target: Any, kind: Any
+    ) -> tuple[Tensor, float | None]:
+        """The loss and its weight, found out by looking into it."""
         own = self._survey(micro_batch, output)
         if self._whole is None:
             return self._taken(micro_batch, call(output))
         agrees = own.agrees_with(self._whole)
-        value = None if agrees else call(output)
-        if is_pair(value):
-            return self._taken(micro_batch, value)
+        followed = Followed(_NOTHING, _NOTHING, len(self._sizes), scaled=True)
+        value = None
+        if not agrees:
+            with followed:
+                value = call(output)
+            if is_pair(value):
+                return self._taken(micro_batch, value)
         rule = self._rule(micro_batch, output, target, own, agrees)
         if rule is Rule.TERMS:
-            loss, weight = self._by_terms(call, output, own)
-            return check_scalar(loss), weight
-        if not self._loss.declared:
-            self._check_seen(rule, micro_batch, own)
-        loss = check_scalar(call(output) if value is None else value)
-        return loss, self._share(micro_batch) if rule is Rule.MEAN else 1.0
+            loss, weight, followed = self._by_terms(call, output, own)
+        else:
+            if not self._loss.declared:
+                self._check_seen(rule, micro_batch, own)
+            if value is None:
+                with followed:
+                    value = call(output)
+            loss, weight = value, self._share(micro_batch) if rule is Rule.MEAN else 1.0
+        whole = self._whole
+        seen = whole.complete and own.complete and not whole.reads and not own.reads
+        if seen and (rule is Rule.TERMS or not whole.by_values):
+            self._loss.memory.keep(kind, Known(rule, own, whole, followed.calls, self._dimension))
+        return check_scalar(loss), weight
 
     def weight(self, micro_batch: int) -> float:
         """The weight of a micro-batch whose loss came as a sum and a count.
@@ -164,15 +227,12 @@ class LossParts:
 
     def _survey(self, micro_batch: int, output: Any) -> Record:
         """What is seen of the loss for a micro-batch; for the first one, for the whole mini-batch as well."""
-        loss_fn, samples = self._loss.function, self._sizes[micro_batch]
-        assert loss_fn is not None
-
-        def look(wanted: int, target: Any, whole: Record | None = None) -> Record:
-            return survey(loss_fn, shaped(output, samples, wanted, self._dimension), target, wanted, whole)
-
+        samples = self._sizes[micro_batch]
+        look = partial(self._look, output, samples)
         if self._whole is None and not self._expected:
             own = look(samples, self._targets[micro_batch])
             if own.pair:
+                self._gives_pairs = True
                 counts = [
                     look(size, target).count for size, target in zip(self._sizes, self._targets, strict=True)
                 ]
@@ -181,7 +241,8 @@ class LossParts:
             if isinstance(self._target, Apart):
                 if self._loss.declared:
                     return own
-                what = f"the loss {title(loss_fn)} cannot be tried on the whole mini-batch, whose parts differ in shape"
+                name = title(self._loss.function)
+                what = f"the loss {name} cannot be tried on the whole mini-batch, whose parts differ in shape"
                 raise ValueError(ask_for_pair(what))
             self._whole = look(self._samples, self._target)
             if not self._whole.adds_up and _has_extent(output, 1, samples):
@@ -190,6 +251,14 @@ class LossParts:
                 if not self._whole.adds_up:
                     self._dimension = 0
         return look(samples, self._targets[micro_batch], self._whole)
+
+    def _look(
+        self, output: Any, samples: int, wanted: int, target: Any, whole: Record | None = None
+    ) -> Record:
+        """What is seen of the loss for an output as this one, of another number of samples."""
+        assert self._loss.function is not None
+        valueless = shaped(output, samples, wanted, self._dimension)
+        return survey(self._loss.function, valueless, target, wanted, whole)
 
     def _rule(self, micro_batch: int, output: Any, target: Any, own: Record, agrees: bool) -> Rule:
         """How the loss sums up: what is known, tried on one micro-batch a step and wherever it may not hold.
@@ -204,7 +273,8 @@ class LossParts:
                 return Rule.TERMS
         known = self._loss.rule
         lost = known is Rule.TERMS and not agrees
-        if known is not None and not lost and micro_batch != self._doubted:
+        new = self._loss.memory.is_new(form_of(output, target))
+        if known is not None and not lost and not new and micro_batch != self._doubted:
             return known
         found = self._observed(micro_batch, output, target, agrees and known in (None, Rule.TERMS))
         if known is None or lost:
@@ -242,7 +312,7 @@ class LossParts:
             )
         )
 
-    def _by_terms(self, call: Callable[[Any], Any], output: Any, own: Record) -> tuple[Any, float]:
+    def _by_terms(self, call: Callable[[Any], Any], output: Any, own: Record) -> tuple[Any, float, Followed]:
         assert self._whole is not None
         try:
             return part(call, output, own, self._whole, len(self._sizes))

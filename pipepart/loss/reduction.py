@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,8 +45,13 @@ def stated_options(loss_fn: Any) -> dict[str, Any]:
     function, bound = unbound(loss_fn)
     if function is None or getattr(functional, getattr(function, "__name__", ""), None) is not function:
         return {"reduction": bound["reduction"]} if "reduction" in bound else {}
+    return {**_defaults(function), **bound}
+
+
+@cache
+def _defaults(function: Callable[..., Tensor]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
-    return {**{p.name: p.default for p in parameters if p.default is not p.empty}, **bound}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def unbound(loss_fn: Any) -> tuple[Any, dict[str, Any]]:

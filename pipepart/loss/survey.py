@@ -7,7 +7,6 @@ the mini-batch; or lost, when a part has gone through something that sums do not
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import bindings_kept
-from .calls import Kind, Numbered, Record, Term, may_be_shared, writes
-from .counting import REDUCING, divisor
+from .calls import Classes, Kind, Numbered, Record, Term, may_be_shared, writes
+from .counting import REDUCING, arguments, divisor, ignored_index, is_over_classes
 from .pair import is_pair, number
 from .valueless import all_meta, without_values
 
@@ -37,6 +36,18 @@ _MOVES = frozenset({"to", "cpu", "cuda", "type_as"})
 _ADDS = frozenset({"add", "__radd__", "sub", "__rsub__", "rsub", "subtract"})
 _MULTIPLIES = frozenset({"mul", "__rmul__", "multiply"})
 _DIVIDES = frozenset({"div", "true_divide", "divide", "__truediv__"})
+_PICKS = frozenset(
+    [
+        *("__getitem__", "masked_select", "nonzero", "argwhere", "unique", "unique_consecutive", "bincount"),
+        *("repeat_interleave", "split", "tensor_split", "where", "histc", "take"),
+    ]
+)
+_SHAPES = frozenset(
+    [
+        *("__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride", "get_device"),
+        *("is_floating_point", "is_complex", "is_contiguous", "element_size", "__repr__", "__setitem__"),
+    ]
+)
 _KEEPS = frozenset(
     [
         *("neg", "negative", "positive", "float", "double", "half", "bfloat16", "type", "clone"),
@@ -88,7 +99,9 @@ def _survey(
             value = loss_fn(given) if target is None else loss_fn(given, target)
     except Exception:  # it needs values, which it will get: what was seen before counts
         return watch.record
-    return watch.finish(value)
+    record = watch.finish(value)
+    record.tape.end()
+    return record
 
 
 class _Watch(Numbered):
@@ -99,6 +112,7 @@ class _Watch(Numbered):
         self._device = torch.device("cpu")
         self._outputs = 0
         self._users: set[int] = set()  # the memory of the target
+        self._uneven: set[int] = set()  # tensors whose extents hang on the target's values
         self._labels: dict[int, tuple[Tensor, _Label]] = {}  # the tensors stay, so that no id is used twice
 
     def output(self, tensor: Tensor) -> Tensor:
@@ -114,15 +128,18 @@ class _Watch(Numbered):
         """A tensor of the target."""
         self._mark(tensor, _Label.TARGET)
         self._users.add(tensor.untyped_storage().data_ptr())
+        self.record.tape.begin(tensor)
         return tensor
 
     def finish(self, value: Any) -> Record:
         """What was seen, when the loss has returned ``value``."""
+        self.record.complete = True
         self.record.pair = is_pair(value)
         if self.record.pair:
             count = value[1]
             unknown = count.is_meta if isinstance(count, Tensor) else math.isnan(count)
             self.record.count = None if unknown else number(count)
+            self.record.count_place = self.record.tape.place(count)
             return self.record
         self.record.adds_up = isinstance(value, Tensor) and self._label(value) is _Label.PART
         return self.record
@@ -139,7 +156,7 @@ class _Watch(Numbered):
         given, options = pytree.tree_unflatten(leaves, spec)
         if _OF_OUTPUT.isdisjoint(labels):
             result = func(*given, **options)
-            return self._mark_all(result, _Label.TARGET) if _Label.TARGET in labels else result
+            return self._of_target(func, given, options, result) if _Label.TARGET in labels else result
         if name == "__get__":
             return self._mark_all(func(*given), labels[0])
         if name in ("item", "__float__"):
@@ -149,10 +166,28 @@ class _Watch(Numbered):
         if func in REDUCING:
             return self._torch_loss(func, given, options, labels)
         result = without_values(func, name, given, options)
+        picks = name in ("__getitem__", "masked_select") and _Label.TARGET in labels
+        if picks or not self._uneven.isdisjoint(map(id, leaves)):
+            self._uneven |= {id(leaf) for leaf in pytree.tree_leaves(result)}
         if (name.startswith("new_") or name.endswith("_like")) and result.dim() == 0:
             stand_in = torch.empty((), dtype=given[0].dtype, device=self._device)
             return func(stand_in, *given[1:], **{k: v for k, v in options.items() if k != "device"})
         return self._mark_all(result, self._outcome(name, leaves, labels, options, result))
+
+    def _of_target(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """What a call makes of the target alone."""
+        name, tape = func.__name__, self.record.tape
+        leaves = pytree.tree_leaves((args, kwargs))
+        if writes(name):
+            tape.whole = False
+        tape.add(func, args, kwargs, result)
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not made and name not in _SHAPES:
+            self.record.reads = True  # a number of Python, or an array
+        picks = name in _PICKS and any(isinstance(leaf, Tensor) for leaf in leaves[name == "__getitem__" :])
+        if picks or not self._uneven.isdisjoint(map(id, leaves)):
+            self._uneven |= {id(tensor) for tensor in made}
+        return self._mark_all(result, _Label.TARGET)
 
     def _share(self, name: str, leaves: list[Any], labels: list[_Label | None]) -> None:
         """Notes, or takes from the mini-batch, what may belong to no sample."""
@@ -175,6 +210,7 @@ class _Watch(Numbered):
                 self.record.ratios.append(float(own) / float(leaves[index]))
         if small and not writes(name):
             self.record.shared[self._number] = small
+            self.record.shared_places[self._number] = {i: self.record.tape.place(leaves[i]) for i in small}
 
     def _outcome(
         self, name: str, leaves: list[Any], labels: list[_Label | None], kwargs: dict[str, Any], result: Any
@@ -186,11 +222,14 @@ class _Watch(Numbered):
             return _Label.LOST
         if _Label.PART in labels:
             return self._of_part(name.removesuffix("_") if writes(name) else name, leaves, labels, kwargs)
+        if name in _ADDS | _MULTIPLIES | _DIVIDES:
+            self.record.loose.add(self._number)
         if all(tensor.dim() for tensor in pytree.tree_leaves(result) if isinstance(tensor, Tensor)):
             return _Label.SAMPLES
         if name == "sum":
             return self._term(Kind.SUM)
         if name == "mean":
+            self.record.hidden |= id(leaves[0]) in self._uneven
             return self._term(Kind.MEAN, count=float(leaves[0].numel()))
         return _Label.LOST
 
@@ -204,12 +243,17 @@ class _Watch(Numbered):
         if name in _KEEPS and all(
             labels[index] is _Label.PART or _is_zero(leaves[index]) for index in tensors
         ):
+            if others := [index for index in tensors if labels[index] is not _Label.PART]:
+                self.record.zeros[self._number] = others
             return _Label.PART
         scalars = all(not isinstance(leaves[index], Tensor) or not leaves[index].dim() for index in others)
         if not scalars or kwargs or len(numbers) != 2 or any(labels[i] is _Label.SAMPLES for i in others):
             return _Label.LOST
+        self.record.loose.add(self._number)
         if name in _ADDS:
             for index in others:
+                if _is_zero(leaves[index]):
+                    self.record.zeros.setdefault(self._number, []).append(index)
                 if not _is_zero(leaves[index]):
                     self._term(Kind.CONSTANT, count=self._samples, leaf=index)
             return _Label.PART
@@ -221,9 +265,7 @@ class _Watch(Numbered):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], labels: list[_Label | None]
     ) -> Any:
         """One of torch's losses: not computed, only what it divides by."""
-        call = inspect.signature(func).bind(*args, **kwargs)
-        call.apply_defaults()
-        given = dict(call.arguments)
+        given = dict(arguments(func, args, kwargs))
         legacy = given.get("size_average") is not None or given.get("reduce") is not None
         whole = _Label.PART not in labels and _Label.LOST not in labels and not legacy
         result = torch.empty((), dtype=self._dtype_of(given), device="meta")
@@ -231,12 +273,31 @@ class _Watch(Numbered):
             return self._mark_all(result, _Label.LOST)
         if given["reduction"] == "none":
             return self._mark_all(func(**all_meta(given)), _Label.SAMPLES)
-        found = divisor(func, _with_classes(given))
+        by_class = is_over_classes(func, given) and not given["target"].is_meta
+        found = divisor(func, given if by_class else all_meta(given))
         if given["reduction"] == "sum":
             return self._mark_all(result, self._term(Kind.SUM))
-        return self._mark_all(
-            result, self._term(Kind.MEAN, count=found.number, sum_may_stay=found.sum_may_stay)
+        tensors = tuple(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        self.record.hidden |= not by_class and not self._uneven.isdisjoint(map(id, tensors))
+        term = Term(
+            self._number,
+            Kind.MEAN,
+            found.number,
+            sum_may_stay=found.sum_may_stay,
+            shapes=tuple(tensor.shape for tensor in tensors),
+            classes=self._classes(given) if by_class else None,
         )
+        self.record.terms.append(term)
+        return self._mark_all(result, _Label.PART)
+
+    def _classes(self, given: dict[str, Any]) -> Classes | None:
+        """Where the class targets of a call come from."""
+        place = self.record.tape.place
+        target, weight = place(given["target"]), place(given["weight"])
+        if target is None or (weight is None) != (given["weight"] is None):
+            self.record.hidden = True
+            return None
+        return Classes(target, weight, ignored_index(given))
 
     def _dtype_of(self, given: dict[str, Any]) -> torch.dtype:
         tensors = (value for value in given.values() if isinstance(value, Tensor) and value.is_meta)
@@ -251,7 +312,7 @@ class _Watch(Numbered):
         if labels[0] in _OF_OUTPUT:
             return self._mark_all(torch.empty(tensor.shape, dtype=dtype, device="meta"), labels[0])
         moved = tensor.to(self._device, dtype)
-        return self._mark_all(moved, labels[0]) if labels[0] else moved
+        return self._of_target(Tensor.to, (tensor, self._device, dtype), {}, moved) if labels[0] else moved
 
     def _term(self, kind: Kind, count: float = 0.0, leaf: int = 0, sum_may_stay: bool = False) -> _Label:
         self.record.terms.append(Term(self._number, kind, count, leaf, sum_may_stay))
@@ -275,15 +336,6 @@ class _Watch(Numbered):
                 if isinstance(tensor, Tensor):
                     self._mark(tensor, label)
         return result
-
-
-def _with_classes(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a loss of torch without values, but for class targets and the classes' weights."""
-    target = given.get("target")
-    kept = {}
-    if isinstance(target, Tensor) and not target.is_floating_point() and not target.is_meta:
-        kept = {name: given[name] for name in ("target", "weight") if name in given}
-    return all_meta(given) | kept
 
 
 def _is_no_device(value: Any) -> bool:

@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .calls import Kind, Played, Record, Term
+from .calls import Kind, Record
+from .follow import Call, Followed, factor
 
 
 def part(
-    call: Callable[[Any], Any], output: Any, own: Record, whole: Record, parts: int
-) -> tuple[Any, float]:
-    """What the loss gives for a micro-batch, and the weight at which it counts.
+    call: Callable[[Any], Any],
+    output: Any,
+    own: Record,
+    whole: Record,
+    parts: int,
+    calls: list[Call] | None = None,
+) -> tuple[Any, float, Followed]:
+    """What the loss gives for a micro-batch, the weight at which it counts, and how it came to be.
 
-    Where all terms weigh the same, the loss is called as it is. Else each mean and constant in it is given its own
-    weight while it runs, and the weight of the result is 1.
+    Where all terms weigh the same, it is the loss itself. Else each mean and constant in it is given its own weight
+    while it runs, and the weight of the result is 1.
 
     Args:
         call: the loss, called with the output.
         output: of the micro-batch.
         own, whole: what was seen of the loss for the micro-batch and the mini-batch; they agree.
         parts: micro-batches.
+        calls: where another micro-batch of this kind has been seen instead, the calls of its loss.
 
     Raises:
         Diverged: the loss makes other calls than were seen.
     """
-    factors = [_factor(term.kind, term.count, total.count, parts) for term, total in _pairs(own, whole)]
-    stays = any(term.sum_may_stay and not term.count and total.count for term, total in _pairs(own, whole))
-    if not own.replaced and not stays and len(set(factors)) == 1:
-        return call(output), factors[0]
+    pairs = list(zip(own.terms, whole.terms, strict=True))
+    factors = [factor(term.kind, term.count, total.count, parts) for term, total in pairs]
+    if calls is None:
+        stays = any(term.sum_may_stay and not term.count and total.count for term, total in pairs)
+        alike = len(set(factors)) == 1 and not stays
+    elif len(pairs) == 1:
+        alike = pairs[0][0].kind is not Kind.CONSTANT and not pairs[0][0].sum_may_stay
+    else:
+        alike = len(set(factors)) == 1 and not whole.by_values
+    if not alike:
+        output = _scaled(output, own, factors)
+    with Followed(own, whole, parts, scaled=not alike, calls=calls) as followed:
+        value = call(output)
+    followed.finish()
+    return value, followed.weight, followed
+
+
+def _scaled(output: Any, own: Record, factors: Sequence[float]) -> Any:
+    """The output with the losses that the model made in it multiplied."""
     scales = {
-        term.leaf: factor for term, factor in zip(own.terms, factors, strict=True) if term.kind is Kind.OWN
+        term.leaf: scale for term, scale in zip(own.terms, factors, strict=True) if term.kind is Kind.OWN
     }
-    output = _scaled(output, scales)
-    with Played(own, whole, factors):
-        return call(output), 1.0
-
-
-def _pairs(own: Record, whole: Record) -> Iterator[tuple[Term, Term]]:
-    return zip(own.terms, whole.terms, strict=True)
-
-
-def _factor(kind: Kind, count: float, total: float, parts: int) -> float:
-    if kind is Kind.SUM:
-        return 1.0
-    return count / total if total else 1 / parts
-
-
-def _scaled(output: Any, scales: dict[int, float]) -> Any:
-    """The output with some of its tensors multiplied."""
     if not scales:
         return output
     place = -1
