@@ -72,7 +72,7 @@ def micro_batches_of(value: Any, target: Any, most: int, splitter: Splitter | No
             raise TypeError(f"split must return pairs (input, target), got a {type(part).__name__}")
     targets = [_bare(part) for _, part in found]
     return MicroBatches(
-        [_bare(part) for part, _ in found], targets, [batch_size(*part) for part in found], _joined(targets)
+        [_bare(part) for part, _ in found], targets, [batch_size(*part) for part in found], joined(targets)
     )
 
 
@@ -140,11 +140,21 @@ def _column(item: Any, parts: int) -> list[Any]:
     return list(item.split(sizes(item.shape[0], parts)))  # unlike `tensor_split`, one node of a graph
 
 
-def _joined(targets: Sequence[Any]) -> Any:
+def joined(targets: Sequence[Any]) -> Any:
+    """The targets of several micro-batches as one, or :class:`Apart`. What all of them have in common is not joined."""
+    columns = [pytree.tree_leaves(target) for target in targets]
     try:
-        return gather(targets)
+        leaves = [_in_common(column) for column in zip(*columns, strict=True)]
     except RuntimeError:
         return Apart()
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(targets[0]))
+
+
+def _in_common(column: Sequence[Any]) -> Any:
+    first = column[0]
+    if not isinstance(first, Tensor) or all(one is first for one in column):
+        return first
+    return _join(column)
 
 
 def _is_whole(nest: Any) -> bool:

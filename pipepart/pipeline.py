@@ -27,12 +27,16 @@ from .profiling import profile, single_argument
 from .runtime import (
     DeferredBatchNorm,
     Engine,
-    LossEnd,
+    OptimizerFactory,
     Orders,
     OutputEnd,
     Run,
+    StageOptimizers,
     build_stages,
+    check_optimizer,
     differentiable,
+    gradients_kept,
+    step_end,
 )
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -67,12 +71,18 @@ class Pipeline:
             updated once a step. Else they are updated for each micro-batch, as in plain micro-batched training; by its
             own statistics each micro-batch is normalised in either case.
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
+        optimizer: makes an optimizer of a stage's list of parameters; each stage then steps within :meth:`step` as
+            soon as its last gradient is there. Its numbers are those of one over all if it treats each by itself.
+
+    Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
+    stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
+    micro-batch keeps to the weights of its forward. At the end of :meth:`step` all stages have taken all steps.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``.
+        TypeError: ``model`` is no ``nn.Sequential``, or ``optimizer`` makes none.
         ValueError: the plan's layers are not the model's, layers in different stages write one buffer, the loss
-            reduces nothing, the schedule changes weights within a step, or there are to be several copies of a layer
-            that cannot be copied.
+            reduces nothing, there are to be several copies of a layer that cannot be copied, or the schedule changes
+            weights within a step and there is no ``optimizer``, or stages share parameters.
     """
 
     def __init__(
@@ -85,7 +95,9 @@ class Pipeline:
         split: Splitter | None = None,
         deferred_batch_norm: bool = False,
         trace: bool = False,
+        optimizer: OptimizerFactory | None = None,
     ) -> None:
+        check_optimizer(optimizer, plan)
         self._model = model
         self._plan = plan
         self._loss_fn = loss_fn
@@ -98,7 +110,8 @@ class Pipeline:
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
-        self._orders = Orders(plan)
+        self._optimizers = StageOptimizers(optimizer, model, plan)
+        self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._engine = Engine(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
         )
@@ -183,6 +196,11 @@ class Pipeline:
         )
 
     @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of the stages, in their order, as for learning rate schedulers; none without ``optimizer``."""
+        return self._optimizers.all
+
+    @property
     def plan(self) -> Plan:
         """The plan that the model is cut along."""
         return self._plan
@@ -205,6 +223,9 @@ class Pipeline:
         They are those of the loss of the whole mini-batch. It is split into the plan's micro-batches, or into as
         many as it has samples if these are fewer.
 
+        Stages' own optimizers clear the gradients first, and apply them. Under an asynchronous schedule ``grad`` is
+        that of the last optimizer step, and the loss the mean of those of all.
+
         Args:
             args: the model's argument, its tensors ``[samples, ...]``. Tensors without dimensions and all that is
                 none goes whole to every micro-batch, and so does what is marked as :class:`pipepart.Whole`.
@@ -219,7 +240,8 @@ class Pipeline:
             TypeError, ValueError: bad arguments, before anything has run.
             RuntimeError: the pipeline is closed or busy.
             BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch; the
-                gradients are incomplete then, and the next step works.
+                gradients are incomplete then, and the next step works. Of stages with own optimizers each has the
+                newest weights that it made, some after more steps than others: go on from a checkpoint.
         """
         value = single_argument(kwargs or args)
         with torch.inference_mode(False), torch.enable_grad():
@@ -227,10 +249,14 @@ class Pipeline:
         if not self._loss_checked and self._loss_fn is not None:
             check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
             self._loss_checked = True
-        end = LossEnd(self._loss.parts(batch.target, batch.targets, batch.sizes), batch.targets, scaler)
+        if scaler is not None:
+            self._optimizers.refuse("a scaler")
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
+            order = self._orders.step(len(batch.inputs))
+            end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [boundary.part(one) for one in batch.inputs]
-            run = Run(self._orders.step(len(messages)), self._stages, messages, end, traced=self._trace)
+            self._optimizers.zero_grad()
+            run = Run(order, self._stages, messages, end, None, self._trace, self._optimizers.by_stage)
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
@@ -285,6 +311,14 @@ class Pipeline:
         """Loads a state dict of the model, as ``nn.Module.load_state_dict`` does."""
         return self._model.load_state_dict(state, strict=strict)
 
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """State and settings of the stages' optimizers, by the names of the parameters."""
+        return self._optimizers.state_dict()
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what :meth:`optimizer_state_dict` returned for this cut or another; ValueError if a name is missing."""
+        self._optimizers.load_state_dict(state)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients."""
         self._model.zero_grad(set_to_none)
@@ -299,11 +333,14 @@ class Pipeline:
         """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before.
 
         The arguments are those of ``nn.utils.clip_grad_norm_``, the numbers those of the model on one device.
+        Refused where stages have optimizers of their own, which have stepped before all gradients are there.
         """
+        self._optimizers.refuse("clipping by the norm of all gradients")
         return clip_grad_norm_(self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
-        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``."""
+        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``; refused as above."""
+        self._optimizers.refuse("clipping")
         nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
 
     def train(self, mode: bool = True) -> Self:
@@ -337,7 +374,8 @@ class Pipeline:
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else f"{len(self._plan.stages)} stages"
-        return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}>"
+        label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
+        return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
         with self._claimed():
@@ -346,7 +384,7 @@ class Pipeline:
         return run
 
     def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[boundary.Gradients]:
-        with self._claimed(), nullcontext() if parameters else self._gradients_kept():
+        with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
             run = Run(order, self._stages, [None] * parts, end, forward)
@@ -355,18 +393,6 @@ class Pipeline:
             else:
                 run.backward_here()
         return run.input_gradients
-
-    @contextmanager
-    def _gradients_kept(self) -> Iterator[None]:
-        """The parameters' gradients stay what they are, whatever the block adds to them."""
-        kept = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        for parameter, _ in kept:
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter, gradient in kept:
-                parameter.grad = gradient
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from .schedule import Schedule, without_micro_batches
 from .search import search
 from .simulate import simulate
 from .timeline import Timeline
+from .versions import live_versions, older_versions, stepped_together
 
 __all__ = [
     "Action",
@@ -42,11 +43,14 @@ __all__ = [
     "insert_optimizer_step",
     "insert_recompute",
     "insert_reduce_grad",
+    "live_versions",
     "names",
+    "older_versions",
     "permute_devices",
     "search",
     "simulate",
     "split_backward",
     "split_overlaps",
+    "stepped_together",
     "without_micro_batches",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from .action import Action, Kind, ScheduleError
@@ -78,17 +78,15 @@ def insert_reduce_grad(schedule: Schedule) -> Schedule:
 
 
 def insert_optimizer_step(schedule: Schedule) -> Schedule:
-    """Return the schedule with an OPT_STEP for each stage at the end of its device.
+    """Return the schedule with an OPT_STEP for each stage as soon as all its gradients are there.
+
+    That is after its last backward, and after its REDUCE_GRAD where it has one. A stage that has an OPT_STEP keeps it.
 
     Raises ScheduleError for an asynchronous schedule, which steps by itself.
     """
     if schedule.versions:
         raise ScheduleError(f"{schedule.name} is asynchronous: it has its optimizer steps where they belong")
-    rows = []
-    for device, row in enumerate(schedule.actions):
-        steps = [Action(Kind.OPT_STEP, stage) for stage in schedule.stages_of(device)]
-        rows.append((*row, *(step for step in steps if step not in row)))
-    return replace(schedule, actions=tuple(rows))
+    return _each_row(schedule, _with_steps)
 
 
 def permute_devices(schedule: Schedule, order: Sequence[int]) -> Schedule:
@@ -125,12 +123,24 @@ def _fused(row: _Row) -> Iterator[Action]:
 
 
 def _with_reductions(row: _Row) -> Iterator[Action]:
-    last = {leaf.stage: action for action in row for leaf in action.leaves if leaf.kind in (Kind.B, Kind.W)}
+    return _after_last(row, (Kind.B, Kind.W), Kind.REDUCE_GRAD)
+
+
+def _with_steps(row: _Row) -> Iterator[Action]:
+    there = {action.stage for action in row if action.kind is Kind.OPT_STEP}
+    return _after_last(row, (Kind.B, Kind.W, Kind.REDUCE_GRAD), Kind.OPT_STEP, there)
+
+
+def _after_last(
+    row: _Row, kinds: tuple[Kind, ...], added: Kind, but: Collection[int] = ()
+) -> Iterator[Action]:
+    """The row with an action for each stage, but for some, behind the last one of some kinds."""
+    last = {leaf.stage: action for action in row for leaf in action.leaves if leaf.kind in kinds}
     for action in row:
         yield action
         for leaf in action.leaves:
-            if last.get(leaf.stage) is action:
-                yield Action(Kind.REDUCE_GRAD, leaf.stage)
+            if leaf.kind in kinds and last[leaf.stage] is action and leaf.stage not in but:
+                yield Action(added, leaf.stage)
 
 
 def _apart(action: Action, stages: set[int]) -> tuple[Action, ...]:

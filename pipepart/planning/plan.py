@@ -205,6 +205,11 @@ class Plan(Document):
         return 1 + len(self.copies)
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether the schedule changes weights within a step, so that the numbers are not those of plain training."""
+        return bool(self.build_schedule().versions)
+
+    @property
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all copies of the model, as the schedule numbers them; ``stages`` are those of the first."""
         return all_stages(self, self.build_schedule())

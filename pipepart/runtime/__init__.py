@@ -1,22 +1,29 @@
 """One process, many devices: runs a schedule, each device on a thread of its own."""
 
-from .bridge import differentiable
+from .bridge import differentiable, gradients_kept
 from .build import build_stages
 from .deferred_batch_norm import DeferredBatchNorm
 from .ends import LossEnd, OutputEnd
 from .engine import Engine
+from .grouped_end import step_end
 from .order import Orders
 from .run import Run
 from .stage import Stage
+from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer
 
 __all__ = [
     "DeferredBatchNorm",
     "Engine",
     "LossEnd",
+    "OptimizerFactory",
     "Orders",
     "OutputEnd",
     "Run",
     "Stage",
+    "StageOptimizers",
     "build_stages",
+    "check_optimizer",
     "differentiable",
+    "gradients_kept",
+    "step_end",
 ]

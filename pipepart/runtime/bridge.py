@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
@@ -36,6 +37,19 @@ def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward
     )  # the parameters are no inputs of the node, yet it is to run backward
     tensors = _Node.apply(call, anchor, *(leaf for one in inputs for leaf in boundary.leaves(one)))
     return call.rebuild(tensors)
+
+
+@contextmanager
+def gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """The parameters' gradients stay what they are, whatever the block adds to them."""
+    kept = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
 
 class _Call:

@@ -13,7 +13,7 @@ from ..cluster import Device
 from ..planning import Plan
 from .copies import CopiedLayers, Layers, copied_groups
 from .stage import Stage
-from .ties import check_ties, tie
+from .ties import check_ties, check_untied, tie
 
 
 def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
@@ -32,6 +32,8 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
     groups = [layers[start:end] for start, end in pairwise(starts)]
     check_ties(groups)
+    if plan.build_schedule().versions:
+        check_untied(groups)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
     _move(groups, homes)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
@@ -83,11 +85,6 @@ def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
 
 def _check_schedule(plan: Plan) -> None:
     schedule = plan.build_schedule()
-    if schedule.versions:
-        raise ValueError(
-            f"schedule {plan.schedule!r} is asynchronous: it changes the weights within a step, which a pipeline "
-            "leaves to your optimizer: choose another, such as '1f1b'"
-        )
     if schedule.model_stages != len(plan.stages):
         raise ValueError(
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: "

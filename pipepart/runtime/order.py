@@ -27,10 +27,16 @@ class Order:
 
 
 class Orders:
-    """The orders that a plan's schedule gives, each made once."""
+    """The orders that a plan's schedule gives, each made once.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        plan: has the schedule.
+        with_optimizers: whether the stages' optimizers step within a step, which asynchronous schedules say themselves.
+    """
+
+    def __init__(self, plan: Plan, with_optimizers: bool = False) -> None:
         self._plan = plan
+        self._with_optimizers = with_optimizers
         self._steps: dict[int, Order] = {}
         self._parts: dict[tuple[int, frozenset[Kind]], Order] = {}
 
@@ -38,6 +44,8 @@ class Orders:
         """A whole step. There is one for fewer micro-batches than the plan's, too: schedules exist from 1 on."""
         if micro_batches not in self._steps:
             schedule = self._plan.build_schedule(micro_batches)
+            if self._with_optimizers and not schedule.versions:
+                schedule = schedules.insert_optimizer_step(schedule)
             schedules.check(schedule)
             actions = (action for row in schedule.actions for action in row)
             repeated = [(a.stage, a.micro_batch or 0) for a in actions if a.kind is Kind.RECOMPUTE]

@@ -8,7 +8,8 @@
 
 A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker; where the forward
 runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE; where the backward is split, the
-stash goes out at I and what the gradients of the weights need goes in, to go out at W. Nothing else is shared between
+stash goes out at I and what the gradients of the weights need goes in, to go out at W. Where stages have optimizers,
+these step at OPT_STEP. Nothing else is shared between
 workers but the first failure, which empties every wait.
 """
 
@@ -21,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from schedules import Action, Kind, Timeline
 
@@ -31,11 +33,12 @@ from ..split_backward import WeightGradients
 from .all_losses import AllLosses
 from .ends import End
 from .mailbox import Mailbox, Stopped
-from .notes import PLACE, add_note
+from .notes import LAYER, PLACE, add_note
 from .order import Order
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
+from .versions import Versions
 
 Span = tuple[
     float, float
@@ -52,6 +55,7 @@ class Run:
         end: what the last stage's outputs go to.
         forward: the run whose stashes this one goes backward through, for one that has no forwards.
         traced: whether to keep the start and end of each action.
+        optimizers: of the stages, for an order that has their steps.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Run:
         end: End,
         forward: Run | None = None,
         traced: bool = False,
+        optimizers: Sequence[Optimizer | None] = (),
     ) -> None:
         self.schedule = schedule = order.schedule
         self.failure: BaseException | None = None
@@ -87,6 +92,12 @@ class Run:
         self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
         self._is_last = [schedule.next_stage(stage) is None for stage in range(schedule.stages)]
         self._lock = threading.Lock()
+        self._optimizers = optimizers
+        self._versions = [
+            Versions(schedule, stage, optimizer)
+            for stage, optimizer in enumerate(optimizers)
+            if schedule.versions
+        ]
         self._at_the_end = threading.Lock()  # last stages of several copies share the end
         self._all_losses = AllLosses(schedule, self._mailbox_of) if schedule.replicas > 1 else None
 
@@ -149,12 +160,16 @@ class Run:
 
     def _work(self, device: int) -> None:
         spans = None if self.spans is None else self.spans[device]
-        for action in self.schedule.actions[device]:
-            if self.failure is not None:
-                return
-            span = self._do(action)
-            if spans is not None:
-                spans.append(span)
+        try:
+            for action in self.schedule.actions[device]:
+                if self.failure is not None:
+                    return
+                span = self._do(action)
+                if spans is not None:
+                    spans.append(span)
+        finally:
+            for stage in self.schedule.stages_of(device) if self._versions else ():
+                self._versions[stage].settle()
         for stage, home in zip(self._stages, self.schedule.device_of, strict=True):
             if home == device and self._has_forwards:
                 stage.ties.finish()
@@ -164,6 +179,9 @@ class Run:
     def _do(self, action: Action) -> Span:
         kind, stage, micro_batch, _ = action
         try:
+            if self._versions and micro_batch is not None and kind is not Kind.OPT_STEP:
+                with self._versions[stage].used(micro_batch):
+                    return _DO[kind](self, stage, micro_batch)
             return _DO[kind](self, stage, -1 if micro_batch is None else micro_batch)
         except Stopped:
             raise
@@ -289,6 +307,20 @@ class Run:
                 copied.add(gradients)
         return start, time.perf_counter()
 
+    def _update(self, stage: int, _: int) -> Span:
+        """OPT_STEP: the stage's optimizer steps; a further copy of the model has none."""
+        optimizer = self._optimizers[stage] if stage < len(self._optimizers) else None
+        start = time.perf_counter()
+        try:
+            if self._versions:
+                self._versions[stage].step()
+            elif optimizer is not None:
+                optimizer.step()
+        except BaseException as error:
+            add_note(error, f"{LAYER}in the step of its optimizer ({type(optimizer).__name__})")
+            raise
+        return start, time.perf_counter()
+
     def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
         """What a backward starts from."""
         stash = self._stashes[stage].pop(micro_batch)
@@ -341,4 +373,5 @@ _DO: dict[str, Callable[[Run, int, int], Span]] = {
     Kind.W: Run._backward_weights,
     Kind.RECOMPUTE: Run._run_second,
     Kind.REDUCE_GRAD: Run._reduce,
+    Kind.OPT_STEP: Run._update,
 }

@@ -154,6 +154,25 @@ def check_ties(groups: Sequence[Layers]) -> None:
                     raise ValueError(_written(f"{path}.running_mean", chains[statistics].stages))
 
 
+def check_untied(groups: Sequence[Layers]) -> None:
+    """Refuses parameters that stages share, for stages whose weights change apart from each other.
+
+    Raises:
+        ValueError: there is one.
+    """
+    names: dict[Tensor, str] = {}
+    for name, module in (layer for layers in groups for layer in layers):
+        for key, tensor in module.named_parameters(prefix=name):
+            names.setdefault(tensor, key)
+    for tensor, chain in _chains(groups).items():
+        if tensor in names:
+            raise ValueError(
+                f"parameter {names[tensor]!r} is shared by layers of stages {', '.join(map(str, chain.stages))}, and "
+                "under an asynchronous schedule each stage changes its weights by itself: put these layers in one "
+                "stage, or choose a synchronous schedule, such as '1f1b'"
+            )
+
+
 class _Chain(NamedTuple):
     """The stages that use a tensor, in their order."""
 

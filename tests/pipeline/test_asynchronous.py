@@ -1,0 +1,233 @@
+"""PipeDream and PipeDream-2BW: each micro-batch keeps to the weights of its forward, to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import Recompute, plan_by_hand
+from tests.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
+
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+}
+SCHEDULES = ["pipedream", "pipedream-2bw"]
+
+
+def chain(stages: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for stage in range(stages):
+        layers += [nn.Linear(5, 5), nn.Tanh() if stage % 2 else nn.LayerNorm(5)]
+    return plain.in_double(layers)
+
+
+def pipeline(
+    model: nn.Sequential,
+    stages: int,
+    schedule: str,
+    factory: OptimizerFactory | None = OPTIMIZERS["momentum"],
+    micro_batches: int = 12,
+    recompute: Recompute = "never",
+    loss_fn: nn.Module | None = None,
+) -> Pipeline:
+    names = [name for name, _ in model.named_children()]
+    plan = plan_by_hand(
+        names, borders_of(stages), micro_batches=micro_batches, schedule=schedule, recompute=recompute
+    )
+    return Pipeline(model, plan, loss_fn or nn.MSELoss(), optimizer=factory)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optimizer):
+    torch.manual_seed(stages)
+    model = chain(stages)
+    oracle = DelayedTraining(copy.deepcopy(model), stages, schedule, OPTIMIZERS[optimizer])
+    with pipeline(model, stages, schedule, OPTIMIZERS[optimizer]) as pipe:
+        for x, y in batches(3, samples=24):
+            ours, theirs = pipe.step(x, target=y), oracle.step(x, y, nn.MSELoss(), 12)
+            assert ours.equal(theirs)
+            assert_weights(model, oracle)
+
+
+def assert_weights(model: nn.Module, oracle: DelayedTraining) -> None:
+    theirs = [parameter for stage in oracle.stages for parameter in stage.parameters()]
+    for (name, ours), expected in zip(model.named_parameters(), theirs, strict=True):
+        assert ours.equal(expected), name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_forward_that_runs_again_finds_the_weights_of_the_first(schedule):
+    torch.manual_seed(0)
+    model = chain(3)
+    oracle = DelayedTraining(copy.deepcopy(model), 3, schedule, OPTIMIZERS["adam"])
+    with pipeline(model, 3, schedule, OPTIMIZERS["adam"], recompute="always") as pipe:
+        for x, y in batches(2, samples=12):
+            pipe.step(x, target=y)
+            oracle.step(x, y, nn.MSELoss(), 12)
+    assert_weights(model, oracle)
+
+
+def test_micro_batches_of_unlike_sizes_weigh_in_their_own_optimizer_step():
+    torch.manual_seed(0)
+    model = chain(2)
+    oracle = DelayedTraining(copy.deepcopy(model), 2, "pipedream-2bw", OPTIMIZERS["momentum"])
+    with pipeline(model, 2, "pipedream-2bw", micro_batches=4) as pipe:
+        for x, y in batches(2, samples=7):
+            assert pipe.step(x, target=y).equal(oracle.step(x, y, nn.MSELoss(), 4))
+    assert_weights(model, oracle)
+
+
+def test_a_mean_over_targets_counts_those_of_the_optimizer_step():
+    torch.manual_seed(0)
+    model, loss_fn = chain(2), nn.CrossEntropyLoss(ignore_index=-1)
+    oracle = DelayedTraining(copy.deepcopy(model), 2, "pipedream-2bw", OPTIMIZERS["momentum"])
+    x, y = torch.randn(8, 5, dtype=torch.double), torch.tensor([0, 1, -1, -1, -1, 2, 3, 4])
+    with pipeline(model, 2, "pipedream-2bw", micro_batches=4, loss_fn=loss_fn) as pipe:
+        for _ in range(2):
+            ours = pipe.step(x, target=y)
+            theirs = oracle.step(x, y, _ZeroForNone(loss_fn), 4, weigh=lambda part: int((part >= 0).sum()))
+            assert ours.equal(theirs)
+    assert_weights(model, oracle)
+
+
+class _ZeroForNone(nn.Module):
+    """A loss that is 0 where all targets are ignored, with gradients that are, too."""
+
+    def __init__(self, loss_fn: nn.Module) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output * 0).sum() if bool((target < 0).all()) else self.loss_fn(output, target)
+
+
+def test_one_stage_alone_trains_as_a_plain_loop_over_micro_batches():
+    torch.manual_seed(0)
+    model = chain(1)
+    other = copy.deepcopy(model)
+    theirs = OPTIMIZERS["adam"](list(other.parameters()))
+    with pipeline(model, 1, "pipedream", OPTIMIZERS["adam"], micro_batches=4) as pipe:
+        for x, y in batches(2, samples=8):
+            pipe.step(x, target=y)
+            for xs, ys in zip(x.split(2), y.split(2), strict=True):
+                theirs.zero_grad()
+                nn.functional.mse_loss(other(xs), ys).backward()
+                theirs.step()
+    plain.assert_same(model.state_dict(), other.state_dict())
+
+
+def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
+    torch.manual_seed(0)
+    model = chain(2)
+    other = copy.deepcopy(model)
+    ((x, y),) = batches(1, samples=12)
+    with (
+        pipeline(model, 2, "pipedream") as pipe,
+        pipeline(other, 2, "1f1b", OPTIMIZERS["momentum"]) as synchronous,
+    ):
+        pipe.step(x, target=y)
+        synchronous.step(x, target=y)
+        assert "asynchronous: not the numbers of plain training" in repr(pipe)
+        assert "asynchronous" not in repr(synchronous)
+    assert not torch.equal(*(next(one.parameters()) for one in (model, other)))
+
+
+def test_parameters_keep_their_memory_and_hooks():
+    torch.manual_seed(0)
+    model = chain(3)
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    seen: list[float] = []
+    next(model.parameters()).register_hook(lambda gradient: seen.append(float(gradient.norm())))
+    with pipeline(model, 3, "pipedream") as pipe:
+        pipe.step(*(batch := batches(1, samples=12)[0])[:1], target=batch[1])
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
+    assert len(seen) == 12
+
+
+def test_a_graph_of_the_caller_notices_that_weights_were_written():
+    model = chain(2)
+    ((x, y),) = batches(1, samples=12)
+    with pipeline(model, 2, "pipedream") as pipe:
+        outside = model(x.requires_grad_()).sum()
+        pipe.step(x.detach(), target=y)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            outside.backward()
+
+
+def test_calling_the_pipeline_and_its_backward_change_no_weights():
+    torch.manual_seed(0)
+    model = chain(2)
+    other = copy.deepcopy(model)
+    ((x, _),) = batches(1, samples=12)
+    with pipeline(model, 2, "pipedream") as pipe:
+        pipe(x).sum().backward()
+    plain.micro_batched_step(other, x, x, lambda output, _: output.sum(), 12, mean=False)
+    plain.assert_same(dict(model.named_parameters()), dict(other.named_parameters()))
+    plain.assert_same(plain.gradients(model), plain.gradients(other))
+
+
+class _FailsAt(nn.Module):
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.calls_left = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls_left -= 1
+        if self.calls_left == -1:
+            raise ArithmeticError("no more")
+        return x
+
+
+def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on():
+    torch.manual_seed(0)
+    model = chain(3)
+    fine = copy.deepcopy(model)
+    model[5] = _FailsAt(5)
+    fine[5] = nn.Identity()
+    oracle = DelayedTraining(fine, 3, "pipedream", OPTIMIZERS["momentum"])
+    (x, y), again = batches(2, samples=12)
+    oracle.step(x, y, nn.MSELoss(), 12)
+    with pipeline(model, 3, "pipedream") as pipe:
+        with pytest.raises(ArithmeticError, match="no more"):
+            pipe.step(x, target=y)
+        weights = [model.get_parameter(f"{layer}.weight") for layer in (0, 2, 4)]
+        taken = [
+            [next(iter(version.values())).equal(weight) for version in versions]
+            for weight, versions in zip(weights, oracle.versions, strict=True)
+        ]
+        assert taken[2].index(True) == 5
+        assert all(any(found[:6]) for found in taken)
+        assert bool(pipe.step(again[0], target=again[1]).isfinite())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
+    with pytest.raises(ValueError, match=rf"'{schedule}' is asynchronous.*optimizer=lambda params"):
+        pipeline(chain(2), 2, schedule, factory=None)
+
+
+def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():
+    model = chain(2)
+    model[2].weight = model[0].weight
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is shared by layers of stages 0, 1.*put these layers in one"
+    ):
+        pipeline(model, 2, "pipedream")
+
+
+def test_a_mini_batch_that_makes_no_whole_optimizer_steps_is_refused():
+    model = chain(2)
+    ((x, y),) = batches(1, samples=3)
+    with (
+        pipeline(model, 2, "pipedream-2bw", micro_batches=4) as pipe,
+        pytest.raises(ValueError, match="3 is no multiple of that; 2 or 4 is"),
+    ):
+        pipe.step(x, target=y)
