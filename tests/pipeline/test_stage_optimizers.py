@@ -1,0 +1,224 @@
+"""An optimizer of each stage: the numbers of one over all, stepped as soon as a stage has its gradients."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import plan_by_hand
+from tests.copies import plan_copies
+from tests.delayed import OptimizerFactory, batches
+
+SGD: OptimizerFactory = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)  # noqa: E731
+ADAM: OptimizerFactory = lambda params: torch.optim.Adam(params, lr=0.01)  # noqa: E731
+
+
+def chain() -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(5, 5), nn.Tanh()]
+    return plain.in_double(layers)
+
+
+def pipeline(
+    model: nn.Sequential,
+    optimizer: Any,
+    borders: tuple[int, ...] = (2, 5),
+    schedule: str = "1f1b",
+    **how: Any,
+) -> Pipeline:
+    names = [name for name, _ in model.named_children()]
+    plan = plan_by_hand(names, borders, micro_batches=4, schedule=schedule, chunks=how.pop("chunks", 1))
+    return Pipeline(model, plan, nn.MSELoss(), optimizer=optimizer, **how)
+
+
+def assert_trains_alike(ours: Pipeline, theirs: Pipeline, factory: OptimizerFactory) -> None:
+    """The second pipeline has no optimizers, and one over all parameters."""
+    one = factory(list(theirs.parameters()))
+    with ours, theirs:
+        for x, y in batches(3, samples=8):
+            losses = ours.step(x, target=y), theirs.step(x, target=y)
+            one.step()
+            assert losses[0].equal(losses[1])
+            plain.assert_same(plain.gradients(ours.module), plain.gradients(theirs.module))
+            plain.assert_same(ours.state_dict(), theirs.state_dict())
+            one.zero_grad()
+
+
+@pytest.mark.parametrize("factory", [SGD, ADAM])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+def test_weights_are_those_of_one_optimizer_over_all(schedule, factory):
+    torch.manual_seed(0)
+    model = chain()
+    other = copy.deepcopy(model)
+    assert_trains_alike(
+        pipeline(model, factory, schedule=schedule), pipeline(other, None, schedule=schedule), factory
+    )
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v", "dualpipe-v"])
+def test_several_stages_of_a_device_have_an_optimizer_each(schedule):
+    torch.manual_seed(0)
+    model = chain()
+    other = copy.deepcopy(model)
+    how: dict[str, Any] = {"borders": (2, 4, 6), "schedule": schedule, "chunks": 2}
+    ours = pipeline(model, SGD, **how)
+    assert len(ours.optimizers) == 4
+    assert_trains_alike(ours, pipeline(other, None, **how), SGD)
+
+
+def test_copies_of_the_model_follow_the_optimizers_of_the_first():
+    torch.manual_seed(0)
+    model = chain()
+    other = copy.deepcopy(model)
+    plan = plan_copies([name for name, _ in model.named_children()], [4], 2)
+    assert_trains_alike(
+        Pipeline(model, plan, nn.MSELoss(), optimizer=SGD), Pipeline(other, plan, nn.MSELoss()), SGD
+    )
+
+
+def test_a_shared_parameter_is_stepped_once_with_the_gradients_of_all_its_stages():
+    torch.manual_seed(0)
+    model = chain()
+    model[6].weight = model[0].weight
+    other = copy.deepcopy(model)
+    ours = pipeline(model, SGD)
+    counts = [sum(len(group["params"]) for group in one.param_groups) for one in ours.optimizers]
+    assert counts == [2, 4, 1]
+    assert_trains_alike(ours, pipeline(other, None), SGD)
+
+
+def test_a_stage_without_parameters_has_no_optimizer():
+    torch.manual_seed(0)
+    model = chain()
+    other = copy.deepcopy(model)
+    ours = pipeline(model, ADAM, borders=(1, 2))
+    assert len(ours.optimizers) == 2
+    assert_trains_alike(ours, pipeline(other, None, borders=(1, 2)), ADAM)
+
+
+def test_a_stage_steps_while_another_still_has_backwards_to_do():
+    """The first stage's last backward waits for the step of the last stage."""
+    model = chain()
+    stepped = threading.Event()
+    waited: list[bool] = []
+    left = iter(range(4))
+
+    def wait(_: Tensor) -> None:
+        if next(left) == 3:
+            waited.append(stepped.wait(timeout=30))
+
+    next(model.parameters()).register_hook(wait)
+    with pipeline(model, SGD) as pipe:
+        pipe.optimizers[-1].register_step_post_hook(lambda *_: stepped.set())
+        ((x, y),) = batches(1, samples=8)
+        pipe.step(x, target=y)
+    assert waited == [True]
+
+
+def test_the_trace_has_the_optimizers_steps_behind_the_last_backwards():
+    with pipeline(chain(), SGD, trace=True) as pipe:
+        ((x, y),) = batches(1, samples=8)
+        pipe.step(x, target=y)
+        assert pipe.last_trace is not None
+        rows = pipe.last_trace.schedule.actions
+    assert [[str(action) for action in row[-2:]] for row in rows] == [
+        ["0B3", "0OPT_STEP"],
+        ["1B3", "1OPT_STEP"],
+        ["2B3", "2OPT_STEP"],
+    ]
+
+
+def test_each_optimizer_can_have_a_schedule_of_its_learning_rate():
+    torch.manual_seed(0)
+    model = chain()
+    other = copy.deepcopy(model)
+    one = SGD(list(other.parameters()))
+    single = torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5)
+    with pipeline(model, SGD) as ours, pipeline(other, None) as theirs:
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in ours.optimizers]
+        for x, y in batches(3, samples=8):
+            ours.step(x, target=y)
+            theirs.step(x, target=y)
+            one.step()
+            one.zero_grad()
+            for scheduler in (single, *schedulers):
+                scheduler.step()
+    plain.assert_same(model.state_dict(), other.state_dict())
+
+
+def test_training_goes_on_from_saved_state_along_another_cut():
+    torch.manual_seed(0)
+    model = chain()
+    first, second = batches(2, samples=8)
+    with pipeline(model, ADAM) as pipe:
+        pipe.step(first[0], target=first[1])
+        weights = copy.deepcopy(pipe.state_dict())
+        state = copy.deepcopy(pipe.optimizer_state_dict())
+        pipe.step(second[0], target=second[1])
+    resumed = chain()
+    with pipeline(resumed, lambda params: torch.optim.Adam(params, lr=1.0), borders=(4,)) as pipe:
+        pipe.load_state_dict(weights)
+        pipe.load_optimizer_state_dict(state)
+        pipe.step(second[0], target=second[1])
+    plain.assert_same(resumed.state_dict(), model.state_dict())
+
+
+def test_state_of_another_model_is_refused_by_the_name_of_a_parameter():
+    with pipeline(chain(), ADAM) as pipe:
+        state = pipe.optimizer_state_dict()
+        del state["settings"]["4.bias"]
+        with pytest.raises(ValueError, match=r"nothing of parameter '4\.bias'"):
+            pipe.load_optimizer_state_dict(state)
+
+
+def test_what_needs_all_gradients_before_any_step_is_refused():
+    ((x, y),) = batches(1, samples=8)
+    with pipeline(chain(), SGD) as pipe:
+        with pytest.raises(
+            ValueError, match="clipping by the norm of all gradients needs all gradients before"
+        ):
+            pipe.clip_grad_norm_(1.0)
+        with pytest.raises(ValueError, match="clipping needs all gradients before"):
+            pipe.clip_grad_value_(1.0)
+        with pytest.raises(ValueError, match="a scaler needs all gradients before"):
+            pipe.step(x, target=y, scaler=torch.amp.GradScaler("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "why"),
+    [
+        ("sgd", TypeError, "must make an optimizer of the parameters of a stage, got str"),
+        (lambda params: params, TypeError, "must return a torch.optim.Optimizer, got list for stage 0"),
+        (torch.optim.LBFGS, ValueError, "LBFGS runs the model again"),
+        (
+            lambda _: torch.optim.SGD([nn.Parameter(torch.zeros(1))]),
+            ValueError,
+            "the optimizer of stage 0 has parameters that are not the stage's",
+        ),
+    ],
+)
+def test_a_factory_that_makes_no_optimizer_of_a_stage_is_refused(factory, error, why):
+    with pytest.raises(error, match=why):
+        pipeline(chain(), factory)
+
+
+def test_an_optimizer_that_fails_is_named_with_its_stage():
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no more")
+
+    ((x, y),) = batches(1, samples=8)
+    with pipeline(chain(), SGD) as pipe:
+        pipe.optimizers[1].register_step_pre_hook(fail)
+        with pytest.raises(ArithmeticError, match="no more") as caught:
+            pipe.step(x, target=y)
+    notes = " ".join(caught.value.__notes__)
+    assert "in the step of its optimizer (SGD)" in notes
+    assert "stage 1 of 3" in notes
