@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,11 +20,19 @@ class Added(NamedTuple):
 
 
 class AddedLosses:
-    """The losses that layers have added, in their order."""
+    """The losses that layers have added, in their order; within its ``with`` block it takes those of this thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, must_have_graph: bool = False) -> None:
         self.found: list[Added] = []
-        self.must_have_graph = False
+        self.must_have_graph = must_have_graph
+        self._before: AddedLosses | None = None
+
+    def __enter__(self) -> AddedLosses:
+        self._before, _here.losses = _here.losses, self
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _here.losses = self._before
 
     def total(self) -> Tensor:
         """Their sum, which can be differentiated; zero where no layer has added any."""
@@ -71,8 +77,7 @@ def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Non
     losses.found.append(Added(loss, kind))
 
 
-@contextmanager
-def collect_losses() -> Iterator[AddedLosses]:
+def collect_losses() -> AddedLosses:
     """What layers add within the block, be it by a plain model or by a pipeline that is called as one.
 
     ::
@@ -81,19 +86,12 @@ def collect_losses() -> Iterator[AddedLosses]:
             output = model(x)
             loss = loss_fn(output, y) + extra.total()
     """
-    before, _here.losses = _here.losses, AddedLosses()
-    try:
-        yield _here.losses
-    finally:
-        _here.losses = before
+    return AddedLosses()
 
 
-@contextmanager
-def losses_of_stage() -> Iterator[AddedLosses]:
+def losses_of_stage() -> AddedLosses:
     """What the layers of a stage add for one micro-batch: with a graph, where gradients are enabled."""
-    with collect_losses() as losses:
-        losses.must_have_graph = torch.is_grad_enabled()
-        yield losses
+    return AddedLosses(must_have_graph=torch.is_grad_enabled())
 
 
 def collecting() -> bool:

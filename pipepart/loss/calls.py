@@ -91,7 +91,8 @@ class Record:
         pair: whether it returns these two.
         count_place: where that count is on the tape.
         complete: whether the loss has been seen to its end.
-        reads: whether it takes numbers of Python from the target.
+        reads: whether it takes numbers of Python from a target's scalar.
+        opaque: whether it takes more than that out of the sight of torch.
         hidden: whether a count hangs on the target's values in a way that the tape does not show.
         loose: calls with what the model made in which a number is no more than a factor or a constant.
         zeros: the arguments, by call, that are added to a part of the loss and must stay zero.
@@ -112,6 +113,7 @@ class Record:
     count_place: int | None = None
     complete: bool = False
     reads: bool = False
+    opaque: bool = False
     hidden: bool = False
     loose: set[int] = field(default_factory=set)
     zeros: dict[int, list[int]] = field(default_factory=dict)
@@ -121,7 +123,7 @@ class Record:
     @property
     def by_values(self) -> bool:
         """Whether weights may hang on the target's values, and not on shapes alone."""
-        return self.hidden or not self.tape.evident or any(term.classes for term in self.terms)
+        return self.hidden or self.reads or not self.tape.evident or any(term.classes for term in self.terms)
 
     def for_target(self, target: Any) -> Record | None:
         """What would be seen for another target of the same shapes; None where only another look can tell."""
@@ -139,6 +141,20 @@ class Record:
                 for call, found in places.items()
             },
         )
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it holds for other values as long as the calls are the same.
+
+        Of what is read as a number it does where the mini-batch's is read, in place of the micro-batch's.
+        """
+        return self.complete and not self.opaque and not (self.reads and self.keeps_reads)
+
+    def count_for(self, target: Any) -> float | None:
+        """Of a loss that returns its sum and its count, the count for another target of the same shapes."""
+        if self.count_place is None or not self.tape.whole:
+            return None
+        return float(self.tape.play(target)[self.count_place])
 
     def agrees_with(self, other: Record) -> bool:
         """Whether both were made by the same calls."""

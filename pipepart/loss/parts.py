@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -156,10 +157,12 @@ class LossParts:
         if self._whole is None:
             return self._taken(micro_batch, call(output))
         agrees = own.agrees_with(self._whole)
+        lasts = own.lasts and self._whole.complete and not self._whole.opaque
+        by_shapes = lasts and not self._whole.by_values
         followed = Followed(_NOTHING, _NOTHING, len(self._sizes), scaled=True)
         value = None
         if not agrees:
-            with followed:
+            with followed if by_shapes else nullcontext():
                 value = call(output)
             if is_pair(value):
                 return self._taken(micro_batch, value)
@@ -170,13 +173,11 @@ class LossParts:
             if not self._loss.declared:
                 self._check_seen(rule, micro_batch, own)
             if value is None:
-                with followed:
+                with followed if by_shapes else nullcontext():
                     value = call(output)
             loss, weight = value, self._share(micro_batch) if rule is Rule.MEAN else 1.0
-        whole = self._whole
-        seen = whole.complete and own.complete and not whole.reads and not own.reads
-        if seen and (rule is Rule.TERMS or not whole.by_values):
-            self._loss.memory.keep(kind, Known(rule, own, whole, followed.calls, self._dimension))
+        if by_shapes or (lasts and rule is Rule.TERMS):
+            self._loss.memory.keep(kind, Known(rule, own, self._whole, followed.calls, self._dimension))
         return check_scalar(loss), weight
 
     def weight(self, micro_batch: int) -> float:
@@ -233,10 +234,7 @@ class LossParts:
             own = look(samples, self._targets[micro_batch])
             if own.pair:
                 self._gives_pairs = True
-                counts = [
-                    look(size, target).count for size, target in zip(self._sizes, self._targets, strict=True)
-                ]
-                self._expected = {index: count for index, count in enumerate(counts) if count is not None}
+                self._expect_counts(micro_batch, look, own)
                 return own
             if isinstance(self._target, Apart):
                 if self._loss.declared:
@@ -251,6 +249,15 @@ class LossParts:
                 if not self._whole.adds_up:
                     self._dimension = 0
         return look(samples, self._targets[micro_batch], self._whole)
+
+    def _expect_counts(self, micro_batch: int, look: Callable[..., Record], own: Record) -> None:
+        """Finds the counts of all micro-batches, as the tape of one of them gives them or else by a look."""
+        seen = kind_of(self._targets[micro_batch])
+        for index, (size, target) in enumerate(zip(self._sizes, self._targets, strict=True)):
+            count = own.count_for(target) if kind_of(target) == seen else None
+            count = look(size, target).count if count is None else count
+            if count is not None:
+                self._expected[index] = count
 
     def _look(
         self, output: Any, samples: int, wanted: int, target: Any, whole: Record | None = None

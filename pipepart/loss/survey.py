@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import bindings_kept
-from .calls import Classes, Kind, Numbered, Record, Term, may_be_shared, writes
+from .calls import READS, Classes, Kind, Numbered, Record, Term, may_be_shared, writes
 from .counting import REDUCING, arguments, divisor, ignored_index, is_over_classes
 from .pair import is_pair, number
 from .valueless import all_meta, without_values
@@ -183,7 +183,10 @@ class _Watch(Numbered):
         tape.add(func, args, kwargs, result)
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not made and name not in _SHAPES:
-            self.record.reads = True  # a number of Python, or an array
+            if name in READS and not leaves[0].dim():
+                self.record.reads = True
+            else:
+                self.record.opaque = True
         picks = name in _PICKS and any(isinstance(leaf, Tensor) for leaf in leaves[name == "__getitem__" :])
         if picks or not self._uneven.isdisjoint(map(id, leaves)):
             self._uneven |= {id(tensor) for tensor in made}
