@@ -39,16 +39,19 @@ class Divisor(NamedTuple):
     sum_may_stay: bool = False
 
 
-_signature = cache(inspect.signature)
+@cache
+def _defaults(function: Callable[..., Tensor]) -> dict[str, Any]:
+    """The parameters of a function, with ``None`` where they have no default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: None if p.default is p.empty else p.default for p in parameters}
 
 
 def arguments(
     function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """All arguments of a call of one of torch's losses by name, with those that it was not given."""
-    call = _signature(function).bind(*args, **kwargs)
-    call.apply_defaults()
-    return call.arguments
+    known = _defaults(function)
+    return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
 
 def is_over_classes(function: Callable[..., Tensor], given: dict[str, Any]) -> bool:

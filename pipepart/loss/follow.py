@@ -90,20 +90,31 @@ class Followed(TorchFunctionMode):
             args, kwargs = self._replace(number, func.__name__, args, kwargs)
         found = self._terms.get(number)
         result = func(*args, **kwargs) if found is None else self._weighed(func, args, kwargs, *found)
-        for tensor in (result,) if isinstance(result, Tensor) else result if type(result) is tuple else ():
-            if isinstance(tensor, Tensor) and tensor.numel() <= _LARGEST_NAMED:
-                self._origins[id(tensor)] = number
-                self._kept.append(tensor)
+        if isinstance(result, Tensor):
+            self._name(number, result)
+        elif isinstance(result, tuple | list):
+            for tensor in result:
+                if isinstance(tensor, Tensor):
+                    self._name(number, tensor)
         return result
+
+    def _name(self, number: int, tensor: Tensor) -> None:
+        if tensor.numel() <= _LARGEST_NAMED:
+            self._origins[id(tensor)] = number
+            self._kept.append(tensor)
 
     def _check(self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """That the call is the one which was made before."""
-        loose = number in self._whole.loose
+        loose, origins = number in self._whole.loose, self._origins
         call = (
             func,
-            *[self._trait(value, loose) for value in args],
-            *[(name, self._trait(value, loose)) for name, value in kwargs.items()],
+            *[
+                origins.get(id(value), Tensor) if isinstance(value, Tensor) else self._trait(value, loose)
+                for value in args
+            ],
         )
+        if kwargs:
+            call += tuple([(name, self._trait(value, loose)) for name, value in kwargs.items()])
         self.calls.append(call)
         if self._expected is not None:
             if number >= len(self._expected) or self._expected[number] != call:
@@ -194,9 +205,10 @@ def _sum(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, A
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What pytree finds in the arguments, in its order."""
     flat = [*args, *kwargs.values()]
-    return (
-        pytree.tree_leaves((args, kwargs)) if any(isinstance(x, tuple | list | dict) for x in flat) else flat
-    )
+    for value in flat:
+        if isinstance(value, tuple | list | dict):
+            return pytree.tree_leaves((args, kwargs))
+    return flat
 
 
 def _rebuilt(

@@ -2,8 +2,9 @@
 
 The loss of a step and its gradient are those of the whole mini-batch, and the first backward starts before the last
 forward: so all weights are found before, from the targets. One of torch's own losses says what it is a mean of. Any
-other function is looked into: the means and sums in it each get a weight of their own, and one micro-batch a step is
-halved to see that they add up. What cannot be seen in it must be a mean or a sum over samples, by the same test.
+other function is looked into: the means and sums in it each get a weight of their own, and one micro-batch is halved to
+see that they add up. What cannot be seen in it must be a mean or a sum over samples, by the same test. From then on it
+is followed: it is looked into again in steps 2, 4, 8 and so on, and wherever it makes other calls than it did.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class _Watch(Numbered):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], labels: list[_Label | None]
     ) -> Any:
         """One of torch's losses: not computed, only what it divides by."""
-        given = dict(arguments(func, args, kwargs))
+        given = arguments(func, args, kwargs)
         legacy = given.get("size_average") is not None or given.get("reduce") is not None
         whole = _Label.PART not in labels and _Label.LOST not in labels and not legacy
         result = torch.empty((), dtype=self._dtype_of(given), device="meta")

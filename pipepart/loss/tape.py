@@ -48,6 +48,7 @@ class Tape:
 
     Attributes:
         whole: whether nothing is missing, so that it may be played.
+        evident: whether it holds no more than the target in other shapes and types, and comparisons with numbers.
     """
 
     def __init__(self) -> None:

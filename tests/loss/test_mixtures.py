@@ -114,7 +114,16 @@ MIXTURES: list[Any] = [
 
 
 @pytest.mark.parametrize("loss_fn", MIXTURES, ids=lambda f: getattr(f, "__name__", type(f).__name__))
-@pytest.mark.parametrize(("samples", "micro_batches"), [(2, 2), (3, 5), (7, 3), (8, 2), (9, 4)])
+@pytest.mark.parametrize(
+    ("samples", "micro_batches"),
+    [
+        (3, 5),
+        (7, 3),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(8, 2, marks=pytest.mark.slow),
+        pytest.param(9, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_each_mean_has_a_weight_of_its_own(loss_fn, samples, micro_batches):
     by_parts.check(loss_fn, *tokens(samples), micro_batches)
 

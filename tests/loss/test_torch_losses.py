@@ -68,7 +68,16 @@ def labels(samples: int) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, CLASSES).double(), torch.randint(-1, CLASSES, (samples, CLASSES))
 
 
-ragged = pytest.mark.parametrize(("samples", "micro_batches"), [(3, 5), (7, 3), (8, 2), (9, 4), (9, 1)])
+ragged = pytest.mark.parametrize(
+    ("samples", "micro_batches"),
+    [
+        (3, 5),
+        (7, 3),
+        (9, 1),
+        pytest.param(8, 2, marks=pytest.mark.slow),
+        pytest.param(9, 4, marks=pytest.mark.slow),
+    ],
+)
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 LOSSES: dict[str, tuple[nn.Module, Batch]] = {
