@@ -127,7 +127,7 @@ class Record:
 
     def for_target(self, target: Any) -> Record | None:
         """What would be seen for another target of the same shapes; None where only another look can tell."""
-        if not self.by_values:
+        if not self.by_values and not self.shared:
             return self
         if self.hidden or not self.tape.whole:
             return None

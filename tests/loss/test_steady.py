@@ -153,3 +153,15 @@ def test_a_loss_is_looked_into_ever_more_rarely():
         of_steps.append(calls - before)
     rare = {0, 1, 3, 7, 15}
     assert all((count == 4) == (step not in rare) for step, count in enumerate(of_steps))
+
+
+def test_a_scale_in_the_target_is_that_of_the_step():
+    def loss_fn(output: Tensor, target: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(output, target["value"]) * target["scale"] + output.abs().mean()
+
+    loss = StepLoss(loss_fn)
+    for step in range(STEPS):
+        output = torch.randn(8, 3).double()
+        target = {"value": torch.randn(8, 3).double(), "scale": torch.tensor(1.0 + step).double()}
+        ours, _ = by_parts.by_parts(loss, output, target, 4)
+        plain.assert_near(ours, by_parts.whole(loss_fn, output, target)[0], what=f"loss of step {step}")
