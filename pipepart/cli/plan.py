@@ -11,7 +11,7 @@ from ..cluster import Cluster
 from ..planning import micro_batches_worth_trying, plan
 from ..planning.choice import AUTO
 from ..planning.memory import RecomputeChoice
-from ..planning.setting import CHUNKS
+from ..planning.setting import ASYNCHRONOUS, CHUNKS
 from ..profiling import Profile
 from . import options, wishes
 from .devices import DeviceOptions
@@ -64,8 +64,8 @@ def plan_command(
         str,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(CHUNKS)}; auto for the best of {', '.join(AUTO)}; or search for an order made for the "
-            "stages.",
+            help=f"{', '.join(CHUNKS)}; auto for the best of {', '.join(AUTO)}; search for an order made for the "
+            f"stages; or {', '.join(ASYNCHRONOUS)}, which do not train to the numbers of plain training.",
         ),
     ] = "auto",
     micro_batches: Annotated[
@@ -138,7 +138,7 @@ def plan_command(
         count = parse_count("--micro-batches", micro_batches)
         number = None if stages is None else parse_count("--stages", stages)
         copies = parse_count("--replicas", replicas)
-        parse_choice("--schedule", schedule, (*CHUNKS, "auto", "search"))
+        parse_choice("--schedule", schedule, (*CHUNKS, *ASYNCHRONOUS, "auto", "search"))
         mode = parse_choice("--recompute", recompute, _MODES)
         asked = wishes.WishOptions(pin, together, no_cut_before, cut_before).arguments()
         where = DeviceOptions(devices, cluster, tuple(device or ()), link, memory).make_cluster()

@@ -120,7 +120,11 @@ class ChainProblem:
             if not self._costs.needs_backward(layers):
                 chosen.append("never")
                 continue
-            needs = [fixed + self._kept[mode].bytes_of(index, *sizes) for mode in self._modes]
+            older = self._costs.version_bytes(layers)
+            needs = [
+                fixed + kept.older[index] * older + kept.bytes_of(index, *sizes)
+                for kept in self._kept.values()
+            ]
             fits = [need <= limit for need in needs]
             chosen.append(self._modes[fits.index(True) if any(fits) else needs.index(min(needs))])
         return chosen
@@ -236,8 +240,9 @@ class ChainProblem:
         return np.where(np.isfinite(view.transfer(row)), lack, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
-        kept = self._kept[mode].bytes_by_left(row.stash_bytes, row.boundary_bytes)
-        return row.fixed_bytes + kept[view.left]
+        kept = self._kept[mode]
+        need = row.fixed_bytes + kept.bytes_by_left(row.stash_bytes, row.boundary_bytes)[view.left]
+        return need + np.outer(kept.older_by_left[view.left], row.version_bytes) if any(kept.older) else need
 
 
 class _View:

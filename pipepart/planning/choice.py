@@ -15,7 +15,7 @@ from .misfit import Misfit
 from .plan import Alternative, Plan
 from .quickest import quickest
 from .searching import quickest_order
-from .setting import CHUNKS, Setting
+from .setting import ASYNCHRONOUS, CHUNKS, Setting
 from .slots import share_out
 from .stage_costs import ChainCosts
 from .wishes import Wishes
@@ -104,7 +104,7 @@ def _settings(request: Request, *, part_shared: bool) -> Iterator[Setting]:
         wishes = request.wishes
         costs = ChainCosts(profile, measured, wishes.together, wishes.no_border, part_shared)
         for name in request.schedules:
-            own = CHUNKS[name]
+            own = CHUNKS.get(name)
             chunks = 1 if own is None else request.chunks or own
             if request.chunks in (None, chunks):
                 yield Setting(profile, slots, costs, name, chunks, request.recompute, wishes)
@@ -113,7 +113,8 @@ def _settings(request: Request, *, part_shared: bool) -> Iterator[Setting]:
 def _groups(request: Request) -> Iterator[list[tuple[Setting, int]]]:
     """Settings and numbers of devices for a copy of the model; a group is tried where none before it has a plan."""
     ties = any(info.shares_with for info in request.profile.layers)
-    ways = [False, True] if ties and request.part_shared else [False]
+    may_part = request.part_shared and request.schedule not in ASYNCHRONOUS
+    ways = [False, True] if ties and may_part else [False]
     settings = {parted: list(_settings(request, part_shared=parted)) for parted in ways}
     layers = len(request.profile.layers)
     most = [min(len(setting.cluster), layers) for setting in settings[False]]

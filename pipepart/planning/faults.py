@@ -112,9 +112,6 @@ def _schedule_faults(plan: Plan) -> list[str]:
         built = plan.build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
-    if built.versions:  # the pipeline refuses it
-        no_costs = "no costs are known of its several versions of the weights"
-        return [] if plan.profile is None else [f"schedule {built.name!r} is asynchronous: {no_costs}"]
     if built.model_stages != len(plan.stages):
         return [
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "

@@ -30,6 +30,7 @@ def stage_plans(
     cluster: Cluster,
     pieces: Sequence[Piece],
     kept: Sequence[Moments],
+    older: Sequence[int],
 ) -> tuple[StagePlan, ...]:
     """The stages with all their figures.
 
@@ -39,6 +40,7 @@ def stage_plans(
         cluster: the devices.
         pieces: the stages in pipeline order.
         kept: what each keeps for its backwards at once, see :class:`~pipepart.planning.memory.Kept`.
+        older: how many versions of its weights each keeps besides the newest.
     """
     crossings = [
         0.0,
@@ -46,8 +48,10 @@ def stage_plans(
         0.0,
     ]
     return tuple(
-        _stage_plan(profile, costs, cluster, piece, before + behind, moments)
-        for piece, before, behind, moments in zip(pieces, crossings, crossings[1:], kept, strict=False)
+        _stage_plan(profile, costs, cluster, piece, before + behind, moments, versions)
+        for piece, before, behind, moments, versions in zip(
+            pieces, crossings, crossings[1:], kept, older, strict=False
+        )
     )
 
 
@@ -64,6 +68,7 @@ def _stage_plan(
     piece: Piece,
     transfer_seconds: float,
     moments: Moments,
+    older: int,
 ) -> StagePlan:
     layers, device = piece.layers, cluster.device(piece.device)
     forward = float(costs.forward[layers].sum()) / device.speed
@@ -80,7 +85,7 @@ def _stage_plan(
         backward_weight_seconds=float(costs.backward_weight[layers].sum()) / device.speed,
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
-        static_bytes=costs.held_bytes(layers),
+        static_bytes=costs.held_bytes(layers) + older * costs.version_bytes(layers),
         gradient_bytes=sum(info.gradient_bytes for info in profile.layers[layers]),
         optimizer_bytes=sum(map(profile.optimizer_bytes, profile.layers[layers])),
         stash_bytes=stash,

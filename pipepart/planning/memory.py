@@ -45,6 +45,8 @@ class Kept:
     Attributes:
         by_device: the moments of each device, see :func:`schedules.held`.
         by_stage: those of each stage alone: so many stashes, and so many inputs.
+        older: how many versions of its weights each stage keeps besides the newest; none unless it is asynchronous.
+        older_by_left: the same by the number of stages from one to the end; entry 0 is unused.
     """
 
     def __init__(self, schedule: schedules.Schedule) -> None:
@@ -55,6 +57,8 @@ class Kept:
             for column, stage in enumerate(schedule.stages_of(device))
         }
         self.by_stage: tuple[Moments, ...] = tuple(alone[stage] for stage in range(schedule.stages))
+        self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
+        self.older_by_left = np.array([0, *reversed(self.older)])
         most = max(map(len, self.by_stage))
         table = np.array([np.resize(own, (most, 2)) for own in reversed(self.by_stage)], dtype=np.float64)
         self._different, inverse = np.unique(table, axis=0, return_inverse=True)

@@ -151,7 +151,8 @@ class Plan(Document):
             Piece(slice(index[stage.layers[0]], index[stage.layers[-1]] + 1), stage.device, stage.recompute)
             for stage in self.stages
         ]
-        stages = stage_plans(self.profile, costs, self.cluster, pieces, Kept(self.build_schedule()).by_stage)
+        held = Kept(self.build_schedule())
+        stages = stage_plans(self.profile, costs, self.cluster, pieces, held.by_stage, held.older)
         fresh = self.model_copy(update={"stages": stages})
         found = fresh.predict(costs.total_seconds)
         kept = self.prediction

@@ -14,7 +14,7 @@ from .memory import MODES, RecomputeChoice
 from .misfit import DoesNotFit
 from .plan import Plan
 from .remedies import remedies, remedies_text
-from .setting import CHUNKS
+from .setting import ASYNCHRONOUS, CHUNKS
 from .wishes import read_wishes
 
 
@@ -129,15 +129,16 @@ def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
 
 
 def _check_schedule(schedule: str, chunks: int | None) -> None:
-    if schedule not in ("auto", SEARCH, *CHUNKS):
+    known = (*CHUNKS, *ASYNCHRONOUS)
+    if schedule not in ("auto", SEARCH, *known):
         raise ValueError(
-            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(CHUNKS)}, {SEARCH!r} or 'auto'"
+            f"no plan is made for schedule {schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or 'auto'"
         )
     if chunks is None:
         return
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise ValueError(f"chunks must be at least 1, got {chunks!r}")
-    if chunks > 1 and CHUNKS.get(schedule, 2) is None:
+    if chunks > 1 and CHUNKS.get(schedule, None if schedule in ASYNCHRONOUS else 2) is None:
         several = ", ".join(name for name, count in CHUNKS.items() if count)
         raise ValueError(
             f"schedule {schedule!r} has one stage a device, got chunks={chunks}: schedules with several are {several}"

@@ -39,6 +39,8 @@ CHUNKS: dict[str, int | None] = {
     "v-min": 2,
     "dualpipe-v": 2,
 }
+# Those that a plan is made for if they are asked for by name: what they train is not what plain training does.
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Setting:
             return (
                 f"{counted(self.costs.micro_batches, 'micro-batch', 'es')} are fewer than the {self.slots.copies} "
                 "copies of the model"
+            )
+        if self.slots.copies > 1 and self.schedule in ASYNCHRONOUS:
+            return (
+                "it is asynchronous: copies of the model would have to agree on their weights within a step"
             )
         try:
             self._built(devices)
@@ -163,7 +169,8 @@ class Setting:
         ]
         devices = len(set(sites))
         kept = [self._kept(devices, piece.recompute).by_stage[stage] for stage, piece in enumerate(pieces)]
-        stages = stage_plans(self.profile, self.costs, self.slots.whole, pieces, kept)
+        older = self._kept(devices, "never").older
+        stages = stage_plans(self.profile, self.costs, self.slots.whole, pieces, kept, older)
         draft = Plan.model_construct(
             stages=stages,
             cluster=self.slots.whole,

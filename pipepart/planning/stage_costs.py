@@ -23,6 +23,7 @@ class Row:
         seconds: compute on a device of speed 1.
         again_seconds: of it the forward, to run once more.
         fixed_bytes: what it holds however many micro-batches are in flight.
+        version_bytes: what it holds besides for each older version of its weights.
         stash_bytes: what it holds for each of them; nothing where there is no backward.
         boundary_bytes: what it holds for each whose forward is to run once more; a part of the stash.
     """
@@ -31,6 +32,7 @@ class Row:
     seconds: Floats
     again_seconds: Floats
     fixed_bytes: Floats
+    version_bytes: Floats
     stash_bytes: Floats
     boundary_bytes: Floats
 
@@ -92,6 +94,7 @@ class ChainCosts:
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
         self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
         self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
+        self._trained_sum = np.cumsum([0, *(info.gradient_bytes for info in profile.layers)])
 
     @property
     def seconds(self) -> Floats:
@@ -112,6 +115,10 @@ class ChainCosts:
         """Parameters, gradients and optimizer state of a stage of these layers."""
         own = int(self._static_sum[layers.stop] - self._static_sum[layers.start])
         return own + int(self._copied(layers.start, layers.stop)[-1])
+
+    def version_bytes(self, layers: slice) -> int:
+        """What one more version of the weights that a stage of these layers trains takes up."""
+        return int(self._trained_sum[layers.stop] - self._trained_sum[layers.start])
 
     def stash_bytes(self, layers: slice) -> int:
         """What a stage of these layers keeps for each micro-batch in flight."""
@@ -208,6 +215,7 @@ class ChainCosts:
             seconds=self.compute_sums[ends] - self.compute_sums[start],
             again_seconds=np.where(backward, self.forward_sums[ends] - self.forward_sums[start], 0.0),
             fixed_bytes=static + peak + self.arriving_bytes[start:end],
+            version_bytes=self._trained_sum[ends] - self._trained_sum[start],
             stash_bytes=np.where(backward, stash, 0.0),
             boundary_bytes=np.where(backward, float(boundary), 0.0),
         )

@@ -21,7 +21,7 @@ class StagePlan(Value):
         forward_seconds, backward_input_seconds, backward_weight_seconds: predicted for one micro-batch.
         output_bytes: what it sends to the next stage, or returns.
         transfer_seconds: to move its inputs and outputs and their gradients for one micro-batch.
-        static_bytes: parameters, gradients and optimizer state.
+        static_bytes: parameters, in all versions of an asynchronous schedule, gradients and optimizer state.
         gradient_bytes, optimizer_bytes: the latter two of these.
         stash_bytes: kept for backward for each micro-batch in flight.
         recompute: of which micro-batches only the input is kept, and the rest made again right before the backward:

@@ -22,6 +22,8 @@ def plan_summary(plan: Plan) -> Group:
             f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}{_copies(plan)}",
         )
     ]
+    if plan.asynchronous:
+        lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
     lines += _order(plan) + _shared(plan)
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))

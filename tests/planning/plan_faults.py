@@ -119,10 +119,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: d.update(copies=[["idle", "c"]]),
         ["stage 1 of copy 1 is on device 'c', the cluster has ['a', 'b', 'idle']"],
     ),
-    "an asynchronous schedule": (
-        lambda d: d.update(schedule="pipedream"),
-        ["schedule 'pipedream' is asynchronous: no costs are known of its several versions of the weights"],
-    ),
     "chunks that the schedule has not": (
         lambda d: d.update(chunks=2),
         ["schedule '1f1b' does not exist for this plan: 1f1b has 1 chunks per device, got chunks=2"],

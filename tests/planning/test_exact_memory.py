@@ -5,11 +5,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import schedules
-from pipepart.planning.setting import CHUNKS
+from pipepart.planning.setting import ASYNCHRONOUS, CHUNKS
 from tests.planning.problems import chains
 from tests.planning.ways import check_against_every_way, enlarged, least_shortage, unlike
 
-ALONE = [name for name, chunks in CHUNKS.items() if chunks is None]
+ALONE = [*(name for name, chunks in CHUNKS.items() if chunks is None), *ASYNCHRONOUS]
 TOGETHER = [name for name, chunks in CHUNKS.items() if chunks is not None]
 RECOMPUTE = st.sampled_from(["auto", "auto", "never", "except-last", "always"])
 

@@ -46,6 +46,31 @@ def peak(row: Sequence[schedules.Action], micro_batches: int, sizes: dict[int, t
     return most
 
 
+def older_versions(schedule: Schedule, stage: int) -> int:
+    """The most versions of a stage's weights that are there after one of its steps, the newest left out.
+
+    A version is there from the step that makes it to the last action of a micro-batch that uses it.
+    """
+    if not schedule.versions:
+        return 0
+    row = [action for action in schedule.actions[schedule.device_of[stage]] if action.stage == stage]
+    steps = [place for place, action in enumerate(row) if action.kind is Kind.OPT_STEP]
+    made = [-1, *steps]
+    last = [
+        max(
+            (
+                place
+                for place, action in enumerate(row)
+                if action.kind is not Kind.OPT_STEP
+                and schedule.versions[stage][action.micro_batch or 0] == version
+            ),
+            default=-1,
+        )
+        for version in range(len(made))
+    ]
+    return max(sum(made[v] < step < last[v] for v in range(len(made))) for step in steps)
+
+
 def every_way(
     layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, modes: Sequence[str]
 ) -> Iterator[Way]:
@@ -67,6 +92,9 @@ def every_way(
             if own.backward
         )
         fixed = sum(own.static for own in parts) + max(own.transient for own in parts)
+        for stage, (start, end) in zip(rows[row], pieces, strict=True):
+            trained = sum(layer.parameters for layer in layers[start:end] if layer.trained)
+            fixed += older_versions(schedule, stage) * trained
         found = []
         for mode in modes:
             sizes = {
