@@ -36,6 +36,7 @@ from .runtime import (
     check_optimizer,
     differentiable,
     gradients_kept,
+    refuse_asynchronous,
     step_end,
 )
 
@@ -161,6 +162,7 @@ class Pipeline:
         """
         cluster = as_cluster(devices)
         declared_reduction(loss_fn)
+        refuse_asynchronous(schedule)
         layers = flatten(model)
         if len(cluster) > len(layers) and replicas == 1:
             raise ValueError(

@@ -9,7 +9,7 @@ from .grouped_end import step_end
 from .order import Orders
 from .run import Run
 from .stage import Stage
-from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer
+from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
 
 __all__ = [
     "DeferredBatchNorm",
@@ -25,5 +25,6 @@ __all__ = [
     "check_optimizer",
     "differentiable",
     "gradients_kept",
+    "refuse_asynchronous",
     "step_end",
 ]

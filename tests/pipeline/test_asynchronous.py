@@ -214,6 +214,12 @@ def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
         pipeline(chain(2), 2, schedule, factory=None)
 
 
+def test_a_pipeline_of_one_line_refuses_an_asynchronous_schedule_before_it_measures():
+    ((x, y),) = batches(1, samples=8)
+    with pytest.raises(ValueError, match=r"wants an optimizer a stage, which Pipeline\.auto does not take"):
+        Pipeline.auto(chain(2), x, target=y, loss_fn=nn.MSELoss(), schedule="pipedream")
+
+
 def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():
     model = chain(2)
     model[2].weight = model[0].weight

@@ -34,6 +34,15 @@ def test_the_summary_tells_schedule_step_speed_up_bubble_and_bottleneck(
     )
 
 
+def test_the_summary_of_an_asynchronous_plan_says_that_its_numbers_are_others(
+    printed: Printed, two_stages: Plan
+) -> None:
+    assert two_stages.profile is not None
+    made = plan(two_stages.profile, two_stages.cluster, schedule="pipedream")
+    assert "not the numbers of plain training" in printed(plan_summary(made))
+    assert "asynchronous" not in printed(plan_summary(two_stages))
+
+
 def test_the_summary_tells_which_layers_of_different_stages_share_a_parameter(
     printed: Printed, two_stages: Plan
 ) -> None:
