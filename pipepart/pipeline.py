@@ -15,15 +15,16 @@ from torch import Tensor, nn
 import schedules
 
 from . import boundary
+from .automatic import plan_for
 from .capture import flatten
 from .clipping import clip_grad_norm_
-from .cluster import Cluster, as_cluster
-from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar, declared_reduction
-from .microbatch import Splitter, gather, micro_batches_of
+from .cluster import Cluster
+from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
+from .microbatch import Splitter, gather
 from .mini_batch import Prefetched
-from .planning import Plan, micro_batches_worth_trying, plan, warn_of_changes
+from .planning import Plan, warn_of_changes
 from .prefetch import Passes, Prefetch, ToArguments
-from .profiling import profile, single_argument
+from .profiling import single_argument
 from .runtime import (
     DeferredBatchNorm,
     Engine,
@@ -36,7 +37,6 @@ from .runtime import (
     check_optimizer,
     differentiable,
     gradients_kept,
-    refuse_asynchronous,
     step_end,
 )
 
@@ -160,32 +160,18 @@ class Pipeline:
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
         """
-        cluster = as_cluster(devices)
-        declared_reduction(loss_fn)
-        refuse_asynchronous(schedule)
-        layers = flatten(model)
-        if len(cluster) > len(layers) and replicas == 1:
-            raise ValueError(
-                f"{len(cluster)} devices need as many stages, the model has {len(layers)} layers: "
-                f"use at most {len(layers)} devices"
-            )
-        batch = sum(micro_batches_of(single_argument(sample), target, 1, split).sizes)
-        counts: int | Sequence[int] = (
-            micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))
-        )
-        measured = profile(
+        made = plan_for(
             model,
             sample,
-            loss_fn=loss_fn,
             target=target,
-            micro_batches=counts,
-            split=split,
+            loss_fn=loss_fn,
+            devices=devices,
+            schedule=schedule,
+            micro_batches=micro_batches,
+            recompute=recompute,
+            replicas=replicas,
             optimizer=optimizer,
-            devices=len(cluster),
-            threads=cluster.devices[0].threads,
-        )
-        made = plan(
-            measured, cluster, schedule=schedule, recompute=recompute, replicas=replicas, part_shared=True
+            split=split,
         )
         return cls(
             model,
