@@ -14,7 +14,7 @@ it to the weight. What is no weight of a known type of layer is done in the firs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,6 +54,12 @@ class WeightGradients:
 
     def __len__(self) -> int:
         return len(self._arrived)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it holds: inputs of layers, and gradients of their outputs."""
+        for use, gradient in self._arrived:
+            yield gradient
+            yield from use.formula.kept
 
     def accumulate(self) -> None:
         """Computes the gradients and adds each to its weight's ``grad``. Holds nothing afterwards.

@@ -23,8 +23,8 @@ class StageCosts:
     bandwidth: bytes per second from device to device, one number or a matrix [from][to].
     message_bytes: the output of a stage, as sent to the next; its gradient on the way back is as large.
     stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
-    weight_stash_bytes: the part of it that the backward for the inputs leaves to the one for the weights;
-        left out, all of it: then only W, or a full backward, releases memory.
+    weight_stash_bytes: what the backward for the inputs leaves to the one for the weights, which may be more than
+        the stash; left out, as much: then only W, or a full backward, releases memory.
     boundary_bytes: what a micro-batch keeps instead until its RECOMPUTE.
     recompute: seconds of a RECOMPUTE; left out, those of the forward.
     reduce_grad, optimizer_step: seconds of these actions.

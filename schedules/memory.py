@@ -31,29 +31,35 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 def held(schedule: Schedule) -> tuple[np.ndarray, ...]:
     """Return, per device, how much its stages keep at the same moment, for the moments that can be the peak.
 
-    One array a device, of shape (moments, its stages, 2): of how many micro-batches a stage keeps the whole stash, and
-    of how many the input alone, until their RECOMPUTE. A stash is there until its B or W has ended. Moments that
-    another exceeds in every number are left out, so whatever a stash and an input weigh, the peak of the device is the
-    largest weighted sum of any moment, and that of a stage the largest of its own two numbers.
+    One array a device, of shape (moments, its stages, 3): of how many micro-batches a stage keeps the whole stash, of
+    how many the input alone, until their RECOMPUTE, and of how many what the gradients of the weights need, from the
+    end of I to that of W. A stash is there until its B or I has ended. Moments that another exceeds in every number are
+    left out, so whatever each of the three weighs, the peak of the device is the largest weighted sum of any moment,
+    and that of a stage the largest of its own three numbers.
 
     >>> from schedules import build, insert_recompute
     >>> held(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
-    [[[0, 4]], [[1, 3]]]
+    [[[0, 4, 0]], [[1, 3, 0]]]
     """
     found = dependencies(schedule)
     changes = _count_changes(found)
+    parts = 3 if found.is_kind(Kind.I).any() else 2  # nothing waits for W where there is none
     tables = []
     for device, (first, last) in enumerate(_spans(found)):
         stages = schedule.stages_of(device)
         if first == last:
-            tables.append(np.zeros((1, len(stages), 2), dtype=np.int64))
+            tables.append(np.zeros((1, len(stages), 3), dtype=np.int64))
             continue
         column = np.searchsorted(stages, found.stage[first:last])
-        change = np.zeros((last - first, len(stages), 2), dtype=np.int64)
-        change[np.arange(last - first), column] = changes[first:last]
+        change = np.zeros((last - first, len(stages), parts), dtype=np.int64)
+        change[np.arange(last - first), column] = changes[first:last, :parts]
         adds = found.is_kind(Kind.F, Kind.RECOMPUTE)[first:last, None, None]
         levels = _levels(np.where(adds, change, 0), np.where(adds, 0, change), found.owner[first:last])
-        tables.append(_largest(levels))
+        if parts == 3:  # what waits after I may be more than the stash before it
+            levels = np.concatenate(
+                [levels, np.cumsum(change, axis=0)[_ends_action(found.owner[first:last])]]
+            )
+        tables.append(np.pad(_largest(levels), ((0, 0), (0, 0), (0, 3 - parts))))
     return tuple(tables)
 
 
@@ -90,13 +96,15 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
 
 
 def _count_changes(found: Dependencies) -> np.ndarray:
-    """Whole stashes and inputs alone that each leaf adds or releases, in two columns."""
+    """Whole stashes, inputs alone, and what waits for W, that each leaf adds or releases, in three columns."""
     recomputed = _recomputed(found)
-    change = np.zeros((found.code.size, 2), dtype=np.int64)
-    change[found.is_kind(Kind.F) & ~recomputed] = (1, 0)
-    change[found.is_kind(Kind.F) & recomputed] = (0, 1)
-    change[found.is_kind(Kind.RECOMPUTE)] = (1, -1)
-    change[found.is_kind(Kind.B, Kind.W)] = (-1, 0)
+    change = np.zeros((found.code.size, 3), dtype=np.int64)
+    change[found.is_kind(Kind.F) & ~recomputed] = (1, 0, 0)
+    change[found.is_kind(Kind.F) & recomputed] = (0, 1, 0)
+    change[found.is_kind(Kind.RECOMPUTE)] = (1, -1, 0)
+    change[found.is_kind(Kind.B)] = (-1, 0, 0)
+    change[found.is_kind(Kind.I)] = (-1, 0, 1)
+    change[found.is_kind(Kind.W)] = (0, 0, -1)
     return change
 
 
@@ -120,11 +128,16 @@ def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:
 
 def _levels(added: np.ndarray, released: np.ndarray, position: np.ndarray) -> np.ndarray:
     """The running sum at each leaf: each action adds when it starts and releases when it ends."""
-    ends_action = np.append(position[1:] != position[:-1], True)
+    ends_action = _ends_action(position)
     released_before = np.cumsum(released, axis=0) - released
     starts = np.append(0, np.flatnonzero(ends_action)[:-1] + 1)
     within = np.cumsum(ends_action) - ends_action
     return np.cumsum(added, axis=0) + released_before[starts][within]
+
+
+def _ends_action(position: np.ndarray) -> np.ndarray:
+    """Whether each leaf is the last of its action."""
+    return np.append(position[1:] != position[:-1], True)
 
 
 def _largest(levels: np.ndarray) -> np.ndarray:

@@ -255,5 +255,6 @@ def _costs(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> StageCo
         bandwidth=[[link.bandwidth or math.inf for link in row] for row in links],
         message_bytes=[stage.output_bytes for stage in plan.stages],
         stash_bytes=[stage.stash_bytes for stage in plan.stages],
+        weight_stash_bytes=[stage.waiting_bytes for stage in plan.stages],
         boundary_bytes=[stage.boundary_bytes for stage in plan.stages],
     )

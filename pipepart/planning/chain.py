@@ -116,13 +116,13 @@ class ChainProblem:
                 + self._costs.peak_bytes[layers].max()
                 + self._costs.arriving_bytes[end - 1]
             )
-            sizes = self._costs.stash_bytes(layers), self._costs.boundary_bytes(layers)
+            sizes = self._costs.kept_sizes(layers)
             if not self._costs.needs_backward(layers):
                 chosen.append("never")
                 continue
             older = self._costs.version_bytes(layers)
             needs = [
-                fixed + kept.older[index] * older + kept.bytes_of(index, *sizes)
+                fixed + kept.older[index] * older + kept.bytes_of(index, sizes)
                 for kept in self._kept.values()
             ]
             fits = [need <= limit for need in needs]
@@ -240,8 +240,10 @@ class ChainProblem:
         return np.where(np.isfinite(view.transfer(row)), lack, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
-        kept = self._kept[mode]
-        need = row.fixed_bytes + kept.bytes_by_left(row.stash_bytes, row.boundary_bytes)[view.left]
+        kept, sizes = self._kept[mode], [row.stash_bytes, row.boundary_bytes]
+        if kept.weighed > len(sizes):
+            sizes.append(self._costs.waiting_bytes_of(row))
+        need = row.fixed_bytes + kept.bytes_by_left(sizes)[view.left]
         return need + np.outer(kept.older_by_left[view.left], row.version_bytes) if any(kept.older) else need
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster import Cluster
-from .memory import Kept
+from .memory import Kept, Moments
 from .stage_costs import ChainCosts, Floats
 from .stage_plan import Recompute
 
@@ -39,7 +39,7 @@ class ChunkCosts:
         self._costs, self._kept = costs, kept
         self._limited = any(device.memory_bytes is not None for device in cluster.devices)
         self.rows = np.array(device_of)
-        self._sizes: dict[int, tuple[int, int, int, int]] = {}
+        self._sizes: dict[int, tuple[int, ...]] = {}
 
     def of(self, borders: Borders) -> CutTable:
         """What the cuts (rows) with these borders cost."""
@@ -82,23 +82,22 @@ class ChunkCosts:
         fixed = [sizes[:, own, 0].sum(axis=1) + sizes[:, own, 1].max(axis=1) for own in self._own()]
         kept = [
             [
-                (sizes[:, own, 2:].reshape(len(edges), -1) @ moments.reshape(len(moments), -1).T).max(axis=1)
-                for own, moments in zip(self._own(), self._kept[mode].by_device, strict=True)
+                _most(sizes[:, own, 2 : 2 + held.weighed], moments[:, :, : held.weighed])
+                for own, moments in zip(self._own(), held.by_device, strict=True)
             ]
-            for mode in self.modes
+            for held in (self._kept[mode] for mode in self.modes)
         ]
         return np.array(fixed, dtype=float).T + np.array(kept, dtype=float).transpose(0, 2, 1)
 
-    def _sizes_of(self, piece: int) -> tuple[int, int, int, int]:
-        """Static, transient, stash and boundary bytes of a stage."""
+    def _sizes_of(self, piece: int) -> tuple[int, ...]:
+        """Static and transient bytes of a stage, and those that it keeps of a micro-batch."""
         if piece not in self._sizes:
             costs = self._costs
             layers = slice(*divmod(piece, costs.layers + 1))
             self._sizes[piece] = (
                 costs.held_bytes(layers),
                 int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
-                costs.stash_bytes(layers),
-                costs.boundary_bytes(layers),
+                *costs.kept_sizes(layers),
             )
         return self._sizes[piece]
 
@@ -139,3 +138,8 @@ class CutTable:
     def _limits(self, order: Sequence[int]) -> Floats:
         limits = [self._costs.cluster.devices[site].memory_bytes for site in order]
         return np.array([np.inf if limit is None else limit for limit in limits])
+
+
+def _most(sizes: NDArray[np.int64], moments: Moments) -> NDArray[np.int64]:
+    """The most that the stages of a device keep at any of the moments, for many sizes: [cuts]."""
+    return (sizes.reshape(len(sizes), -1) @ moments.reshape(len(moments), -1).T).max(axis=1)

@@ -75,4 +75,5 @@ def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
         input_bytes=line.bytes(low.input_bytes, high.input_bytes),
         output_bytes=line.bytes(low.output_bytes, high.output_bytes),
         peak_bytes=line.bytes(low.peak_bytes, high.peak_bytes),
+        waiting_bytes=line.bytes(low.waiting_bytes, high.waiting_bytes),
     )

@@ -73,10 +73,11 @@ def _stage_plan(
     layers, device = piece.layers, cluster.device(piece.device)
     forward = float(costs.forward[layers].sum()) / device.speed
     again = piece.recompute != "never"
-    stash, boundary = costs.stash_bytes(layers), costs.boundary_bytes(layers) if again else 0
+    stash, given, waiting_bytes = costs.kept_sizes(layers)
+    boundary = given if again else 0
     # Of moments that weigh the same the fullest, so that it is told the same whatever the stage's neighbours do.
-    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary)))[-1]
-    whole, inputs = moments[most].tolist()
+    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary, waiting_bytes)))[-1]
+    whole, inputs, waiting = moments[most].tolist()
     return StagePlan(
         layers=tuple(info.name for info in profile.layers[layers]),
         device=device.name,
@@ -92,8 +93,10 @@ def _stage_plan(
         recompute=piece.recompute,
         recompute_seconds=forward if again else 0.0,
         boundary_bytes=boundary,
+        waiting_bytes=waiting_bytes,
         transient_bytes=int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
         in_flight=int(moments.sum(axis=1).max()),
         whole=whole,
         inputs=inputs,
+        waiting=waiting,
     )

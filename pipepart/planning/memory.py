@@ -22,7 +22,7 @@ MODES: Mapping[str, tuple[Recompute, ...]] = {
     "always": ("always",),
 }
 
-# Moments that can be the peak, and how many stashes and how many inputs are there then.
+# Moments that can be the peak, and of how many micro-batches the stash, the input, or what waits for W is there then.
 Moments = NDArray[np.int64]
 
 
@@ -44,7 +44,8 @@ class Kept:
 
     Attributes:
         by_device: the moments of each device, see :func:`schedules.held`.
-        by_stage: those of each stage alone: so many stashes, and so many inputs.
+        by_stage: those of each stage alone: so many stashes, so many inputs, and so many times what waits for W.
+        weighed: of these numbers, those that are not always 0: all three, or two where no backward is split.
         older: how many versions of its weights each stage keeps besides the newest; none unless it is asynchronous.
         older_by_left: the same by the number of stages from one to the end; entry 0 is unused.
     """
@@ -59,16 +60,21 @@ class Kept:
         self.by_stage: tuple[Moments, ...] = tuple(alone[stage] for stage in range(schedule.stages))
         self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
         self.older_by_left = np.array([0, *reversed(self.older)])
+        self.weighed = 3 if any(moments[:, 2].any() for moments in self.by_stage) else 2
         most = max(map(len, self.by_stage))
-        table = np.array([np.resize(own, (most, 2)) for own in reversed(self.by_stage)], dtype=np.float64)
+        table = np.array([np.resize(own, (most, 3)) for own in reversed(self.by_stage)], dtype=np.float64)
+        table = table[:, :, : self.weighed]
         self._different, inverse = np.unique(table, axis=0, return_inverse=True)
         self._of_left = np.r_[0, inverse.reshape(-1)]
 
-    def bytes_of(self, stage: int, stash: int, boundary: int) -> int:
-        """What one stage keeps whose stash and input are of these sizes."""
-        return int((self.by_stage[stage] @ (stash, boundary)).max())
+    def bytes_of(self, stage: int, sizes: Sequence[int]) -> int:
+        """What one stage keeps whose stash, input and what waits for W are of these sizes."""
+        return int((self.by_stage[stage] @ sizes).max())
 
-    def bytes_by_left(self, stash: NDArray[np.float64], boundary: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same for several sizes (columns), by the number of stages from one to the end (rows); row 0 is unused."""
-        found = self._different @ np.stack([stash, boundary])
+    def bytes_by_left(self, sizes: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """The same for several of each (columns), by the number of stages from one to the end (rows); row 0 is unused.
+
+        The last of the sizes is left out where nothing waits.
+        """
+        found = self._different @ np.stack(sizes)
         return found.max(axis=1)[self._of_left]

@@ -265,6 +265,7 @@ class Plan(Document):
             bandwidth=bandwidth,
             message_bytes=[stage.output_bytes for stage in stages],
             stash_bytes=[stage.stash_bytes for stage in stages],
+            weight_stash_bytes=[stage.waiting_bytes for stage in stages],
             boundary_bytes=[stage.boundary_bytes for stage in stages],
             recompute=[stage.recompute_seconds for stage in stages],
             reduce_grad=reduce_seconds(self, stages),

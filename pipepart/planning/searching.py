@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import schedules
 
@@ -50,14 +51,20 @@ def _searched(plan: Plan, effort: float) -> Plan | None:
         for limit, device, peak in zip(limits, plan.workers, timeline.peak_bytes, strict=True)
     ]
     again = any(stage.recompute != "never" for stage in plan.stages)
-    order = schedules.search(
-        plan.stage_costs(),
-        len(limits),
-        plan.micro_batches,
-        memory=() if again else for_stash,
-        placement=timeline.schedule.device_of,
-        effort=effort,
-    )
+    costs = plan.stage_costs()
+    # The search takes it that I leaves no more than the stash: what then fits, fits.
+    stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
+    try:
+        order = schedules.search(
+            replace(costs, stash_bytes=stash),
+            len(limits),
+            plan.micro_batches,
+            memory=() if again else for_stash,
+            placement=timeline.schedule.device_of,
+            effort=effort,
+        )
+    except schedules.ScheduleError:
+        return None  # a device has room for one micro-batch, but not for what its weights would wait for
     # Cuts that do not fit with the one order may fit with the other: the bound holds where all fit.
     made = _ordered(plan, order, plan.predicted.bottleneck_bound if min(limits) == math.inf else 0.0)
     fits = all(

@@ -75,6 +75,7 @@ class ChainCosts:
         # The gradient of a stage's output arrives before its backward starts; the last stage makes its own.
         self.arriving_bytes = np.r_[self.output_bytes[:-1], 0]
         self._pieces = costs.saved
+        self._waiting_sum = np.cumsum(np.r_[0, [layer.waiting_bytes for layer in costs.layers]])
         self.trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
         # Whether there is a backward at a layer: it or one before it trains something. A profile made by hand may
         # say so in seconds alone.
@@ -136,6 +137,25 @@ class ChainCosts:
         if not self.needs_backward(layers):
             return 0
         return sum(piece.bytes for piece in self._pieces if layers.start in piece.input_of)
+
+    def waiting_bytes(self, layers: slice) -> int:
+        """What a stage of these layers keeps between the two parts of a split backward, at most.
+
+        Memory that several of its layers keep counts for each of them.
+        """
+        if not self.needs_backward(layers):
+            return 0
+        return int(self._waiting_sum[layers.stop] - self._waiting_sum[layers.start])
+
+    def waiting_bytes_of(self, row: Row) -> Floats:
+        """The same for the stages of a row."""
+        ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
+        waiting = self._waiting_sum[ends] - self._waiting_sum[row.start]
+        return np.where(self.backward_at[row.start : row.start + len(waiting)], waiting, 0.0)
+
+    def kept_sizes(self, layers: slice) -> tuple[int, int, int]:
+        """What a stage of these layers keeps of a micro-batch: stash, input alone, and what waits for W."""
+        return self.stash_bytes(layers), self.boundary_bytes(layers), self.waiting_bytes(layers)
 
     def needs_backward(self, layers: slice) -> bool:
         """Whether a stage of these layers has a backward: it trains something, or a stage before it does."""

@@ -36,6 +36,8 @@ class LayerCost(Value):
             several tensors share counted once.
         input_bytes, output_bytes: what it gets and returns.
         peak_bytes: what its forward or backward needs for a while, beyond what it was given and what it saves.
+        waiting_bytes: what is kept between the two parts of a split backward: its weights' inputs, and the gradients of
+            the outputs made with them; 0 where no weight can wait.
     """
 
     forward: Timing = Timing()
@@ -45,6 +47,7 @@ class LayerCost(Value):
     input_bytes: ByteCount = 0
     output_bytes: ByteCount = 0
     peak_bytes: ByteCount = 0
+    waiting_bytes: ByteCount = 0
 
     @property
     def backward_seconds(self) -> float:

@@ -22,6 +22,7 @@ from .neighbours import neighbours
 from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
 from .progress import watch
 from .standin import stand_ins
+from .waiting import count_waiting
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -93,9 +94,10 @@ def profile(
                 part = _Largest(micro_batches_of(value, target, count, split), loss_fn)
                 timer = ChainTimer(layers, part.loss, device, stop)
                 memory = count_memory(model, layers, part.loss, part.sample)
+                waiting = count_waiting(model, layers, part.loss, part.sample)
                 with neighbours(model, part.sample, part.loss, others, threads):
                     timer.measure(part.sample, budget=seconds, passes=(5, 50))
-                found.append(_costs(count, part.parts, part.samples, timer, memory))
+                found.append(_costs(count, part.parts, part.samples, timer, memory, waiting))
                 tick(len(found) / len(counts))
             return found
 
@@ -146,26 +148,29 @@ class _Largest:
             self.loss = lambda output: scalar_of(loss_fn(output, *arguments))
 
 
-def _costs(count: int, parts: int, samples: int, timer: ChainTimer, memory: Memory) -> Costs:
+def _costs(
+    count: int, parts: int, samples: int, timer: ChainTimer, memory: Memory, waiting: Sequence[int]
+) -> Costs:
     timings = timer.timings(parts)
     layers = len(memory.saved_bytes)
     return Costs(
         micro_batches=count,
         samples=samples,
-        layers=tuple(_cost(index, timings[index], memory) for index in range(layers)),
+        layers=tuple(_cost(index, timings[index], memory, waiting[index]) for index in range(layers)),
         loss=LayerCost(**_named(timings[-1])) if len(timings) > layers else LayerCost(),
         saved=memory.saved,
         repeats=len(timer.times.forward),
     )
 
 
-def _cost(index: int, timing: tuple[Timing, Timing, Timing], memory: Memory) -> LayerCost:
+def _cost(index: int, timing: tuple[Timing, Timing, Timing], memory: Memory, waiting: int) -> LayerCost:
     return LayerCost(
         **_named(timing),
         saved_bytes=memory.saved_bytes[index],
         input_bytes=memory.input_bytes[index],
         output_bytes=memory.output_bytes[index],
         peak_bytes=memory.peak_bytes[index],
+        waiting_bytes=waiting,
     )
 
 

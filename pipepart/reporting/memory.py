@@ -18,9 +18,10 @@ def memory_table(plan: Plan) -> FittingTable:
     transient = {device: max(stage.transient_bytes for stage in own) for device, own in stages.items()}
     kept = {device: needs[device] - static[device] - transient[device] for device in owned}
     again = any(stage.recompute != "never" for stage in plan.stages)
+    waits = any(stage.waiting and stage.waiting_bytes for stage in plan.stages)
     terms = [" + ".join(filter(None, map(_terms, own))) or NONE for own in stages.values()]
     single = all(len(own) == 1 for own in stages.values())
-    plain = single and not again
+    plain = single and not again and not waits
     columns = [
         Column(
             "stage" if single else "stages",
@@ -46,22 +47,31 @@ def memory_table(plan: Plan) -> FittingTable:
                 "", ["" if part is None else bar(part) for part in parts], rank=4, text=True, style="cyan"
             ),
         ]
-    return FittingTable("Devices: memory", columns, notes=_notes(plan, again, single))
+    return FittingTable("Devices: memory", columns, notes=_notes(plan, again, waits, single))
 
 
 def _terms(stage: StagePlan) -> str:
-    """The micro-batches in flight that are kept whole, and those of which only the input is kept."""
-    kept = [(stage.whole, stage.stash_bytes), (stage.inputs, stage.boundary_bytes)]
+    """The micro-batches in flight that are kept whole, those of which the input is, and those whose weights wait."""
+    kept = [
+        (stage.whole, stage.stash_bytes),
+        (stage.inputs, stage.boundary_bytes),
+        (stage.waiting, stage.waiting_bytes),
+    ]
     return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
 
 
-def _notes(plan: Plan, again: bool, single: bool) -> list[str]:
+def _notes(plan: Plan, again: bool, waits: bool, single: bool) -> list[str]:
     notes = ["Stash: what one micro-batch in flight keeps for its backward."]
     if again:
         notes = [
             "Stash: what one micro-batch in flight keeps for its backward; only the stage's input where its forward "
             "runs again."
         ]
+    if waits:
+        notes.append(
+            "From the first part of a backward to the second: what the gradients of the weights need, in place of the "
+            "stash."
+        )
     if copies(plan) > 1:
         notes.append(
             "Copies of the model have parameters and gradients of their own; the first has the optimizer's state."

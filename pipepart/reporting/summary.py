@@ -127,7 +127,11 @@ def _again(plan: Plan) -> list[tuple[str, str]]:
         return []
     stages = [plan.stages[number] for number in again]
     cost = sum(stage.recompute_seconds for stage in stages)
-    saved = sum(stage.in_flight * stage.stash_bytes - stage.kept_bytes for stage in stages)
+    saved = sum(
+        (stage.in_flight - stage.waiting - stage.whole) * stage.stash_bytes
+        - stage.inputs * stage.boundary_bytes
+        for stage in stages
+    )
     whose = f"stage{'s' if len(again) > 1 else ''} {stage_numbers(again)}"
     return [
         (

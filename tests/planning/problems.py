@@ -25,6 +25,7 @@ class Layer:
     output: int = 0
     peak: int = 0
     saved: int = 0
+    waiting: int = 0
     keeps_input: bool = False
     shares_with: tuple[int, ...] = ()
 
@@ -65,6 +66,7 @@ def profile_of(
                         backward_weight=Timing(seconds=layer.backward_weight / count),
                         output_bytes=layer.output,
                         peak_bytes=layer.peak,
+                        waiting_bytes=layer.waiting,
                     )
                     for layer in layers
                 ),
@@ -132,12 +134,15 @@ def every_cut(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a stage holds: always, for a while, for each micro-batch in flight, and for one that is made again."""
+    """What a stage holds: always, for a while, and of each micro-batch in flight, of one that is made again, and of one
+    whose weights wait.
+    """
 
     static: int
     transient: int
     stash: int
     given: int
+    waiting: int
     backward: bool
 
     @property
@@ -157,7 +162,8 @@ def stage_parts(layers: Sequence[Layer], start: int, end: int, input_bytes: int 
     backward = any(_backward(layer) for layer in layers[:end])
     arriving = inside[-1].output if end < len(layers) else 0
     transient = max(layer.peak for layer in inside) + arriving
-    return Parts(static, transient, stash if backward else 0, given, backward)
+    waiting = sum(layer.waiting for layer in inside)
+    return Parts(static, transient, stash if backward else 0, given, waiting if backward else 0, backward)
 
 
 def stage_bytes(layers: Sequence[Layer], start: int, end: int, in_flight: int, input_bytes: int = 0) -> int:
@@ -205,6 +211,7 @@ def chains(draw: st.DrawFn, most: int = 7, sharing: bool = False) -> list[Layer]
             output=draw(sizes),
             peak=draw(sizes),
             saved=draw(sizes),
+            waiting=draw(sizes),
             keeps_input=draw(st.booleans()),
             shares_with=(draw(st.integers(0, index - 1)),)
             if sharing and index and draw(st.integers(0, 3)) == 0

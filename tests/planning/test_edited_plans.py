@@ -14,7 +14,7 @@ from pipepart import Cluster, Device, Link, Plan
 from pipepart.cluster import PairLink
 from pipepart.units import counted
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
-from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
+from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes, stage_parts
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def from_scratch(
     plan: Plan, layers: list[Layer], loss_seconds: float, input_bytes: int
 ) -> schedules.Timeline:
     """The step of a plan, simulated with costs added up layer by layer."""
-    ends, seconds, stashes, inputs = [], [], [], []
+    ends, seconds, stashes, inputs, waiting = [], [], [], [], []
     start = 0
     for stage in plan.stages:
         end = start + len(stage.layers)
@@ -101,6 +101,7 @@ def from_scratch(
             layers, start, end, 0, input_bytes
         )
         stashes.append(once)
+        waiting.append(stage_parts(layers, start, end).waiting)
         inputs.append(layers[start - 1].output if start else input_bytes)
         ends.append(end)
         start = end
@@ -116,6 +117,7 @@ def from_scratch(
         bandwidth=[[link.bandwidth or math.inf for link in row] for row in rows],
         message_bytes=[layers[end - 1].output for end in ends],
         stash_bytes=stashes,
+        weight_stash_bytes=waiting,
         boundary_bytes=[size if more else 0 for size, more in zip(inputs, again, strict=True)],
         recompute=[each[0] if more else 0.0 for each, more in zip(seconds, again, strict=True)],
     )

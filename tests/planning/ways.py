@@ -30,19 +30,26 @@ class Way:
     shortage: float
 
 
-def peak(row: Sequence[schedules.Action], micro_batches: int, sizes: dict[int, tuple[str, int, int]]) -> int:
-    """The most that a device keeps for its backwards, each stage with its mode, its stash and what it is given."""
+def peak(
+    row: Sequence[schedules.Action], micro_batches: int, sizes: dict[int, tuple[str, int, int, int]]
+) -> int:
+    """The most that a device keeps for its backwards, each stage with its mode, its stash, input and what waits."""
     held = most = 0
     for action in (leaf for one in row for leaf in one.leaves):
-        mode, stash, given = sizes[action.stage]
+        mode, stash, given, waiting = sizes[action.stage]
         again = mode == "always" or (mode == "except-last" and action.micro_batch != micro_batches - 1)
         if action.kind is Kind.F:
             held += given if again else stash
         elif action.kind in (Kind.B, Kind.I) and again:
             held += stash - given
         most = max(most, held)
-        if action.kind in (Kind.B, Kind.W):
+        if action.kind in (Kind.B, Kind.I):
             held -= stash
+        if action.kind is Kind.I:
+            held += waiting
+        if action.kind is Kind.W:
+            held -= waiting
+        most = max(most, held)
     return most
 
 
@@ -98,7 +105,7 @@ def every_way(
         found = []
         for mode in modes:
             sizes = {
-                stage: (mode if own.backward else "never", own.stash, own.given)
+                stage: (mode if own.backward else "never", own.stash, own.given, own.waiting)
                 for stage, own in zip(rows[row], parts, strict=True)
             }
             kept = peak(schedule.actions[row], schedule.micro_batches, sizes)

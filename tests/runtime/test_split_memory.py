@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+import pipepart
+from pipepart import Pipeline
 from pipepart.runtime import Run
+from pipepart.runtime.own_copy import tensors
 from pipepart.runtime.stage import Stash
 from pipepart.split_backward import WeightGradients
 from schedules import Action
@@ -20,13 +23,15 @@ from tests.two_parts import splits
 
 def held_bytes(run: Run, stage: int) -> int:
     """Bytes of every tensor that a stage's graphs and its waiting weights keep alive, parameters apart."""
+    return sum({t.data_ptr(): t.nbytes for t in held_tensors(run, stage)}.values())
+
+
+def held_tensors(run: Run, stage: int) -> list[Tensor]:
     own = {p.data_ptr() for _, module in run._stages[stage].layers for p in module.parameters()}
     found = [tensor for stash in run._stashes[stage].values() for tensor in saved_in(stash.roots)]
     found += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
-    for waiting in run._waiting[stage].values():
-        for use, gradient in waiting._arrived:
-            found += [gradient, *use.formula.kept]
-    return sum({t.data_ptr(): t.nbytes for t in found if t.data_ptr() not in own}.values())
+    found += [tensor for waiting in run._waiting[stage].values() for tensor in waiting.tensors()]
+    return [tensor for tensor in found if tensor.data_ptr() not in own]
 
 
 def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
@@ -106,6 +111,54 @@ def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkey
         found = bytes_after_each_action(monkeypatch)
         pipe.step(torch.randn(1, 16), target=torch.randn(1, 16))
     assert found[0] == [("0F0", 22 * ROW), ("0I0", 4 * ROW), ("0W0", 0)]
+
+
+def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The most bytes that the stages of each device hold together after any of its actions."""
+    peaks: dict[int, int] = defaultdict(int)
+    do = Run._do
+
+    def do_and_count(run: Run, action: Action) -> Any:
+        span = do(run, action)
+        device = run.schedule.device_of[action.stage]
+        found = [t for stage in run.schedule.stages_of(device) for t in held_tensors(run, stage)]
+        for stage in run.schedule.stages_of(device):
+            found += [t for kept in run._kept[stage].values() for t in tensors(kept.message)]
+        peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
+        return span
+
+    monkeypatch.setattr(Run, "_do", do_and_count)
+    return peaks
+
+
+@splits
+@pytest.mark.parametrize("layers", ["linear", "with activations"])
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-v", 2), ("v-half", 2)])
+def test_a_device_keeps_as_much_as_the_plan_says(
+    schedule, chunks, recompute: Recompute, layers: str, monkeypatch
+):
+    """Also where more waits for the weights than the stash was, as in linear layers alone."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8))) if layers == "linear" else network()
+    x, y = torch.randn(64, 16), torch.randn(64, 16)
+    profile = pipepart.profile(
+        model, x, loss_fn=nn.MSELoss(), target=y, micro_batches=8, seconds=0.01, threads=1, progress=False
+    )
+    plan = pipepart.plan(
+        profile,
+        pipepart.Cluster.virtual(2, threads=1),
+        schedule=schedule,
+        recompute=recompute,
+        chunks=chunks if chunks > 1 else None,
+        cut_before=["2", "4", "6"] if chunks == 2 else ["4"],
+    )
+    assert {stage.recompute for stage in plan.stages} == {recompute}
+    with Pipeline(model, plan, loss_fn=nn.MSELoss(), reduction="mean") as pipe:
+        pipe.step(x, target=y)
+        peaks = peak_of_each_device(monkeypatch)
+        pipe.step(x, target=y)
+    predicted = plan.simulate().peak_bytes
+    assert [peaks[device] for device in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""Counts what each layer of a chain keeps between the two parts of a split backward, for its weights' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import boundary
+from ..split_backward import WeightGradients, backward_inputs
+from .measure import Layers, Loss, blaming, fresh
+
+
+def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> list[int]:
+    """Bytes of each layer, the loss counted with the last one, by one forward and backward of the chain.
+
+    Storage that several tensors of a layer share counts once, that of parameters and buffers not at all. It is 0 where
+    no weight can wait: all is computed in the first part there.
+    """
+    state = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    modules: list[Callable[[Any], Any]] = [module for _, module in layers]
+    if loss is not None:
+        modules.append(loss)
+    names = [*(name for name, _ in layers), "loss"]
+    steps = []
+    message = fresh(sample)
+    with torch.enable_grad():
+        for index, module in enumerate(modules):
+            given = message
+            with blaming(names[index], "forward"):
+                output = module(boundary.alias(given))
+            message, roots = boundary.cut(output)
+            del output
+            steps.append((given, roots))
+        gradients: boundary.Gradients = [torch.ones_like(leaf) for leaf in boundary.leaves(message)]
+        del message
+        found = [0] * len(layers)
+        for index in reversed(range(len(steps))):
+            given, roots = steps.pop()
+            with blaming(names[index], "backward"):
+                waiting = backward_inputs(roots, gradients)
+            gradients = [leaf.grad for leaf in boundary.leaves(given)]
+            found[min(index, len(layers) - 1)] += _bytes(waiting, state)
+    return found
+
+
+def _bytes(waiting: WeightGradients, state: set[int]) -> int:
+    storages = {storage._cdata: storage for storage in (held.untyped_storage() for held in waiting.tensors())}
+    return sum(storage.nbytes() for key, storage in storages.items() if key not in state)
