@@ -32,8 +32,9 @@ def test_a_model_is_measured_first(run: Run) -> None:
 
 
 def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
+    """Of twelve samples: parts have two each at least."""
     result = run("plan models.py:whole --devices 2 --seconds 0 --json")
-    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}  # of 12 samples, two each at least
+    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}
 
 
 def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
