@@ -54,6 +54,9 @@ class StepLoss:
         self.summed = declared is Reduction.SUM
         self.torchs_own = loss_fn is None or weighs_as_a_whole(loss_fn)
         self.rule: Rule | None = None
+        self.unfollowed = (
+            False  # a mean, in the user's word, that does otherwise on values than it did without
+        )
         self.memory = Memory()
         self._steps = 0
 
@@ -113,7 +116,7 @@ class LossParts:
             what = "the model computes no scalar loss of its own and no loss_fn is given: its output"
             return self._taken(micro_batch, output, what)
         call = partial(_call, loss_fn, target)
-        if self._loss.summed or self._loss.torchs_own or len(self._sizes) == 1:
+        if self._loss.summed or self._loss.torchs_own or self._loss.unfollowed or len(self._sizes) == 1:
             return self._taken(micro_batch, call(output))
         if self._gives_pairs:
             return self._taken(micro_batch, call(output))
@@ -169,7 +172,15 @@ class LossParts:
                 return self._taken(micro_batch, value)
         rule = self._rule(micro_batch, output, target, own, agrees)
         if rule is Rule.TERMS:
-            loss, weight, followed = self._by_terms(call, output, own)
+            try:
+                loss, weight, followed = self._by_terms(call, output, own)
+            except Diverged:
+                if not self._loss.declared:
+                    name = title(self._loss.function)
+                    what = f"the loss {name} calls other functions of torch from time to time, so that the means in it"
+                    raise ValueError(ask_for_pair(f"{what} cannot be weighed")) from None
+                self._loss.unfollowed = True
+                return self._taken(micro_batch, call(output))
         else:
             if not self._loss.declared:
                 self._check_seen(rule, micro_batch, own)
@@ -322,15 +333,7 @@ class LossParts:
 
     def _by_terms(self, call: Callable[[Any], Any], output: Any, own: Record) -> tuple[Any, float, Followed]:
         assert self._whole is not None
-        try:
-            return part(call, output, own, self._whole, len(self._sizes))
-        except Diverged:
-            raise ValueError(
-                ask_for_pair(
-                    f"the loss {title(self._loss.function)} calls other functions of torch from time to time, so "
-                    "that the means in it cannot be weighed"
-                )
-            ) from None
+        return part(call, output, own, self._whole, len(self._sizes))
 
     def _check_seen(self, rule: Rule, micro_batch: int, own: Record) -> None:
         """What was seen in a loss must not contradict a rule that holds for the samples of one micro-batch.
