@@ -165,7 +165,7 @@ class _Space:
         for stage, (one, other) in enumerate(itertools.pairwise(sites)):
             link = cluster.link_between(cluster.devices[one].name, cluster.devices[other].name)
             crossing[:, stage + 1] = costs.border_seconds(link)[borders[:, stage]] if one != other else 0.0
-        around = seconds + 0.0 if self._fused else forward + 0.0
+        around = seconds if self._fused else forward
         before = np.cumsum(around, axis=1) - around
         before += np.cumsum(crossing if self._fused else crossing / 2, axis=1)
         found = np.zeros(len(borders))

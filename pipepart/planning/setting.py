@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import schedules
@@ -64,6 +64,9 @@ class Setting:
     chunks: int
     recompute: RecomputeChoice
     wishes: Wishes
+    _problems: dict[int, ChainProblem | ChunkedProblem] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def cluster(self) -> Cluster:
@@ -148,10 +151,15 @@ class Setting:
         return misfit_of(self._plan(found.starts, found.sites, modes, 0.0), proven=found.all_tried)
 
     def _problem(self, devices: int) -> ChainProblem | ChunkedProblem:
-        kept: dict[Recompute, Kept] = {mode: self._kept(devices, mode) for mode in MODES[self.recompute]}
-        if self.chunks == 1:
-            return ChainProblem(self.costs, self.cluster, devices, kept, self.wishes.places(devices))
-        return ChunkedProblem(self.costs, self.cluster, self.placement(devices), kept, self.wishes)
+        """The search for so many devices, made once: it keeps what it has found of stages."""
+        if devices not in self._problems:
+            kept: dict[Recompute, Kept] = {mode: self._kept(devices, mode) for mode in MODES[self.recompute]}
+            self._problems[devices] = (
+                ChainProblem(self.costs, self.cluster, devices, kept, self.wishes.places(devices))
+                if self.chunks == 1
+                else ChunkedProblem(self.costs, self.cluster, self.placement(devices), kept, self.wishes)
+            )
+        return self._problems[devices]
 
     def _built(self, devices: int) -> schedules.Schedule:
         return _built(self.schedule, devices, self.micro_batches, self.chunks)
