@@ -61,11 +61,7 @@ class ChainTimer:
 
     def __init__(self, layers: Layers, loss: Loss, device: torch.device, stop: threading.Event) -> None:
         self.times = Times()
-        self._modules: list[Callable[[Any], Any]] = [module for _, module in layers]
-        self._names = [name for name, _ in layers]
-        if loss is not None:
-            self._modules.append(loss)
-            self._names.append("loss")
+        self._names, self._modules = named_calls(layers, loss)
         self._device = device
         self._stop = stop
         self._engine_seconds = _engine_seconds(device)
@@ -161,6 +157,13 @@ class ChainTimer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def named_calls(layers: Layers, loss: Loss) -> tuple[list[str], list[Callable[[Any], Any]]]:
+    """What a pass goes through, the loss last, and what to call each in an error."""
+    names = [name for name, _ in layers]
+    calls: list[Callable[[Any], Any]] = [module for _, module in layers]
+    return (names, calls) if loss is None else ([*names, "loss"], [*calls, loss])
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import boundary
-from .measure import Layers, Loss, blaming, fresh
+from .measure import Layers, Loss, blaming, fresh, named_calls
 from .profile import SavedTensor
 
 
@@ -36,10 +36,7 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
     allocates inside itself is not seen.
     """
     counter = _Counter(len(layers), (*model.parameters(), *model.buffers()))
-    modules: list[Callable[[Any], Any]] = [module for _, module in layers]
-    if loss is not None:
-        modules.append(loss)
-    names = [*(name for name, _ in layers), "loss"]
+    names, modules = named_calls(layers, loss)
     steps = []
     message = fresh(sample)
     with torch.enable_grad(), counter:

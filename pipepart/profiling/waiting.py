@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from .. import boundary
 from ..split_backward import WeightGradients, backward_inputs
-from .measure import Layers, Loss, blaming, fresh
+from .measure import Layers, Loss, blaming, fresh, named_calls
 
 
 def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> list[int]:
@@ -20,10 +19,7 @@ def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> 
     no weight can wait: all is computed in the first part there.
     """
     state = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    modules: list[Callable[[Any], Any]] = [module for _, module in layers]
-    if loss is not None:
-        modules.append(loss)
-    names = [*(name for name, _ in layers), "loss"]
+    names, modules = named_calls(layers, loss)
     steps = []
     message = fresh(sample)
     with torch.enable_grad():
