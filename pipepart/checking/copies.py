@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import flatten
+from ..deep_copies import deep_copies
 
 
 def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Any]:
@@ -20,7 +21,7 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None) -> tuple[
         TypeError: a layer or the loss cannot be copied.
     """
     try:
-        twin, loss = copy.deepcopy((model, loss_fn))
+        twin, loss = deep_copies(model, loss_fn)
     except Exception as error:
         raise TypeError(
             f"a check trains copies, and {_uncopied(model)} cannot be copied: copy.deepcopy raises "

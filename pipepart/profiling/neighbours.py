@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import nn
 
 from .. import boundary
 from ..capture import flatten
+from ..deep_copies import deep_copies
 from ..worker import start_workers
 from .measure import Loss, fresh
 
@@ -55,7 +55,7 @@ def _copies(model: nn.Module, count: int) -> list[nn.Module]:
     if sum(parameter.nbytes for parameter in model.parameters()) * count > _LARGEST_COPY_BYTES:
         return []
     try:
-        return [copy.deepcopy(model) for _ in range(count)]
+        return [twin for _ in range(count) for twin in deep_copies(model)]
     except Exception:
         return []
 

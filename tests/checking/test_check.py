@@ -294,3 +294,13 @@ def test_a_layer_that_cannot_do_the_dtype_fails_with_what_to_do() -> None:
 def test_what_cannot_be_checked_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         checked(faults.chain(), **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_of_torchscript_are_checked():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    report = pipepart.check(model, x, target=y, loss_fn=nn.MSELoss(), steps=2, schedules=["1f1b"])
+    assert [row.parameters for row in report.rows] == [0.0, 0.0]
+    assert all(parameter.grad is None for parameter in model.parameters())
