@@ -8,11 +8,10 @@ of it. One whose own are not known is told so by the end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from schedules import Kind, Schedule
 
-from .mailbox import Mailbox
+from .post import Post
 
 _ALL = -1  # in the place of a micro-batch
 
@@ -20,8 +19,8 @@ _ALL = -1  # in the place of a micro-batch
 class AllLosses:
     """What the last stages of all copies tell each other in one run; each is called by its own worker."""
 
-    def __init__(self, schedule: Schedule, mailbox_of: Sequence[Mailbox]) -> None:
-        self._mailbox_of = mailbox_of
+    def __init__(self, schedule: Schedule, post: Post) -> None:
+        self._post = post
         last = range(schedule.model_stages - 1, schedule.stages, schedule.model_stages)
         leaves = (leaf for row in schedule.actions for action in row for leaf in action.leaves)
         self._missing = Counter(leaf.stage for leaf in leaves if leaf.kind is Kind.F and leaf.stage in last)
@@ -38,7 +37,7 @@ class AllLosses:
         self._missing[stage] -= 1
         if self._missing[stage] == 0:
             for other in self._others[stage]:
-                self._mailbox_of[other].put((Kind.F, stage, _ALL), None)
+                self._post.put(stage, other, (Kind.F, stage, _ALL), None)
 
     def wait(self, stage: int) -> None:
         """Waits for the losses of the others, if the stage has its own.
@@ -48,4 +47,4 @@ class AllLosses:
         """
         if self._missing[stage] <= 0:
             while self._others[stage]:
-                self._mailbox_of[stage].take((Kind.F, self._others[stage].pop(), _ALL))
+                self._post.take(stage, (Kind.F, self._others[stage].pop(), _ALL))

@@ -44,7 +44,7 @@ class Engine:
             self._wait_until_idle()
             run.forget()
             raise
-        run.draws.finish()
+        run.finish()
         if run.failure is not None:
             failure = run.failure
             run.forget()

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import pipepart
 from pipepart.pipeline import Pipeline
-from pipepart.runtime import Run
+from pipepart.runtime.actions import Actions
 from pipepart.runtime.own_copy import tensors
 from tests.chains import Recompute, cut_by_hand
 
@@ -53,9 +53,9 @@ saved: defaultdict[str, list[weakref.ref[Slot]]] = defaultdict(list)
 def count_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The most bytes that each worker holds after an action: inputs of its stages and what autograd has saved."""
     peaks: dict[str, int] = defaultdict(int)
-    do = Run._do
+    do = Actions.do
 
-    def do_and_count(run: Run, action: Any) -> Any:
+    def do_and_count(run: Actions, action: Any) -> Any:
         span = do(run, action)
         worker = threading.current_thread().name
         own = [
@@ -70,7 +70,7 @@ def count_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         peaks[worker] = max(peaks[worker], bytes_of(held))
         return span
 
-    monkeypatch.setattr(Run, "_do", do_and_count)
+    monkeypatch.setattr(Actions, "do", do_and_count)
     return peaks
 
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 
 import pipepart
 from pipepart import Pipeline
-from pipepart.runtime import Run
+from pipepart.runtime.actions import Actions
 from pipepart.runtime.own_copy import tensors
 from pipepart.runtime.stage import Stash
 from pipepart.split_backward import WeightGradients
@@ -21,12 +21,12 @@ from tests.chains import Recompute, cut_by_hand
 from tests.two_parts import splits
 
 
-def held_bytes(run: Run, stage: int) -> int:
+def held_bytes(run: Actions, stage: int) -> int:
     """Bytes of every tensor that a stage's graphs and its waiting weights keep alive, parameters apart."""
     return sum({t.data_ptr(): t.nbytes for t in held_tensors(run, stage)}.values())
 
 
-def held_tensors(run: Run, stage: int) -> list[Tensor]:
+def held_tensors(run: Actions, stage: int) -> list[Tensor]:
     own = {p.data_ptr() for _, module in run._stages[stage].layers for p in module.parameters()}
     found = [tensor for stash in run._stashes[stage].values() for tensor in saved_in(stash.roots)]
     found += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
@@ -53,14 +53,14 @@ def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
 def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, int]]]:
     """For each stage what it holds after each of its actions, in their order."""
     found: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    do = Run._do
+    do = Actions.do
 
-    def do_and_count(run: Run, action: Action) -> Any:
+    def do_and_count(run: Actions, action: Action) -> Any:
         span = do(run, action)
         found[action.stage].append((str(action), held_bytes(run, action.stage)))
         return span
 
-    monkeypatch.setattr(Run, "_do", do_and_count)
+    monkeypatch.setattr(Actions, "do", do_and_count)
     return found
 
 
@@ -116,9 +116,9 @@ def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkey
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)
-    do = Run._do
+    do = Actions.do
 
-    def do_and_count(run: Run, action: Action) -> Any:
+    def do_and_count(run: Actions, action: Action) -> Any:
         span = do(run, action)
         device = run.schedule.device_of[action.stage]
         found = [t for stage in run.schedule.stages_of(device) for t in held_tensors(run, stage)]
@@ -127,7 +127,7 @@ def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
         return span
 
-    monkeypatch.setattr(Run, "_do", do_and_count)
+    monkeypatch.setattr(Actions, "do", do_and_count)
     return peaks
 
 

@@ -1,0 +1,339 @@
+"""What each kind of action does, from the message that it takes to the one that it passes on.
+
+::
+
+    worker of device 0                   worker of device 1
+    F(0, 3) ── message under (F, 1, 3) ──▶ take, F(1, 3), loss
+    take, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
+
+A message is keyed by the action that takes it. A stash goes in at F and out at B, by the same worker; where the forward
+runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE; where the backward is split, the
+stash goes out at I and what the gradients of the weights need goes in, to go out at W. Where stages have optimizers,
+these step at OPT_STEP. Nothing else is shared between workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from schedules import Action, Kind
+
+from .. import boundary
+from ..loss import Added, losses_of_stage
+from ..modes import Modes
+from ..split_backward import WeightGradients
+from .all_losses import AllLosses
+from .ends import End
+from .mailbox import Stopped
+from .notes import LAYER, PLACE, add_note
+from .order import Order
+from .post import Post
+from .randomness import Draws
+from .recompute import Kept, first_forward, second_forward
+from .stage import Made, Stage, Stash
+from .versions import Versions
+
+Span = tuple[
+    float, float
+]  # start and end of an action, which has its input at the start and sends after the end
+
+
+class Actions:
+    """The actions of one run, and what they leave for each other. Each is done by the worker of its device.
+
+    Args:
+        order: what each device does.
+        stages: all stages.
+        inputs: the first stage's input for each micro-batch.
+        end: what the last stage's outputs go to.
+        forward: those of the run whose stashes this one goes backward through, for one that has no forwards.
+        optimizers: of the stages, for an order that has their steps.
+
+    Attributes:
+        modes: the caller's, for the workers.
+        input_gradients: of each micro-batch's input.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        stages: Sequence[Stage],
+        inputs: Sequence[Any],
+        end: End,
+        forward: Actions | None = None,
+        optimizers: Sequence[Optimizer | None] = (),
+    ) -> None:
+        self.schedule = schedule = order.schedule
+        self.modes = Modes.current()
+        self.post = Post(schedule)
+        self.draws = forward.draws if forward else Draws()
+        self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
+        self._stages = stages
+        self._inputs = inputs
+        self._end = end
+        self._has_forwards = forward is None
+        self._forward_modes = forward._forward_modes if forward else self.modes
+        self._stashes: list[dict[int, Stash]] = forward._stashes if forward else [{} for _ in stages]
+        self._kept: list[dict[int, Kept]] = forward._kept if forward else [{} for _ in stages]
+        self._waiting: list[dict[int, WeightGradients]] = [{} for _ in stages]
+        for stage in stages:
+            if stage.copied:
+                stage.copied.begin(self._has_forwards, self.modes.grad)
+        self._links = forward._links if forward else [stage.ties.refresh() for stage in stages]
+        self._repeated = order.repeated if self.modes.grad else frozenset()
+        self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
+        self._is_last = [schedule.next_stage(stage) is None for stage in range(schedule.stages)]
+        self._optimizers = optimizers
+        self._versions = [
+            Versions(schedule, stage, optimizer)
+            for stage, optimizer in enumerate(optimizers)
+            if schedule.versions
+        ]
+        self._at_the_end = threading.Lock()  # last stages of several copies share the end
+        self._all_losses = AllLosses(schedule, self.post) if schedule.replicas > 1 else None
+
+    def do(self, action: Action) -> Span:
+        """Does one action.
+
+        Raises:
+            Stopped: the run has failed elsewhere.
+            BaseException: what went wrong, with a note that names the action.
+        """
+        kind, stage, micro_batch, _ = action
+        try:
+            if self._versions and micro_batch is not None and kind is not Kind.OPT_STEP:
+                with self._versions[stage].used(micro_batch):
+                    return _DO[kind](self, stage, micro_batch)
+            return _DO[kind](self, stage, -1 if micro_batch is None else micro_batch)
+        except Stopped:
+            raise
+        except BaseException as error:
+            add_note(error, self._place(action))
+            raise
+
+    def settle(self, device: int) -> None:
+        """Behind the last action of a device, or a failure."""
+        for stage in self.schedule.stages_of(device) if self._versions else ():
+            self._versions[stage].settle()
+
+    def finish(self, device: int) -> None:
+        """Behind the last action of a device, if nothing has failed."""
+        for stage, home in zip(self._stages, self.schedule.device_of, strict=True):
+            if home == device and self._has_forwards:
+                stage.ties.finish()
+                if stage.copied:
+                    stage.copied.finish()
+
+    def left(self) -> list[Action]:
+        """The backwards that wait to be done, one micro-batch after the other."""
+        stages = range(len(self._stages))[::-1]
+        found = [
+            Action(kind, stage, micro_batch)
+            for micro_batch in range(self.schedule.micro_batches)
+            for stage in stages
+            if micro_batch in self._stashes[stage] or micro_batch in self._kept[stage]
+            for kind in (Kind.RECOMPUTE, Kind.B)
+        ]
+        if self.schedule.replicas > 1:
+            found += [Action(Kind.REDUCE_GRAD, stage) for stage in stages]
+        return found
+
+    def forget(self) -> None:
+        """Lets go of all tensors."""
+        for held in (*self._stashes, *self._kept, *self._waiting):
+            held.clear()
+        self._inputs = ()
+        self.post.forget()
+
+    def _forward(self, stage: int, micro_batch: int) -> Span:
+        """F: takes the input, runs the layers, passes the output on."""
+        message = (
+            self._inputs[micro_batch]
+            if self._is_first[stage]
+            else self.post.take(stage, (Kind.F, stage, micro_batch))
+        )
+        start = time.perf_counter()
+        if self._repeated and (stage, micro_batch) in self._repeated:
+            message = self._run_first(stage, micro_batch, message)
+        else:
+            message = self._run_only(stage, micro_batch, message)
+        end = time.perf_counter()
+        if not self._is_last[stage]:
+            self.post.put(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
+        return start, end
+
+    def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
+        """A forward that runs once: its graph waits for the backward. Returns the message for the next stage."""
+        with self.modes.autocasting():
+            with losses_of_stage() as added:
+                made = self._stages[stage].forward(message, micro_batch, self.draws)
+            message, stash = self._pass_on(stage, micro_batch, made, added.found)
+        if self.modes.grad:
+            self._stashes[stage][micro_batch] = stash
+        return message
+
+    def _run_first(self, stage: int, micro_batch: int, message: Any) -> Any:
+        """A forward that runs again before its backward: its graph ends here."""
+        with self.modes.autocasting():
+            with losses_of_stage() as added:
+                made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
+            if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
+                self._kept[stage][micro_batch] = kept
+                return None
+            message, stash = self._pass_on(stage, micro_batch, made, added.found)
+        if kept is not None and stash.roots:
+            self._kept[stage][micro_batch] = kept._replace(roots=len(stash.roots))
+        else:
+            self._stashes[stage][micro_batch] = stash
+        return message
+
+    def _run_second(self, stage: int, micro_batch: int) -> Span:
+        """RECOMPUTE: runs a forward again, for the graph that its backward needs."""
+        start = time.perf_counter()
+        kept = self._kept[stage].pop(micro_batch, None)
+        if kept is not None:
+            with torch.enable_grad(), self._forward_modes.autocasting():
+                with losses_of_stage() as added:
+                    made = second_forward(self._stages[stage], kept, micro_batch, self.draws)
+                _, stash = self._pass_on(stage, micro_batch, made, added.found)
+            if kept.roots is not None and len(stash.roots) != kept.roots:
+                raise RuntimeError(
+                    f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
+                    f"{kept.roots}: recompute wants layers that do the same twice; plan with recompute='never'"
+                )
+            self._stashes[stage][micro_batch] = stash
+        return start, time.perf_counter()
+
+    def _pass_on(
+        self, stage: int, micro_batch: int, made: Made, losses: Sequence[Added]
+    ) -> tuple[Any, Stash]:
+        """The message for the next stage, or the output handed over at the end; and what the backward needs."""
+        value, awaited, nodes = made
+        added = self._end.receive_added(stage, micro_batch, losses) if losses else ()
+        if not self._is_last[stage]:
+            message, roots = boundary.cut(value)
+            return message, Stash(awaited, roots, tuple(nodes), added)
+        with self._at_the_end:
+            roots = self._end.receive(micro_batch, value)
+        if self._all_losses:
+            self._all_losses.computed(stage)
+        nodes.extend(root.node for root in roots)
+        return None, Stash(awaited, roots, tuple(nodes), added)
+
+    def _backward(self, stage: int, micro_batch: int) -> Span:
+        """B: takes the gradients of the output, runs the graph, passes the input's on."""
+        stash, gradients = self._take_gradients(stage, micro_batch)
+        start = time.perf_counter()
+        found = self._stages[stage].backward(stash, gradients)
+        end = time.perf_counter()
+        self._pass_back(stage, micro_batch, found)
+        return start, end
+
+    def _backward_inputs(self, stage: int, micro_batch: int) -> Span:
+        """I: the same for all but the weights that can wait."""
+        stash, gradients = self._take_gradients(stage, micro_batch)
+        start = time.perf_counter()
+        found, self._waiting[stage][micro_batch] = self._stages[stage].backward_inputs(stash, gradients)
+        end = time.perf_counter()
+        self._pass_back(stage, micro_batch, found)
+        return start, end
+
+    def _backward_weights(self, stage: int, micro_batch: int) -> Span:
+        """W: the weights that have waited."""
+        waiting = self._waiting[stage].pop(micro_batch)
+        start = time.perf_counter()
+        self._stages[stage].backward_weights(waiting)
+        return start, time.perf_counter()
+
+    def _reduce(self, stage: int, _: int) -> Span:
+        """REDUCE_GRAD: a further copy of the model hands its gradients over, the first adds them up in order."""
+        copied, apart = self._stages[stage].copied, self.schedule.model_stages
+        start = time.perf_counter()
+        if copied:
+            first = stage % apart
+            self.post.put(stage, first, (Kind.REDUCE_GRAD, stage, first), copied.hand_over())
+            return start, time.perf_counter()
+        arrived = [
+            (self._stages[other].copied, self.post.take(stage, (Kind.REDUCE_GRAD, other, stage)))
+            for other in range(stage + apart, self.schedule.stages, apart)
+        ]
+        start = time.perf_counter()
+        for copied, gradients in arrived:
+            if copied:
+                copied.add(gradients)
+        return start, time.perf_counter()
+
+    def _update(self, stage: int, _: int) -> Span:
+        """OPT_STEP: the stage's optimizer steps; a further copy of the model has none."""
+        optimizer = self._optimizers[stage] if stage < len(self._optimizers) else None
+        start = time.perf_counter()
+        try:
+            if self._versions:
+                self._versions[stage].step()
+            elif optimizer is not None:
+                optimizer.step()
+        except BaseException as error:
+            add_note(error, f"{LAYER}in the step of its optimizer ({type(optimizer).__name__})")
+            raise
+        return start, time.perf_counter()
+
+    def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
+        """What a backward starts from."""
+        stash = self._stashes[stage].pop(micro_batch)
+        gradients: boundary.Gradients = ()
+        if stash.roots and not self._is_last[stage]:
+            gradients = self.post.take(stage, (Kind.B, stage, micro_batch))
+        elif stash.roots:
+            if self._all_losses and self._end.needs_all(micro_batch):
+                self._all_losses.wait(stage)
+            gradients = self._end.gradients(micro_batch)
+        if stash.added:
+            gradients = (*gradients, *self._end.added_gradients(stage, micro_batch))
+            stash = stash._replace(roots=(*stash.roots, *stash.added))
+        for link in self._links[stage]:
+            if link.behind is not None:
+                arrived = self.post.take(stage, (link.number, stage, micro_batch))
+                if arrived is not None:
+                    stash = stash._replace(roots=(*stash.roots, *boundary.roots(link.tensor)))
+                    gradients = (*gradients, arrived)
+        return stash, gradients
+
+    def _pass_back(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
+        """The gradients of the input, for the stage before or for the caller, and of stand-ins of parameters."""
+        for link in self._links[stage]:
+            if link.before is not None:
+                key = link.number, link.before, micro_batch
+                self.post.put(stage, link.before, key, link.tensor.grad)
+                link.tensor.grad = None
+        if self._is_first[stage]:
+            self.input_gradients[micro_batch] = found
+        elif found:
+            self.post.put(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+
+    def _place(self, action: Action) -> str:
+        copy, stage = divmod(action.stage, self.schedule.model_stages)
+        which = f" of copy {copy}" if self.schedule.replicas > 1 else ""
+        part = (
+            "all micro-batches"
+            if action.micro_batch is None
+            else f"micro-batch {action.micro_batch} of {self.schedule.micro_batches}"
+        )
+        where = self._stages[action.stage].where
+        return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
+
+
+_DO: dict[str, Callable[[Actions, int, int], Span]] = {
+    Kind.F: Actions._forward,
+    Kind.B: Actions._backward,
+    Kind.I: Actions._backward_inputs,
+    Kind.W: Actions._backward_weights,
+    Kind.RECOMPUTE: Actions._run_second,
+    Kind.REDUCE_GRAD: Actions._reduce,
+    Kind.OPT_STEP: Actions._update,
+}
