@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ import schedules
 from . import boundary
 from .automatic import plan_for
 from .capture import flatten
-from .clipping import clip_grad_norm_
 from .cluster import Cluster
 from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
 from .microbatch import Splitter, gather
 from .mini_batch import Prefetched
+from .options import RunOptions
 from .planning import Plan, warn_of_changes
 from .prefetch import Passes, Prefetch, ToArguments
 from .profiling import single_argument
@@ -39,11 +39,12 @@ from .runtime import (
     gradients_kept,
     step_end,
 )
+from .wrapped import Wrapped
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
-class Pipeline:
+class Pipeline(Wrapped):
     """A model whose stages train on several devices, one worker thread a device.
 
     The layers stay those of the user's model, so that an optimizer over ``parameters()``, a checkpoint and the names in
@@ -99,7 +100,6 @@ class Pipeline:
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         check_optimizer(optimizer, plan)
-        self._model = model
         self._plan = plan
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
@@ -111,7 +111,7 @@ class Pipeline:
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
-        self._optimizers = StageOptimizers(optimizer, model, plan)
+        super().__init__(model, StageOptimizers(optimizer, model, plan))
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._engine = Engine(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
@@ -135,10 +135,8 @@ class Pipeline:
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         replicas: int | Literal["auto"] = 1,
         optimizer: str = "adam",
-        reduction: Literal["mean", "sum"] | None = None,
         split: Splitter | None = None,
-        deferred_batch_norm: bool = False,
-        trace: bool = False,
+        **options: Unpack[RunOptions],
     ) -> Pipeline:
         """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
 
@@ -155,7 +153,7 @@ class Pipeline:
                 made; ``"auto"`` where the memory does not do else.
             replicas: copies of the model that train side by side; ``"auto"`` for the best number.
             optimizer: whose state the memory of a stage counts.
-            reduction, split, deferred_batch_norm, trace: as for :class:`Pipeline`.
+            split, options: as for :class:`Pipeline`.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
@@ -173,30 +171,12 @@ class Pipeline:
             optimizer=optimizer,
             split=split,
         )
-        return cls(
-            model,
-            made,
-            loss_fn,
-            reduction=reduction,
-            split=split,
-            deferred_batch_norm=deferred_batch_norm,
-            trace=trace,
-        )
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the stages, in their order, as for learning rate schedulers; none without ``optimizer``."""
-        return self._optimizers.all
+        return cls(model, made, loss_fn, split=split, **options)
 
     @property
     def plan(self) -> Plan:
         """The plan that the model is cut along."""
         return self._plan
-
-    @property
-    def module(self) -> nn.Module:
-        """The user's model."""
-        return self._model
 
     @property
     def last_trace(self) -> schedules.Timeline | None:
@@ -282,68 +262,6 @@ class Pipeline:
         ``depth`` and ``to_arguments`` are those of :class:`pipepart.prefetch.Prefetch`. Closing ends its threads.
         """
         return Prefetch(loader, self._plan, self._split, self._passes, depth, to_arguments)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters."""
-        return self._model.parameters()
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters with their names in the model."""
-        return self._model.named_parameters()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model's state under its own names."""
-        return self._model.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
-        """Loads a state dict of the model, as ``nn.Module.load_state_dict`` does."""
-        return self._model.load_state_dict(state, strict=strict)
-
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """State and settings of the stages' optimizers, by the names of the parameters."""
-        return self._optimizers.state_dict()
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`optimizer_state_dict` returned for this cut or another; ValueError if a name is missing."""
-        self._optimizers.load_state_dict(state)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients."""
-        self._model.zero_grad(set_to_none)
-
-    def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Tensor:
-        """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before.
-
-        The arguments are those of ``nn.utils.clip_grad_norm_``, the numbers those of the model on one device.
-        Refused where stages have optimizers of their own, which have stepped before all gradients are there.
-        """
-        self._optimizers.refuse("clipping by the norm of all gradients")
-        return clip_grad_norm_(self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
-
-    def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
-        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``; refused as above."""
-        self._optimizers.refuse("clipping")
-        nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
-
-    def train(self, mode: bool = True) -> Self:
-        """Puts the model in training mode."""
-        self._model.train(mode)
-        return self
-
-    def eval(self) -> Self:
-        """Puts the model in evaluation mode."""
-        return self.train(False)
-
-    @property
-    def training(self) -> bool:
-        """Whether the model is in training mode."""
-        return self._model.training
 
     def close(self) -> None:
         """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing."""
