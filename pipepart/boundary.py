@@ -67,24 +67,29 @@ def _root(tensor: Tensor) -> GradientEdge:
     return GradientEdge(node, tensor.output_nr)
 
 
-def move(message: Any, device: torch.device) -> Any:
-    """The message on ``device``; itself where it lives there."""
+def move(message: Any, device: torch.device, wait: bool = True) -> Any:
+    """The message on ``device``; itself where it lives there.
+
+    A copy to an accelerator is in the order of its current stream. The host waits for one to the CPU, or with ``wait``
+    False leaves that to the caller.
+    """
     if type(message) is Tensor:
-        if message.device == device:
-            return message
-        return message.detach().to(device, non_blocking=True).requires_grad_(message.requires_grad)
+        return message if message.device == device else _moved(message, device, wait)
     return pytree.tree_map_only(
-        Tensor,
-        lambda t: t if t.device == device else t.detach().to(device).requires_grad_(t.requires_grad),
-        message,
+        Tensor, lambda t: t if t.device == device else _moved(t, device, wait), message
     )
+
+
+def _moved(tensor: Tensor, device: torch.device, wait: bool) -> Tensor:
+    copied = tensor.detach().to(device, non_blocking=not wait or device.type != "cpu")
+    return copied.requires_grad_(tensor.requires_grad)
 
 
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
     """The gradients on ``device``; themselves where they live there."""
     if all(gradient is None or gradient.device == device for gradient in gradients):
         return gradients
-    return [None if gradient is None else gradient.to(device, non_blocking=True) for gradient in gradients]
+    return move(list(gradients), device)
 
 
 def leaves(message: Any) -> tuple[Tensor, ...]:

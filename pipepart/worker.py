@@ -43,8 +43,8 @@ def _work(jobs: SimpleQueue[Job | None], device: torch.device, threads: int | No
         # A thread takes over the process's number when it first asks for it: so ask, and set its own behind that.
         torch.get_num_threads()
         torch.set_num_threads(threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device)
     while (job := jobs.get()) is not None:
         job()
         del job  # an idle worker holds nothing of the last step

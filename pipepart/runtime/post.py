@@ -1,4 +1,4 @@
-"""Carries the messages of one run from stage to stage."""
+"""Carries the messages of one run from stage to stage, and from device to device."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from typing import Any
 from schedules import Schedule
 
 from .mailbox import Key, Mailbox
+from .streams import Streams
 
 
 class Post:
-    """A mailbox for each device. Whoever sends has made the message on its own device; whoever takes uses it there."""
+    """A mailbox for each device. Whoever sends has made the message on its own device; whoever takes uses it there.
 
-    def __init__(self, schedule: Schedule) -> None:
+    Args:
+        schedule: has the stages.
+        streams: of the workers, which send and receive messages in their order; None where the host's is all there is.
+    """
+
+    def __init__(self, schedule: Schedule, streams: Streams | None = None) -> None:
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
+        self._worker_of = schedule.device_of
+        self._streams = streams
 
     def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Sends a message from one stage to another, on the worker of the first."""
+        if self._streams is not None:
+            message = self._streams.send(self._worker_of[sender], self._worker_of[receiver], message)
         self._mailbox_of[receiver].put(key, message)
 
     def take(self, receiver: int, key: Key) -> Any:
@@ -26,7 +36,10 @@ class Post:
         Raises:
             Stopped: the run has failed elsewhere.
         """
-        return self._mailbox_of[receiver].take(key)
+        message = self._mailbox_of[receiver].take(key)
+        if self._streams is not None:
+            message = self._streams.receive(self._worker_of[receiver], message)
+        return message
 
     def stop(self) -> None:
         """Wakes whoever waits, now or later."""
