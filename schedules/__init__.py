@@ -20,8 +20,10 @@ from .passes import (
 )
 from .schedule import Schedule, without_micro_batches
 from .search import search
+from .side_by_side import side_by_side
 from .simulate import simulate
 from .timeline import Timeline
+from .transfer import Transfer
 from .versions import live_versions, older_versions, stepped_together
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "ScheduleError",
     "StageCosts",
     "Timeline",
+    "Transfer",
     "bound",
     "build",
     "check",
@@ -48,6 +51,7 @@ __all__ = [
     "older_versions",
     "permute_devices",
     "search",
+    "side_by_side",
     "simulate",
     "split_backward",
     "split_overlaps",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .memory import stash_peaks
 from .passes import split_overlaps
 from .schedule import Schedule
 from .timeline import Timeline
+from .transfers import SentAndArrived, Transfers
 
 _Rows = tuple[tuple[float, ...], ...]
 _NONE = -1
@@ -48,7 +50,7 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         schedule = split_overlaps(schedule)
     costs = costs.for_stages(schedule.stages)
     found = dependencies(schedule)
-    starts, ends = _play(schedule, costs, found, contention)
+    starts, ends, sent_and_arrived = _play(schedule, costs, found, contention)
     peaks = stash_peaks(schedule, costs, found)
     return Timeline(
         schedule,
@@ -56,19 +58,30 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         ends,
         tuple(float(peak) for peak, _ in peaks),
         tuple(row[position] if row else 0.0 for row, (_, position) in zip(starts, peaks, strict=True)),
+        Transfers(found, costs, sent_and_arrived),
     )
 
 
 def _play(
     schedule: Schedule, costs: StageCosts, found: Dependencies, contention: bool
-) -> tuple[_Rows, _Rows]:
-    """Start and end of each action, one row per device."""
+) -> tuple[_Rows, _Rows, SentAndArrived]:
+    """Start and end of each action, one row per device, and the times of the message of each edge."""
     seconds = _durations(costs, found)
     latency, occupancy, link = _messages(schedule, costs, found)
     one_to_one = all(np.bincount(end, minlength=1).max() <= 1 for end in (found.source, found.target))
     if one_to_one and not contention and not found.is_kind(*COMMUNICATION).any():
-        return _play_one_to_one(schedule, found, seconds, latency + occupancy)
-    return _MessagePlay(schedule, found, seconds, latency, occupancy, link if contention else None).play()
+        delay = latency + occupancy
+        starts, ends = _play_one_to_one(schedule, found, seconds, delay)
+        return starts, ends, partial(_sent_at_the_end, found, ends, delay)
+    played = _MessagePlay(schedule, found, seconds, latency, occupancy, link if contention else None)
+    starts, ends = played.play()
+    return starts, ends, lambda: (np.asarray(played.departure), np.asarray(played.arrival))
+
+
+def _sent_at_the_end(found: Dependencies, ends: _Rows, delay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When the message of each edge leaves and arrives, if none waits for its link."""
+    sent = np.fromiter(chain.from_iterable(ends), float, found.actions)[found.source]
+    return sent, sent + delay
 
 
 def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
@@ -193,7 +206,7 @@ class _MessagePlay:
         for edge, (source, target) in enumerate(zip(found.source.tolist(), self._readers(), strict=True)):
             self.edges_out[source].append(edge)
             self.edges_in[target].append(edge)
-        self.arrival = [_PENDING] * found.source.size
+        self.departure, self.arrival = [0.0] * found.source.size, [_PENDING] * found.source.size
         self.starts, self.ends = [0.0] * found.actions, [0.0] * found.actions
 
     def play(self) -> tuple[_Rows, _Rows]:
@@ -234,6 +247,7 @@ class _MessagePlay:
             if self.link is not None and self.occupancy[edge]:
                 departure = max(end, self.link_free[self.link[edge]])
                 self.link_free[self.link[edge]] = departure + self.occupancy[edge]
+            self.departure[edge] = departure
             self.arrival[edge] = departure + self.occupancy[edge] + self.latency[edge]
             if self.is_message[action]:
                 self.ends[action] = self.arrival[edge]

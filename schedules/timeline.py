@@ -14,6 +14,7 @@ from .draw import draw
 from .idle import Idle, idle
 from .schedule import Schedule
 from .trace import from_trace, to_trace
+from .transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Timeline:
         origin of time will do.
     peak_bytes: the most stash that each device holds; empty where it is not known.
     peak_at: the start, in seconds, of the action that reaches it; empty where it is not known.
+    transfers: the messages between devices; a simulated timeline has those that take time.
 
     Raises ScheduleError when starts and ends do not match the actions, or an action ends before it starts.
     """
@@ -34,6 +36,7 @@ class Timeline:
     ends: Sequence[Sequence[float]]
     peak_bytes: tuple[float, ...] = ()
     peak_at: tuple[float, ...] = ()
+    transfers: Sequence[Transfer] = ()
 
     def __post_init__(self) -> None:
         """Refuse times that do not belong to the actions."""
@@ -91,7 +94,7 @@ class Timeline:
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
         """The idle time of each device, by phase and by cause."""
-        return idle(self.schedule, self.starts, self.ends)
+        return idle(self.schedule, self.starts, self.ends, self.transfers)
 
     @cached_property
     def critical_path(self) -> tuple[Action, ...]:
@@ -127,14 +130,18 @@ class Timeline:
     def to_trace(self) -> dict[str, Any]:
         """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.
 
-        Each device is a process, with one thread for what it computes and one each for sends and receives;
-        arrows follow the messages, and a counter shows the micro-batches in flight.
+        Each device is a process, with one thread for what it computes and one each for sends and receives, and a
+        row for each message on its way to it; arrows lead from what made a message to what takes it, and a counter
+        shows the micro-batches in flight.
         """
-        return to_trace(self.schedule, self.starts, self.ends, self.peak_bytes, self.peak_at)
+        return to_trace(self)
 
     @staticmethod
     def from_trace(trace: Mapping[str, Any]) -> Timeline:
-        """Return the timeline that `to_trace` wrote; raises ScheduleError if it was not `to_trace`."""
+        """Return the timeline that `to_trace` wrote, or the first that `side_by_side` did.
+
+        Raises ScheduleError if it was neither.
+        """
         return Timeline(*from_trace(trace))
 
     @property

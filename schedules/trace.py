@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .action import COMMUNICATION, Action, Kind, ScheduleError
 from .dependencies import dependencies
 from .schedule import Schedule
+from .side_by_side import alone
+from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
 
 _MICROSECONDS = 1e6
 _THREADS = {"compute": 0, "send": 1, "receive": 2}
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _Event = dict[str, Any]
-_Rows = tuple[tuple[float, ...], ...]
 
 
-def to_trace(
-    schedule: Schedule,
-    starts: Sequence[Sequence[float]],
-    ends: Sequence[Sequence[float]],
-    peak_bytes: Sequence[float],
-    peak_at: Sequence[float],
-) -> dict[str, Any]:
+def to_trace(timeline: Timeline) -> _Event:
     """Return the trace as one JSON object; `Timeline.to_trace` says what it shows."""
+    schedule, starts, ends = timeline.schedule, timeline.starts, timeline.ends
     spans = [
         (device, action, start, end)
         for device, row in enumerate(zip(schedule.actions, starts, ends, strict=True))
@@ -33,6 +32,7 @@ def to_trace(
         *_names(schedule),
         *(_slice(device, action, start, end) for device, action, start, end in spans),
         *_arrows(schedule, spans),
+        *_messages(schedule, timeline.transfers),
         *_counters(spans),
     ]
     return {
@@ -40,16 +40,15 @@ def to_trace(
         "displayTimeUnit": "ms",
         "otherData": {
             "schedule": schedule.to_json(),
-            "peak_bytes": list(peak_bytes),
-            "peak_at": list(peak_at),
+            "peak_bytes": list(timeline.peak_bytes),
+            "peak_at": list(timeline.peak_at),
         },
     }
 
 
-def from_trace(
-    trace: Mapping[str, Any],
-) -> tuple[Schedule, _Rows, _Rows, tuple[float, ...], tuple[float, ...]]:
-    """Return schedule, starts, ends and peaks that `to_trace` wrote, to the last bit."""
+def from_trace(trace: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what `to_trace` wrote, to the last bit, in the order in which a Timeline has it."""
+    trace = alone(trace)
     other = trace.get("otherData", {})
     if "schedule" not in other:
         raise ScheduleError(
@@ -68,6 +67,7 @@ def from_trace(
         tuple(map(tuple, ends)),
         tuple(other["peak_bytes"]),
         tuple(other["peak_at"]),
+        tuple(_transfer(event["args"]) for event in trace["traceEvents"] if event["ph"] == "b"),
     )
 
 
@@ -120,6 +120,25 @@ def _arrows(schedule: Schedule, spans: Sequence[tuple[int, Action, float, float]
                 "tid": _thread(action),
                 "ts": seconds * _MICROSECONDS,
             }
+
+
+def _messages(schedule: Schedule, transfers: Sequence[Transfer]) -> Iterator[_Event]:
+    """Each message while it is on its way."""
+    for number, transfer in enumerate(transfers):
+        for phase, seconds in (("b", transfer.start), ("e", transfer.end)):
+            yield {
+                "ph": phase,
+                "name": f"{Action(transfer.kind, transfer.target, transfer.micro_batch)} from {transfer.source}",
+                "cat": "transfer",
+                "id": number,
+                "pid": schedule.device_of[transfer.target],
+                "ts": seconds * _MICROSECONDS,
+                "args": transfer._asdict() if phase == "b" else {},
+            }
+
+
+def _transfer(fields: Mapping[str, Any]) -> Transfer:
+    return Transfer(**{**fields, "kind": Kind(fields["kind"])})
 
 
 def _counters(spans: Sequence[tuple[int, Action, float, float]]) -> Iterator[_Event]:

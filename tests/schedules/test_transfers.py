@@ -1,0 +1,128 @@
+"""The messages between devices that a timeline shows, and the waits that they explain."""
+
+import json
+
+import pytest
+
+from schedules import (
+    Action,
+    Kind,
+    StageCosts,
+    Timeline,
+    Transfer,
+    build,
+    insert_messages,
+    names,
+    side_by_side,
+    simulate,
+)
+
+
+def equal(stages, **more):
+    return StageCosts([1.0] * stages, [1.0] * stages, [1.0] * stages, **more)
+
+
+def test_a_simulated_message_is_on_its_way_for_latency_and_bytes():
+    costs = equal(2, latency=0.5, bandwidth=8.0, message_bytes=[2.0, 0.0])
+    assert list(simulate(build("1f1b", 2, 1), costs).transfers) == [
+        Transfer(Kind.F, 0, 1, 0, 1.0, 1.75, 2.0),
+        Transfer(Kind.B, 1, 0, 0, 4.75, 5.5, 2.0),
+    ]
+
+
+def test_a_message_that_waits_for_its_link_leaves_when_that_is_free():
+    costs = StageCosts([1, 0], [1, 1], [1, 1], bandwidth=1.0, message_bytes=[3.0, 0.0])
+    sent = [(t.start, t.end) for t in simulate(build("gpipe", 2, 2), costs, contention=True).transfers]
+    assert sent[:2] == [(1.0, 4.0), (4.0, 7.0)]
+
+
+def test_links_that_cost_nothing_have_no_transfers():
+    assert list(simulate(build("1f1b", 2, 4), equal(2)).transfers) == []
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+@pytest.mark.parametrize("name", names())
+def test_a_transfer_leads_from_the_action_that_makes_it_to_the_one_that_takes_it(name, overlap):
+    schedule = build(name, 4, 8)
+    timeline = simulate(schedule, equal(schedule.model_stages, latency=0.25, overlap=overlap))
+    spans = {
+        (leaf.kind is Kind.F, leaf.stage, leaf.micro_batch): (start, end)
+        for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
+        for action, start, end in zip(*row, strict=True)
+        for leaf in action.leaves
+        if leaf.kind in (Kind.F, Kind.B, Kind.I)
+    }
+    assert {t.kind for t in timeline.transfers} == {Kind.F, Kind.B}
+    for transfer in timeline.transfers:
+        forward = transfer.kind is Kind.F
+        assert spans[forward, transfer.source, transfer.micro_batch][1] == transfer.start
+        assert spans[forward, transfer.target, transfer.micro_batch][0] >= transfer.end
+    crossed = [
+        (stage, following)
+        for stage in range(schedule.stages)
+        if (following := schedule.next_stage(stage)) is not None
+        and schedule.device_of[stage] != schedule.device_of[following]
+    ]
+    each = 8 // schedule.replicas
+    assert len(timeline.transfers) == 2 * each * len(crossed)
+
+
+def test_explicit_sends_are_transfers_too():
+    costs = equal(2, latency=0.5)
+    bare, explicit = (simulate(s, costs) for s in (build("1f1b", 2, 2), insert_messages(build("1f1b", 2, 2))))
+    assert list(explicit.transfers) == list(bare.transfers)
+
+
+def late(arrived, started):
+    """One micro-batch; device 1 is idle from 0 to `started`, its input is made at 2 and arrives at `arrived`."""
+    return Timeline(
+        build("1f1b", 2, 1),
+        [[0.0, 12.0], [started, 9.0]],
+        [[2.0, 13.0], [9.0, 11.0]],
+        transfers=(Transfer(Kind.F, 0, 1, 0, 2.0, arrived, 8), Transfer(Kind.B, 1, 0, 0, 11.0, 11.0, 8)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrived", "started", "causes"),
+    [(3.0, 7.0, (2.0, 1.0, 4.0)), (2.0, 2.5, (2.0, 0.0, 0.5)), (6.0, 6.0, (2.0, 4.0, 0.0))],
+)
+def test_waiting_ends_when_the_message_is_there(arrived, started, causes):
+    idle = late(arrived, started).idle[1]
+    assert (idle.producer, idle.transfer, idle.delay) == causes
+    assert sum(causes) + idle.finished == pytest.approx(idle.total)
+
+
+def test_nothing_is_awaited_between_two_actions_of_one_device():
+    schedule = build("gpipe", 1, 1)
+    idle = Timeline(schedule, [[0.0, 3.0]], [[2.0, 4.0]]).idle[0]
+    assert (idle.producer, idle.transfer, idle.delay) == (0.0, 0.0, 1.0)
+
+
+def test_a_chrome_trace_shows_each_message_on_its_way():
+    events = simulate(build("1f1b", 2, 1), equal(2, latency=0.5)).to_trace()["traceEvents"]
+    begun, ended = ([event for event in events if event["ph"] == phase] for phase in "be")
+    assert [(event["name"], event["pid"], event["ts"]) for event in begun] == [
+        ("1F0 from 0", 1, 1e6),
+        ("0B0 from 1", 0, 4.5e6),
+    ]
+    assert [(event["id"], event["ts"]) for event in ended] == [(0, 1.5e6), (1, 5e6)]
+
+
+def test_measured_and_predicted_share_one_trace():
+    costs = equal(2, latency=0.5)
+    measured, predicted = late(3.0, 7.0), simulate(build("1f1b", 2, 1), costs)
+    trace = json.loads(json.dumps(side_by_side({"measured": measured, "predicted": predicted})))
+    events = trace["traceEvents"]
+    assert {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        0: "measured",
+        1: "predicted",
+    }
+    lines = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1}
+    slices = {(e["pid"], e["name"]): e for e in events if e["ph"] == "X"}
+    assert lines[slices[1, "1F0"]["tid"]] == "device 1 (stage 1)"
+    assert (slices[0, "1F0"]["ts"], slices[1, "1F0"]["ts"]) == (7e6, 1.5e6)
+    begins = [(e["cat"], e["id"]) for e in events if e["ph"] in "sb"]
+    assert len(set(begins)) == len(begins) == 8  # two arrows and two messages each
+    read = Timeline.from_trace(trace)
+    assert (read.transfers, read.span(Action.parse("1F0"))) == (measured.transfers, (7.0, 9.0))
