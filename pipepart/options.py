@@ -11,3 +11,4 @@ class RunOptions(TypedDict, total=False):
     reduction: Literal["mean", "sum"] | None
     deferred_batch_norm: bool
     trace: bool
+    timeout: float | None

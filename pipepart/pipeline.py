@@ -35,7 +35,9 @@ from .runtime import (
     StageOptimizers,
     build_stages,
     check_optimizer,
+    check_timeout,
     differentiable,
+    frees_memory,
     gradients_kept,
     step_end,
 )
@@ -75,6 +77,9 @@ class Pipeline(Wrapped):
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
         optimizer: makes an optimizer of a stage's list of parameters; each stage then steps within :meth:`step` as
             soon as its last gradient is there. Its numbers are those of one over all if it treats each by itself.
+        timeout: seconds that a step may go on without an action that ends on any device, as where a layer waits for
+            what never comes. It is then given up by a TimeoutError that says who waits for whom; a layer that does not
+            return has the pipeline closed. A backward of ``pipe(x)`` on accelerators is not watched.
 
     Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
     stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
@@ -98,8 +103,10 @@ class Pipeline(Wrapped):
         deferred_batch_norm: bool = False,
         trace: bool = False,
         optimizer: OptimizerFactory | None = None,
+        timeout: float | None = None,
     ) -> None:
         check_optimizer(optimizer, plan)
+        check_timeout(timeout)
         self._plan = plan
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
@@ -113,9 +120,7 @@ class Pipeline(Wrapped):
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, StageOptimizers(optimizer, model, plan))
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
-        self._engine = Engine(
-            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
-        )
+        self._engine = Engine(plan, timeout)
         self._passes = Passes()
         self._lock = threading.Lock()
         self._claim: object | None = None
@@ -183,6 +188,7 @@ class Pipeline(Wrapped):
         """Start and end of each action of the last step, in seconds; None before the first, or without ``trace``."""
         return self._last_trace
 
+    @frees_memory
     def step(
         self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any
     ) -> Tensor:
@@ -234,6 +240,7 @@ class Pipeline(Wrapped):
         self._last_trace = run.timeline()
         return end.total
 
+    @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for a mini-batch, computed micro-batch by micro-batch.
 
@@ -267,8 +274,7 @@ class Pipeline(Wrapped):
         """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing."""
         self._passes.end("the pipeline is closed")
         self._close()
-        for worker in self._engine.workers:
-            worker.join()
+        self._engine.join()
 
     def __enter__(self) -> Self:
         return self
@@ -307,6 +313,7 @@ class Pipeline(Wrapped):
         Raises:
             RuntimeError: another thread has it.
         """
+        self._engine.check_open()
         claim = object()
         try:  # from before the claim on: an interrupt may come between any two instructions
             with self._lock:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .forks import FORKED, listen_for_forks
 from .microbatch import Splitter
 from .mini_batch import Copies, MiniBatch
 from .modes import Modes
@@ -35,6 +36,7 @@ class Passes:
     """The passes over loaders that go on for a pipeline."""
 
     def __init__(self) -> None:
+        listen_for_forks(self)
         self.ended = ""
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_Pass] = weakref.WeakSet()
@@ -60,6 +62,13 @@ class Passes:
             passes = list(self._all)
         for one in passes:
             one.end(reason)
+
+    def forked(self) -> None:
+        """In a forked process there are no threads that load."""
+        self.ended = FORKED
+        self._lock = threading.Lock()
+        for one in list(self._all):
+            one.end(FORKED)
 
 
 class Prefetch:

@@ -33,9 +33,15 @@ class Worker:
         """Ends the thread when its jobs are done."""
         self._jobs.put(None)
 
-    def join(self) -> None:
-        """Waits for the thread's end."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Waits for the thread's end, for some seconds or any number; returns whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's number, as of ``threading.get_ident``."""
+        return self._thread.ident
 
 
 def _work(jobs: SimpleQueue[Job | None], device: torch.device, threads: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,18 @@ class Wrapped:
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Loads a state dict of the model, as ``nn.Module.load_state_dict`` does."""
         return self._model.load_state_dict(state, strict=strict)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses to be pickled or copied: threads cannot be.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a Pipeline has threads, which cannot be pickled or copied. Save pipe.state_dict(), "
+            "pipe.optimizer_state_dict() and pipe.plan.save(path), and make another Pipeline from a copy of the model "
+            "and the plan"
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients."""

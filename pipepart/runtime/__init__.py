@@ -7,9 +7,11 @@ from .ends import LossEnd, OutputEnd
 from .engine import Engine
 from .grouped_end import step_end
 from .order import Orders
+from .out_of_memory import frees_memory
 from .run import Run
 from .stage import Stage
 from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
+from .watchdog import check_timeout
 
 __all__ = [
     "DeferredBatchNorm",
@@ -23,7 +25,9 @@ __all__ = [
     "StageOptimizers",
     "build_stages",
     "check_optimizer",
+    "check_timeout",
     "differentiable",
+    "frees_memory",
     "gradients_kept",
     "refuse_asynchronous",
     "step_end",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -42,6 +42,14 @@ from .versions import Versions
 Span = tuple[
     float, float
 ]  # start and end of an action, which has its input at the start and sends after the end
+
+
+class Held(NamedTuple):
+    """What a stage keeps, in micro-batches: stashes, inputs of second forwards, what gradients of weights need."""
+
+    stashes: int
+    inputs: int
+    weights: int
 
 
 class Actions:
@@ -144,11 +152,17 @@ class Actions:
             found += [Action(Kind.REDUCE_GRAD, stage) for stage in stages]
         return found
 
+    def held(self) -> list[Held]:
+        """What each stage keeps at present."""
+        stages = zip(self._stashes, self._kept, self._waiting, strict=True)
+        return [Held(*map(len, kept)) for kept in stages]
+
     def forget(self) -> None:
         """Lets go of all tensors."""
         for held in (*self._stashes, *self._kept, *self._waiting):
             held.clear()
         self._inputs = ()
+        self.input_gradients.clear()
         self.post.forget()
 
     def _forward(self, stage: int, micro_batch: int) -> Span:

@@ -7,7 +7,7 @@ A node that has run has given up what it saved, one that has not still holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
 from torch.autograd.graph import Node
@@ -22,11 +22,9 @@ def failed_layers(outputs: Sequence[Node | None], error: BaseException) -> list[
             node for certain; else the layer is the last one with a node that has not run, and layers behind it
             whose nodes save nothing cannot be told from it.
     """
+    if certain := layers_of(outputs, _nodes_in_traceback(error.__traceback__)):
+        return certain[:1]
     parts = _nodes_of_layers(outputs)
-    culprits = set(_nodes_in_traceback(error.__traceback__))
-    for index, part in enumerate(parts):
-        if culprits & part:
-            return [index]
     doubtful: list[int] = []
     for index in reversed(range(len(parts))):
         states = {_has_run(node) for node in parts[index]}
@@ -37,6 +35,14 @@ def failed_layers(outputs: Sequence[Node | None], error: BaseException) -> list[
         elif states:
             doubtful.append(index)
     return doubtful[::-1] or [len(parts) - 1]
+
+
+def layers_of(outputs: Sequence[Node | None], nodes: Iterable[Node]) -> list[int]:
+    """The indices of the layers that made any of the nodes; ``outputs`` as above."""
+    wanted = set(nodes)
+    if not wanted:
+        return []
+    return [index for index, part in enumerate(_nodes_of_layers(outputs)) if wanted & part]
 
 
 def _nodes_of_layers(outputs: Sequence[Node | None]) -> list[set[Node]]:

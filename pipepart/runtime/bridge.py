@@ -15,6 +15,7 @@ from .. import boundary
 from ..loss import add_loss, collecting
 from ..microbatch import gather
 from .ends import OutputEnd
+from .out_of_memory import frees_memory
 from .run import Run
 
 Forward = Callable[[Sequence[Any], OutputEnd], Run]
@@ -95,6 +96,7 @@ class _Call:
         self._nest = []
         return pytree.tree_unflatten(nest, self._spec)
 
+    @frees_memory
     def backward(self, gradients: Sequence[Tensor | None], parameters: bool) -> list[Tensor | None]:
         """The gradients of the inputs' leaves, from those of the output's tensors."""
         if self._run is None:

@@ -2,51 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
-from ..worker import Worker, start_workers
+from ..forks import FORKED, listen_for_forks
+from ..planning import Plan
+from ..worker import Job, Worker, start_workers
+from .out_of_memory import explained
 from .run import Run
+from .watchdog import StepTimeoutError, Watchdog
+
+_GRACE_SECONDS = 1.0  # for workers to come out of a step that took too long
 
 
 class Engine:
     """One worker a device. The caller's thread hands out a run, waits, and raises what failed.
 
     Args:
-        devices: name, torch device and intra-operation threads of each.
+        plan: has the devices.
+        timeout: seconds in which no action ends, after which a run is given up; None for any number.
     """
 
-    def __init__(self, devices: Sequence[tuple[str, torch.device, int | None]]) -> None:
-        self.workers: list[Worker] = start_workers(devices)
+    def __init__(self, plan: Plan, timeout: float | None = None) -> None:
         self.closed: str = ""
+        self._plan = plan
+        self._timeout = timeout
+        # All workers get a job or none does. Reentrant, as a signal's handler may close the pipeline meanwhile.
+        self._lock = threading.RLock()
+        self._handing_out = False
+        self._stuck: set[int] = set()  # workers that are not waited for any more
+        self._names = [device.name for device in plan.workers]
+        self.workers: list[Worker] = start_workers(
+            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
+        )
+        listen_for_forks(self)
+
+    def check_open(self) -> None:
+        """Refuses what comes too late.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        if self.closed:
+            raise RuntimeError(self.closed)
 
     def execute(self, run: Run) -> None:
         """Runs a schedule to its end.
 
         Raises:
             RuntimeError: the engine is closed.
-            BaseException: the first failure on any device, with its own type and traceback; no worker is in the
-                run any more when it arrives.
+            TimeoutError: no action has ended for too long.
+            BaseException: the first failure on any device, with its own type and traceback. No worker is in the
+                run any more when it arrives, or the engine is closed.
         """
-        if self.closed:
-            raise RuntimeError(self.closed)
+        self.check_open()
         done: SimpleQueue[None] = SimpleQueue()
         try:
-            for device, worker in enumerate(self.workers):
-                worker.submit(partial(run.work, device, done))
-            for _ in self.workers:
-                done.get()
-        except BaseException as interrupt:  # KeyboardInterrupt, in this thread
+            self._hand_out(partial(run.work, device, done) for device in range(len(self.workers)))
+            if self._timeout is None:
+                for _ in self.workers:
+                    done.get()
+            else:
+                Watchdog(self._timeout, run, self.workers, self._names).wait(done)
+        except BaseException as interrupt:  # KeyboardInterrupt, in this thread, or the watchdog's
             run.fail(interrupt)
-            self._wait_until_idle()
+            self._wait_until_idle(
+                _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
+            )
             run.forget()
             raise
         run.finish()
         if run.failure is not None:
-            failure = run.failure
+            failure = explained(run, self._plan)
             run.forget()
             try:
                 raise failure
@@ -57,19 +88,70 @@ class Engine:
 
     def close(self, reason: str) -> None:
         """Ends the workers; every later run is refused for ``reason``. Closing twice does nothing."""
-        if not self.closed:
+        with self._lock:
+            if self.closed:
+                return
             self.closed = reason
-            for worker in self.workers:
-                worker.stop()
+            if not self._handing_out:
+                self._stop()
 
-    def _wait_until_idle(self) -> None:
-        """Waits until every worker is done with what it was given; a second interrupt gives them up."""
-        idle: SimpleQueue[None] = SimpleQueue()
+    def join(self) -> None:
+        """Waits for the ends of the workers of a closed engine, those that are stuck apart.
+
+        A worker does not wait, as where a layer closes its own pipeline: others may wait for it.
+        """
+        if threading.get_ident() in {worker.ident for worker in self.workers}:
+            return
+        for number, worker in enumerate(self.workers):
+            if number not in self._stuck:
+                worker.join()
+
+    def forked(self) -> None:
+        """In a forked process there are no workers."""
+        self._lock = threading.RLock()
+        self._stuck = set(range(len(self.workers)))
+        self.closed = FORKED
+
+    def _hand_out(self, jobs: Iterable[Job]) -> None:
+        with self._lock:
+            self.check_open()
+            self._handing_out = True
+            try:
+                for worker, job in zip(self.workers, jobs, strict=True):
+                    worker.submit(job)
+            finally:
+                self._handing_out = False
+                if self.closed:  # by the handler of a signal
+                    self._stop()
+
+    def _stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+    def _wait_until_idle(self, seconds: float | None) -> None:
+        """Waits until every worker is done with what it was given, or gives up those that are not.
+
+        It does so when ``seconds`` have gone by, or at a second interrupt.
+        """
+        missing = set(range(len(self.workers)))
         try:
-            for worker in self.workers:
-                worker.submit(partial(idle.put, None))
-            for _ in self.workers:
-                idle.get()
+            idle: SimpleQueue[int] = SimpleQueue()
+            with self._lock:
+                if not self.closed:
+                    self._hand_out(partial(idle.put, number) for number in range(len(self.workers)))
+            if self.closed:  # by another thread: its jobs done, each worker ends
+                missing -= {number for number, worker in enumerate(self.workers) if worker.join(seconds)}
+            while missing and not self.closed:
+                missing.discard(idle.get(timeout=seconds))
+        except Empty:
+            pass
         except BaseException:
-            self.close("the pipeline is closed: a layer did not return after an interrupt")
+            self._give_up(missing, "a layer did not return after an interrupt")
             raise
+        if missing:
+            names = " and ".join(self._names[number] for number in sorted(missing))
+            self._give_up(missing, f"a layer on {names} did not return when a step was given up")
+
+    def _give_up(self, workers: set[int], reason: str) -> None:
+        self._stuck |= workers
+        self.close(f"the pipeline is closed: {reason}")

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from schedules import Timeline
 
 from .. import boundary
-from .actions import Actions, Span
+from .actions import Actions, Held, Span
 from .ends import End
 from .mailbox import Stopped
 from .order import Order
@@ -30,6 +30,11 @@ class Run:
         forward: the run whose stashes this one goes backward through, for one that has no forwards.
         traced: whether to keep the start and end of each action.
         optimizers: of the stages, for an order that has their steps.
+
+    Attributes:
+        failure: what ended the run, if anything did.
+        failed_on: the device whose worker it came from; None for the caller's.
+        held: what each stage held at that moment.
     """
 
     def __init__(
@@ -44,6 +49,9 @@ class Run:
     ) -> None:
         self.schedule = schedule = order.schedule
         self.failure: BaseException | None = None
+        self.failed_on: int | None = None
+        self.held: list[Held] = []
+        self._over = False
         self.actions = Actions(order, stages, inputs, end, forward.actions if forward else None, optimizers)
         self._spans: list[list[Span]] | None = [[] for _ in schedule.actions] if traced else None
         self._lock = threading.Lock()
@@ -61,7 +69,7 @@ class Run:
         except Stopped:
             pass
         except BaseException as error:
-            self.fail(error)
+            self.fail(error, device)
         finally:
             done.put(None)
 
@@ -74,12 +82,13 @@ class Run:
         for action in self.actions.left():
             self.actions.do(action)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, device: int | None = None) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
         with self._lock:
-            if self.failure is not None:
+            if self._over:
                 return
-            self.failure = error
+            self._over = True
+            self.failure, self.failed_on, self.held = error, device, self.actions.held()
         self.actions.post.stop()
 
     def timeline(self) -> Timeline | None:
@@ -107,7 +116,7 @@ class Run:
         do = self.actions.do
         try:
             for action in self.schedule.actions[device]:
-                if self.failure is not None:
+                if self._over:
                     return
                 span = do(action)
                 if spans is not None:

@@ -89,16 +89,16 @@ class Stage:
         nodes: list[Node | None] = []
         if not torch.is_grad_enabled():
             awaited = self._input_gradients.await_for(())
-            return self._run(message, nodes, micro_batch, draws, turn), awaited, nodes
+            return self.run_layers(message, nodes, micro_batch, draws, turn), awaited, nodes
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
             message = own_copy(message)
         awaited = self._input_gradients.await_for(boundary.leaves(message))
         if writes is False and not self._flagged:
-            return self._run(message, nodes, micro_batch, draws, turn), awaited, nodes
+            return self.run_layers(message, nodes, micro_batch, draws, turn), awaited, nodes
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
-        value = self._run(boundary.alias(message), nodes, micro_batch, draws, turn)
+        value = self.run_layers(boundary.alias(message), nodes, micro_batch, draws, turn)
         if writes is None:
             self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
         return value, awaited, nodes
@@ -123,7 +123,7 @@ class Stage:
             waiting.accumulate()
         except BaseException as error:
             owners = self._owners(waiting.computed)
-            add_note(error, f"{LAYER}in the backward for the weights of {self._name(owners)}")
+            add_note(error, f"{LAYER}in the backward for the weights of {self.name(owners)}")
             raise
 
     @contextmanager
@@ -131,10 +131,12 @@ class Stage:
         try:
             yield
         except BaseException as error:
-            add_note(error, f"{LAYER}in the backward of {self._name(failed_layers(stash.nodes, error))}")
+            add_note(error, f"{LAYER}in the backward of {self.name(failed_layers(stash.nodes, error))}")
             raise
 
-    def _run(self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn) -> Any:
+    def run_layers(
+        self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn
+    ) -> Any:
         try:
             for index, module in enumerate(self._modules):
                 if self._draws.get((index, module.training)) is False:
@@ -146,7 +148,7 @@ class Stage:
                 nodes.append(getattr(value, "grad_fn", None))
         except BaseException as error:
             which = "second forward" if turn is Turn.SECOND else "forward"
-            add_note(error, f"{LAYER}in the {which} of {self._name([len(nodes)])}")
+            add_note(error, f"{LAYER}in the {which} of {self.name([len(nodes)])}")
             raise
         return value
 
@@ -160,6 +162,7 @@ class Stage:
         ]
         return found or range(len(self._modules))
 
-    def _name(self, indices: Sequence[int]) -> str:
+    def name(self, indices: Sequence[int]) -> str:
+        """Layers by their places in the stage; behind the last is the loss."""
         named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
         return " or ".join([*named, "the loss"][index] for index in indices)
