@@ -9,6 +9,7 @@ from .microbatch import Whole
 from .pipeline import Pipeline
 from .planning import DoesNotFit, Plan, plan, replan
 from .profiling import Profile, profile
+from .trace import Trace
 
 __all__ = [
     "CheckReport",
@@ -20,6 +21,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Profile",
+    "Trace",
     "Whole",
     "add_loss",
     "capture",

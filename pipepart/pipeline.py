@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -41,6 +41,7 @@ from .runtime import (
     gradients_kept,
     step_end,
 )
+from .trace import Trace, Traces
 from .wrapped import Wrapped
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -112,8 +113,7 @@ class Pipeline(Wrapped):
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
         self._loss_checked = loss_fn is None
         self._split = split
-        self._trace = trace
-        self._last_trace: schedules.Timeline | None = None
+        self._traces = Traces(plan, always=trace)
         self._stages = build_stages(model, plan)
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
@@ -185,8 +185,12 @@ class Pipeline(Wrapped):
 
     @property
     def last_trace(self) -> schedules.Timeline | None:
-        """Start and end of each action of the last step, in seconds; None before the first, or without ``trace``."""
-        return self._last_trace
+        """Start and end of each action of the last step that was traced, in seconds; None before the first."""
+        return self._traces.last
+
+    def trace(self) -> AbstractContextManager[Trace]:
+        """Measures the steps that run within ``with pipe.trace() as trace``, and holds them against the plan."""
+        return self._traces.opened()
 
     @frees_memory
     def step(
@@ -230,14 +234,15 @@ class Pipeline(Wrapped):
             end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [boundary.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
-            run = Run(order, self._stages, messages, end, None, self._trace, self._optimizers.by_stage)
+            recorder = self._traces.recorder(order.schedule, self._stages)
+            run = Run(order, self._stages, messages, end, None, self._optimizers.by_stage, recorder)
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
                 [root for one in batch.inputs for root in boundary.cut(one)[1]],
                 [gradient for gradients in run.input_gradients for gradient in gradients],
             )
-        self._last_trace = run.timeline()
+        self._traces.add_step(recorder)
         return end.total
 
     @frees_memory
@@ -291,8 +296,11 @@ class Pipeline(Wrapped):
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
         with self._claimed():
-            run = Run(self._orders.forwards(len(inputs)), self._stages, inputs, end)
+            order = self._orders.forwards(len(inputs))
+            recorder = self._traces.recorder(order.schedule, self._stages)
+            run = Run(order, self._stages, inputs, end, recorder=recorder)
             self._engine.execute(run)
+            self._traces.add_forward(recorder)
         return run
 
     def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[boundary.Gradients]:

@@ -11,6 +11,7 @@ from .out_of_memory import frees_memory
 from .run import Run
 from .stage import Stage
 from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
+from .tracing import Recorder
 from .watchdog import check_timeout
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "OptimizerFactory",
     "Orders",
     "OutputEnd",
+    "Recorder",
     "Run",
     "Stage",
     "StageOptimizers",

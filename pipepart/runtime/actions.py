@@ -10,12 +10,13 @@ A message is keyed by the action that takes it. A stash goes in at F and out at 
 runs twice, what that needs goes in at F and is exchanged for the stash at RECOMPUTE; where the backward is split, the
 stash goes out at I and what the gradients of the weights need goes in, to go out at W. Where stages have optimizers,
 these step at OPT_STEP. Nothing else is shared between workers.
+
+An action takes what it needs, and waits for it; computes; and sends what others need. What is watched is the second.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from ..loss import Added, losses_of_stage
 from ..modes import Modes
 from ..split_backward import WeightGradients
 from .all_losses import AllLosses
+from .copies import CopiedLayers
 from .ends import End
 from .mailbox import Stopped
 from .notes import LAYER, PLACE, add_note
@@ -37,11 +39,8 @@ from .post import Post
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
+from .tracing import Watch, WatchedPost
 from .versions import Versions
-
-Span = tuple[
-    float, float
-]  # start and end of an action, which has its input at the start and sends after the end
 
 
 class Held(NamedTuple):
@@ -62,6 +61,7 @@ class Actions:
         end: what the last stage's outputs go to.
         forward: those of the run whose stashes this one goes backward through, for one that has no forwards.
         optimizers: of the stages, for an order that has their steps.
+        watch: sees what each action computes, and each message; None for nobody.
 
     Attributes:
         modes: the caller's, for the workers.
@@ -76,12 +76,15 @@ class Actions:
         end: End,
         forward: Actions | None = None,
         optimizers: Sequence[Optimizer | None] = (),
+        watch: Watch | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
-        self.post = Post(schedule)
+        post = Post(schedule)
+        self.post = post if watch is None else WatchedPost(post, watch)
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
+        self._watch = watch
         self._stages = stages
         self._inputs = inputs
         self._end = end
@@ -106,7 +109,7 @@ class Actions:
         self._at_the_end = threading.Lock()  # last stages of several copies share the end
         self._all_losses = AllLosses(schedule, self.post) if schedule.replicas > 1 else None
 
-    def do(self, action: Action) -> Span:
+    def do(self, action: Action) -> None:
         """Does one action.
 
         Raises:
@@ -117,8 +120,9 @@ class Actions:
         try:
             if self._versions and micro_batch is not None and kind is not Kind.OPT_STEP:
                 with self._versions[stage].used(micro_batch):
-                    return _DO[kind](self, stage, micro_batch)
-            return _DO[kind](self, stage, -1 if micro_batch is None else micro_batch)
+                    self._do(action, micro_batch)
+            else:
+                self._do(action, -1 if micro_batch is None else micro_batch)
         except Stopped:
             raise
         except BaseException as error:
@@ -165,25 +169,41 @@ class Actions:
         self.input_gradients.clear()
         self.post.forget()
 
-    def _forward(self, stage: int, micro_batch: int) -> Span:
-        """F: takes the input, runs the layers, passes the output on."""
-        message = (
-            self._inputs[micro_batch]
-            if self._is_first[stage]
-            else self.post.take(stage, (Kind.F, stage, micro_batch))
-        )
-        start = time.perf_counter()
+    def _do(self, action: Action, number: int) -> None:
+        stage = action.stage
+        take, compute, send = _PARTS[action.kind]
+        if self._watch is None:
+            send(self, stage, number, compute(self, stage, number, take(self, stage, number)))
+            return
+        given = take(self, stage, number)
+        with self._watch.computing(action):
+            made = compute(self, stage, number, given)
+        del given
+        send(self, stage, number, made)
+
+    def _take_nothing(self, stage: int, micro_batch: int) -> None:
+        """The stage has it all."""
+
+    def _send_nothing(self, stage: int, micro_batch: int, made: Any) -> None:
+        """What is made stays in the stage."""
+
+    def _take_input(self, stage: int, micro_batch: int) -> Any:
+        if self._is_first[stage]:
+            return self._inputs[micro_batch]
+        return self.post.take(stage, (Kind.F, stage, micro_batch))
+
+    def _forward(self, stage: int, micro_batch: int, message: Any) -> Any:
+        """F: runs the layers on the input; returns the message for the next stage."""
         if self._repeated and (stage, micro_batch) in self._repeated:
-            message = self._run_first(stage, micro_batch, message)
-        else:
-            message = self._run_only(stage, micro_batch, message)
-        end = time.perf_counter()
+            return self._run_first(stage, micro_batch, message)
+        return self._run_only(stage, micro_batch, message)
+
+    def _send_output(self, stage: int, micro_batch: int, message: Any) -> None:
         if not self._is_last[stage]:
             self.post.put(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
-        return start, end
 
     def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
-        """A forward that runs once: its graph waits for the backward. Returns the message for the next stage."""
+        """A forward that runs once: its graph waits for the backward."""
         with self.modes.autocasting():
             with losses_of_stage() as added:
                 made = self._stages[stage].forward(message, micro_batch, self.draws)
@@ -207,9 +227,8 @@ class Actions:
             self._stashes[stage][micro_batch] = stash
         return message
 
-    def _run_second(self, stage: int, micro_batch: int) -> Span:
+    def _run_second(self, stage: int, micro_batch: int, _: None) -> None:
         """RECOMPUTE: runs a forward again, for the graph that its backward needs."""
-        start = time.perf_counter()
         kept = self._kept[stage].pop(micro_batch, None)
         if kept is not None:
             with torch.enable_grad(), self._forward_modes.autocasting():
@@ -222,7 +241,6 @@ class Actions:
                     f"{kept.roots}: recompute wants layers that do the same twice; plan with recompute='never'"
                 )
             self._stashes[stage][micro_batch] = stash
-        return start, time.perf_counter()
 
     def _pass_on(
         self, stage: int, micro_batch: int, made: Made, losses: Sequence[Added]
@@ -240,53 +258,49 @@ class Actions:
         nodes.extend(root.node for root in roots)
         return None, Stash(awaited, roots, tuple(nodes), added)
 
-    def _backward(self, stage: int, micro_batch: int) -> Span:
-        """B: takes the gradients of the output, runs the graph, passes the input's on."""
-        stash, gradients = self._take_gradients(stage, micro_batch)
-        start = time.perf_counter()
-        found = self._stages[stage].backward(stash, gradients)
-        end = time.perf_counter()
-        self._pass_back(stage, micro_batch, found)
-        return start, end
+    def _backward(self, stage: int, micro_batch: int, given: _Given) -> boundary.Gradients:
+        """B: runs the graph on the gradients of the output; returns those of the input."""
+        return self._stages[stage].backward(*given)
 
-    def _backward_inputs(self, stage: int, micro_batch: int) -> Span:
+    def _backward_inputs(self, stage: int, micro_batch: int, given: _Given) -> boundary.Gradients:
         """I: the same for all but the weights that can wait."""
-        stash, gradients = self._take_gradients(stage, micro_batch)
-        start = time.perf_counter()
-        found, self._waiting[stage][micro_batch] = self._stages[stage].backward_inputs(stash, gradients)
-        end = time.perf_counter()
-        self._pass_back(stage, micro_batch, found)
-        return start, end
+        found, self._waiting[stage][micro_batch] = self._stages[stage].backward_inputs(*given)
+        return found
 
-    def _backward_weights(self, stage: int, micro_batch: int) -> Span:
+    def _take_weights(self, stage: int, micro_batch: int) -> WeightGradients:
+        return self._waiting[stage].pop(micro_batch)
+
+    def _backward_weights(self, stage: int, micro_batch: int, waiting: WeightGradients) -> None:
         """W: the weights that have waited."""
-        waiting = self._waiting[stage].pop(micro_batch)
-        start = time.perf_counter()
         self._stages[stage].backward_weights(waiting)
-        return start, time.perf_counter()
 
-    def _reduce(self, stage: int, _: int) -> Span:
-        """REDUCE_GRAD: a further copy of the model hands its gradients over, the first adds them up in order."""
-        copied, apart = self._stages[stage].copied, self.schedule.model_stages
-        start = time.perf_counter()
-        if copied:
-            first = stage % apart
-            self.post.put(stage, first, (Kind.REDUCE_GRAD, stage, first), copied.hand_over())
-            return start, time.perf_counter()
-        arrived = [
+    def _take_copies(self, stage: int, _: int) -> list[tuple[CopiedLayers | None, Any]]:
+        """The gradients that further copies of the model have handed over, where the stage is of the first."""
+        apart = self.schedule.model_stages
+        if self._stages[stage].copied:
+            return []
+        return [
             (self._stages[other].copied, self.post.take(stage, (Kind.REDUCE_GRAD, other, stage)))
             for other in range(stage + apart, self.schedule.stages, apart)
         ]
-        start = time.perf_counter()
+
+    def _reduce(self, stage: int, _: int, arrived: list[tuple[CopiedLayers | None, Any]]) -> Any:
+        """REDUCE_GRAD: a further copy of the model hands its gradients over, the first adds them up in order."""
+        if own := self._stages[stage].copied:
+            return own.hand_over()
         for copied, gradients in arrived:
             if copied:
                 copied.add(gradients)
-        return start, time.perf_counter()
+        return None
 
-    def _update(self, stage: int, _: int) -> Span:
+    def _send_copy(self, stage: int, _: int, gradients: Any) -> None:
+        if self._stages[stage].copied:
+            first = stage % self.schedule.model_stages
+            self.post.put(stage, first, (Kind.REDUCE_GRAD, stage, first), gradients)
+
+    def _update(self, stage: int, _: int, __: None) -> None:
         """OPT_STEP: the stage's optimizer steps; a further copy of the model has none."""
         optimizer = self._optimizers[stage] if stage < len(self._optimizers) else None
-        start = time.perf_counter()
         try:
             if self._versions:
                 self._versions[stage].step()
@@ -295,9 +309,8 @@ class Actions:
         except BaseException as error:
             add_note(error, f"{LAYER}in the step of its optimizer ({type(optimizer).__name__})")
             raise
-        return start, time.perf_counter()
 
-    def _take_gradients(self, stage: int, micro_batch: int) -> tuple[Stash, boundary.Gradients]:
+    def _take_gradients(self, stage: int, micro_batch: int) -> _Given:
         """What a backward starts from."""
         stash = self._stashes[stage].pop(micro_batch)
         gradients: boundary.Gradients = ()
@@ -318,7 +331,7 @@ class Actions:
                     gradients = (*gradients, arrived)
         return stash, gradients
 
-    def _pass_back(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
+    def _send_gradients(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
         """The gradients of the input, for the stage before or for the caller, and of stand-ins of parameters."""
         for link in self._links[stage]:
             if link.before is not None:
@@ -342,12 +355,13 @@ class Actions:
         return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
 
 
-_DO: dict[str, Callable[[Actions, int, int], Span]] = {
-    Kind.F: Actions._forward,
-    Kind.B: Actions._backward,
-    Kind.I: Actions._backward_inputs,
-    Kind.W: Actions._backward_weights,
-    Kind.RECOMPUTE: Actions._run_second,
-    Kind.REDUCE_GRAD: Actions._reduce,
-    Kind.OPT_STEP: Actions._update,
+_Given = tuple[Stash, boundary.Gradients]
+_PARTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]] = {
+    Kind.F: (Actions._take_input, Actions._forward, Actions._send_output),
+    Kind.B: (Actions._take_gradients, Actions._backward, Actions._send_gradients),
+    Kind.I: (Actions._take_gradients, Actions._backward_inputs, Actions._send_gradients),
+    Kind.W: (Actions._take_weights, Actions._backward_weights, Actions._send_nothing),
+    Kind.RECOMPUTE: (Actions._take_nothing, Actions._run_second, Actions._send_nothing),
+    Kind.REDUCE_GRAD: (Actions._take_copies, Actions._reduce, Actions._send_copy),
+    Kind.OPT_STEP: (Actions._take_nothing, Actions._update, Actions._send_nothing),
 }

@@ -9,14 +9,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from schedules import Timeline
-
 from .. import boundary
-from .actions import Actions, Held, Span
+from .actions import Actions, Held
 from .ends import End
 from .mailbox import Stopped
 from .order import Order
 from .stage import Stage
+from .tracing import Recorder, Watch
 
 
 class Run:
@@ -28,8 +27,8 @@ class Run:
         inputs: the first stage's input for each micro-batch.
         end: what the last stage's outputs go to.
         forward: the run whose stashes this one goes backward through, for one that has no forwards.
-        traced: whether to keep the start and end of each action.
         optimizers: of the stages, for an order that has their steps.
+        recorder: takes the times of its actions and messages.
 
     Attributes:
         failure: what ended the run, if anything did.
@@ -44,16 +43,17 @@ class Run:
         inputs: Sequence[Any],
         end: End,
         forward: Run | None = None,
-        traced: bool = False,
         optimizers: Sequence[Optimizer | None] = (),
+        recorder: Recorder | None = None,
     ) -> None:
-        self.schedule = schedule = order.schedule
+        self.schedule = order.schedule
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
         self.held: list[Held] = []
         self._over = False
-        self.actions = Actions(order, stages, inputs, end, forward.actions if forward else None, optimizers)
-        self._spans: list[list[Span]] | None = [[] for _ in schedule.actions] if traced else None
+        before = forward.actions if forward else None
+        watch = Watch.wanted(order.schedule, stages, recorder)
+        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch)
         self._lock = threading.Lock()
 
     @property
@@ -91,17 +91,6 @@ class Run:
             self.failure, self.failed_on, self.held = error, device, self.actions.held()
         self.actions.post.stop()
 
-    def timeline(self) -> Timeline | None:
-        """The measured start and end of each action, from 0 on; None for a run that is not traced."""
-        if self._spans is None:
-            return None
-        origin = min(start for row in self._spans for start, _ in row)
-        return Timeline(
-            self.schedule,
-            starts=[[start - origin for start, _ in row] for row in self._spans],
-            ends=[[end - origin for _, end in row] for row in self._spans],
-        )
-
     def finish(self) -> None:
         """Behind the last worker, whether the run has failed or not."""
         self.actions.draws.finish()
@@ -112,15 +101,12 @@ class Run:
         self.actions.forget()
 
     def _work(self, device: int) -> None:
-        spans = None if self._spans is None else self._spans[device]
         do = self.actions.do
         try:
             for action in self.schedule.actions[device]:
                 if self._over:
                     return
-                span = do(action)
-                if spans is not None:
-                    spans.append(span)
+                do(action)
         finally:
             self.actions.settle(device)
         self.actions.finish(device)
