@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from .runtime import CompileOptions
+
 
 class RunOptions(TypedDict, total=False):
     """Those of :class:`pipepart.Pipeline`, which says what each means."""
@@ -11,4 +13,6 @@ class RunOptions(TypedDict, total=False):
     reduction: Literal["mean", "sum"] | None
     deferred_batch_norm: bool
     trace: bool
+    compile: CompileOptions
+    cuda_graphs: bool
     timeout: float | None

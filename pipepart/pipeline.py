@@ -26,6 +26,7 @@ from .planning import Plan, warn_of_changes
 from .prefetch import Passes, Prefetch, ToArguments
 from .profiling import single_argument
 from .runtime import (
+    CompileOptions,
     DeferredBatchNorm,
     Engine,
     OptimizerFactory,
@@ -82,6 +83,15 @@ class Pipeline(Wrapped):
             what never comes. It is then given up by a TimeoutError that says who waits for whom; a layer that does not
             return has the pipeline closed. A backward of ``pipe(x)`` on accelerators is not watched.
 
+        compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together, from the
+            second step in a mode on. The first shows which layers draw random numbers or add losses: these run by
+            themselves as ever, and so do layers with hooks. Compiled kernels round in their own way, and a split
+            backward computes all gradients of compiled layers in its first part.
+        cuda_graphs: whether what such layers launch is recorded at the third step and replayed from then on, for
+            micro-batches of the shape that came first in a mode; others run as ever. Layers whose Python does
+            otherwise from step to step are not for that, nor is a change of their settings noticed but for modes, what
+            is frozen, and autocast. Each micro-batch in flight has memory of its own, with a set of gradients.
+
     Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
     stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
     micro-batch keeps to the weights of its forward. At the end of :meth:`step` all stages have taken all steps.
@@ -104,6 +114,8 @@ class Pipeline(Wrapped):
         deferred_batch_norm: bool = False,
         trace: bool = False,
         optimizer: OptimizerFactory | None = None,
+        compile: CompileOptions = False,
+        cuda_graphs: bool = False,
         timeout: float | None = None,
     ) -> None:
         check_optimizer(optimizer, plan)
@@ -114,7 +126,7 @@ class Pipeline(Wrapped):
         self._loss_checked = loss_fn is None
         self._split = split
         self._traces = Traces(plan, always=trace)
-        self._stages = build_stages(model, plan)
+        self._stages = build_stages(model, plan, compile, cuda_graphs)
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
@@ -158,7 +170,7 @@ class Pipeline(Wrapped):
                 made; ``"auto"`` where the memory does not do else.
             replicas: copies of the model that train side by side; ``"auto"`` for the best number.
             optimizer: whose state the memory of a stage counts.
-            split, options: as for :class:`Pipeline`.
+            split, options: as for :class:`Pipeline`; the profile is of layers that are neither compiled nor recorded.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.

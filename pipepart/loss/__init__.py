@@ -1,6 +1,6 @@
 """What a loss is to a pipeline: a scalar, put together from micro-batches to be that of the mini-batch."""
 
-from .auxiliary import Added, add_loss, collect_losses, collecting, losses_of_stage
+from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .parts import LossParts, StepLoss
 from .reduction import Reduction, declared_reduction
 from .scalar import check_loss_is_scalar, check_scalar, scalar_of, value_of
@@ -11,6 +11,7 @@ __all__ = [
     "Reduction",
     "StepLoss",
     "add_loss",
+    "added_so_far",
     "check_loss_is_scalar",
     "check_scalar",
     "collect_losses",

@@ -94,6 +94,11 @@ def losses_of_stage() -> AddedLosses:
     return AddedLosses(must_have_graph=torch.is_grad_enabled())
 
 
+def added_so_far() -> int:
+    """How many losses layers have added in the innermost block of this thread."""
+    return len(_here.losses.found) if _here.losses else 0
+
+
 def collecting() -> bool:
     """Whether somebody in this thread waits for what layers add."""
     return _here.losses is not None

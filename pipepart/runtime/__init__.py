@@ -2,6 +2,7 @@
 
 from .bridge import differentiable, gradients_kept
 from .build import build_stages
+from .compiled import CompileOptions
 from .deferred_batch_norm import DeferredBatchNorm
 from .ends import LossEnd, OutputEnd
 from .engine import Engine
@@ -15,6 +16,7 @@ from .tracing import Recorder
 from .watchdog import check_timeout
 
 __all__ = [
+    "CompileOptions",
     "DeferredBatchNorm",
     "Engine",
     "LossEnd",

@@ -11,20 +11,31 @@ from torch import nn
 from ..capture import flatten
 from ..cluster import Device
 from ..planning import Plan
+from .compiled import CompileOptions
 from .copies import CopiedLayers, Layers, copied_groups
 from .stage import Stage
 from .ties import check_ties, check_untied, tie
+from .together import MakeForDevice, together
 
 
-def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
+def build_stages(
+    model: nn.Module, plan: Plan, compile: CompileOptions = False, cuda_graphs: bool = False
+) -> list[Stage]:
     """The plan's stages, the layers of each on its device.
 
+    Args:
+        model: the user's.
+        plan: has the cut.
+        compile: whether layers are compiled, or keywords for torch.compile.
+        cuda_graphs: whether what layers launch is recorded and replayed.
+
     Raises:
-        TypeError: the model is no ``nn.Sequential``.
+        TypeError: the model is no ``nn.Sequential``, or ``compile`` no keywords of torch.compile.
         ValueError: the plan's layers are not the model's in their order, a device is only described, layers in
-            different stages share what they write, or the schedule is none that a pipeline runs, or wants other
-            stages on other devices. Nothing has been moved then.
+            different stages share what they write, or the schedule is none that a pipeline runs, wants other
+            stages on other devices, or cannot replay CUDA graphs. Nothing has been moved then.
     """
+    make = together(plan, compile, cuda_graphs)
     _check_schedule(plan)
     layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
@@ -38,7 +49,7 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     _move(groups, homes)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     stages = [
-        Stage(index, ties, starts[index], homes[index], device.name, guarded)
+        Stage(index, ties, starts[index], homes[index], device.name, guarded, together=make(homes[index]))
         for index, (ties, device) in enumerate(zip(tie(groups, homes), plan.devices, strict=True))
     ]
     schedule, workers = plan.build_schedule(), plan.workers
@@ -46,12 +57,17 @@ def build_stages(model: nn.Module, plan: Plan) -> list[Stage]:
     first = len(stages)
     for _ in range(1, schedule.replicas):
         devices, of_copies = of_copies[:first], of_copies[first:]
-        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded)
+        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, make)
     return stages
 
 
 def _stages_of_copy(
-    groups: Sequence[Layers], originals: Sequence[Stage], devices: Sequence[Device], first: int, guarded: bool
+    groups: Sequence[Layers],
+    originals: Sequence[Stage],
+    devices: Sequence[Device],
+    first: int,
+    guarded: bool,
+    make: MakeForDevice,
 ) -> list[Stage]:
     """Those of a further copy of the model, the first of which has the number ``first`` in the schedule."""
     homes = [torch.device(device.torch_device or "cpu") for device in devices]
@@ -71,6 +87,7 @@ def _stages_of_copy(
                 devices[index].name,
                 guarded,
                 CopiedLayers(groups[index], copied, home, elsewhere),
+                make(home),
             )
         )
     return stages

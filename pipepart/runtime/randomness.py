@@ -120,6 +120,16 @@ def may_draw(module: nn.Module) -> bool:
     return any(isinstance(part, _DRAWING) for part in module.modules())
 
 
+def draws_now(module: nn.Module) -> bool:
+    """Whether a module is of a kind that draws, and its present settings let it."""
+    return any(isinstance(part, _DRAWING) and _lets_draw(part) for part in module.modules())
+
+
+def _lets_draw(part: Any) -> bool:
+    rate = getattr(part, "p", getattr(part, "dropout", 1.0))  # torch calls it by either name
+    return part.training and rate > 0
+
+
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import boundary
+from ..loss import added_so_far
 from ..split_backward import WeightGradients, backward_inputs
 from .blame import failed_layers
 from .buffers import Buffers, version
@@ -19,8 +20,10 @@ from .input_gradients import Awaited, InputGradients
 from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
 from .randomness import Draws, Turn, may_draw
+from .regions import MakeTogether, Region, Regions
 from .ties import Ties
 
+_NO_REGIONS: Mapping[int, Region] = {}
 Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes
 
 
@@ -44,6 +47,7 @@ class Stage:
     """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
 
     With ``guarded``, layers that write into their input get one of their own: somebody may still need the message.
+    With ``together``, layers that do nothing but compute run as one function that it makes.
 
     Attributes:
         repeats: whether the forward that runs is the second of a micro-batch.
@@ -58,6 +62,7 @@ class Stage:
         where: str,
         guarded: bool = False,
         copied: CopiedLayers | None = None,
+        together: MakeTogether | None = None,
     ) -> None:
         self.index = index
         self.first = first
@@ -70,6 +75,7 @@ class Stage:
         self.repeats = False
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
+        self._regions = Regions(self._modules, together) if together else None
         self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; else known once it has run in that mode.
         self._draws: dict[tuple[int, bool], bool] = {
@@ -131,25 +137,49 @@ class Stage:
         try:
             yield
         except BaseException as error:
-            add_note(error, f"{LAYER}in the backward of {self.name(failed_layers(stash.nodes, error))}")
+            add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash.nodes, error))}")
             raise
+
+    def _failed(self, nodes: Sequence[Node | None], error: BaseException) -> Sequence[int]:
+        """The layers that may have failed; those that ran together have one node."""
+        found = failed_layers(nodes, error)
+        if not self._regions:
+            return found
+        own = [nodes[index] for index in found if nodes[index] is not None]
+        return [
+            index for index, node in enumerate(nodes) if index in found or any(node is one for one in own)
+        ]
 
     def run_layers(
         self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn
     ) -> Any:
+        regions = self._regions.of_run(draws) if self._regions else _NO_REGIONS
+        running: Sequence[int] = ()
         try:
-            for index, module in enumerate(self._modules):
-                if self._draws.get((index, module.training)) is False:
-                    value = module(value)
-                else:
-                    with draws.of(self.first + index, micro_batch, turn) as own:
-                        value = module(value)
-                    self._draws.setdefault((index, module.training), own.used)
-                nodes.append(getattr(value, "grad_fn", None))
+            while (index := len(nodes)) < len(self._modules):
+                region = regions.get(index)
+                running = region.places if region else (index,)
+                value = region.run(value) if region else self._run_one(index, value, micro_batch, draws, turn)
+                nodes.extend([getattr(value, "grad_fn", None)] * len(running))
         except BaseException as error:
             which = "second forward" if turn is Turn.SECOND else "forward"
-            add_note(error, f"{LAYER}in the {which} of {self.name([len(nodes)])}")
+            add_note(error, f"{LAYER}in the {which} of {self.name(running)}")
             raise
+        return value
+
+    def _run_one(self, index: int, value: Any, micro_batch: int, draws: Draws, turn: Turn) -> Any:
+        module = self._modules[index]
+        before = added_so_far() if self._regions else 0
+        drew = False
+        if self._draws.get((index, module.training)) is False:
+            value = module(value)
+        else:
+            with draws.of(self.first + index, micro_batch, turn) as own:
+                value = module(value)
+            drew = own.used
+            self._draws.setdefault((index, module.training), drew)
+        if self._regions:
+            self._regions.note(index, plain=not drew and added_so_far() == before)
         return value
 
     def _owners(self, parameters: Sequence[nn.Parameter]) -> Sequence[int]:
