@@ -61,7 +61,8 @@ def search(
         on it, on the seed and on the arguments alone.
     seconds: a limit on the time; when it strikes, the best so far is returned.
 
-    Raises ScheduleError when a single micro-batch does not fit, or the numbers do not go together.
+    Raises ScheduleError when a single micro-batch does not fit, no order is found that does, or the numbers do not go
+    together.
 
     >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
     >>> found = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])
@@ -76,6 +77,9 @@ def search(
     ]
     for one in searches:
         one.gather(effort / len(searches))
+    searches = [one for one in searches if one.found]
+    if not searches:
+        raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
     best = min(searches, key=lambda one: one.value)
     best.improve(effort)
     return best.schedule()

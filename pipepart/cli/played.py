@@ -19,6 +19,7 @@ from ..document import fault_texts
 from ..planning import Plan
 from ..planning.found_order import SEARCH, order_text, searched_order
 from ..planning.memory import with_recompute
+from ..planning.searching import order_within
 from .mistakes import Mistake
 
 
@@ -164,19 +165,14 @@ def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: i
     if chunks != plan.chunks:
         like = schedules.build("looped-bfs", len(workers), micro_batches, chunks)
     first = _played(plan, like, workers)
-    again = any(stage.recompute != "never" for stage in plan.stages)
     memory = [
         math.inf if limit is None else limit - other
         for limit, other in zip(first.limits, first.other_bytes, strict=True)
     ]
-    return schedules.search(
-        first.costs,
-        len(workers),
-        micro_batches,
-        # The search makes nothing again: what it would keep is more than what will be kept.
-        memory=() if again or math.inf in memory else memory,
-        placement=like.device_of,
-    )
+    try:
+        return order_within(plan, first.costs, memory, like.device_of, micro_batches)
+    except schedules.ScheduleError as error:
+        raise Mistake(f"{error}: the plan's own order may still fit") from None
 
 
 def _other_chunks(plan: Plan, chunks: int) -> str:

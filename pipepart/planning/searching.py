@@ -35,6 +35,41 @@ def quickest_order(plans: Sequence[Plan]) -> Plan:
     return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_seconds)
 
 
+def order_within(
+    plan: Plan,
+    costs: schedules.StageCosts,
+    for_stash: Sequence[float],
+    placement: Sequence[int],
+    micro_batches: int,
+    effort: float = _EFFORT,
+) -> schedules.Schedule:
+    """The order that is found for a plan's stages.
+
+    Args:
+        plan: says whether stages run forwards again: what such a stage holds is not known to the search, which then
+            keeps to no limit.
+        costs: of the stages.
+        for_stash: bytes for what is kept for backwards, one number a device.
+        placement: the device of each stage.
+        micro_batches: for how many.
+        effort: as for :func:`schedules.search`.
+
+    Raises:
+        ScheduleError: none is found that keeps to the limits.
+    """
+    again = any(stage.recompute != "never" for stage in plan.stages)
+    # The search takes it that I leaves no more than the stash: what then fits, fits.
+    stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
+    return schedules.search(
+        replace(costs, stash_bytes=stash),
+        len(for_stash),
+        micro_batches,
+        memory=() if again else for_stash,
+        placement=placement,
+        effort=effort,
+    )
+
+
 def _as_searched(plan: Plan) -> Plan:
     """The plan, with its order as one that was found."""
     order = schedules.build(plan.schedule, len(plan.workers), plan.micro_batches, plan.chunks)
@@ -50,18 +85,9 @@ def _searched(plan: Plan, effort: float) -> Plan | None:
         limit - needs[device.name] + int(peak)
         for limit, device, peak in zip(limits, plan.workers, timeline.peak_bytes, strict=True)
     ]
-    again = any(stage.recompute != "never" for stage in plan.stages)
-    costs = plan.stage_costs()
-    # The search takes it that I leaves no more than the stash: what then fits, fits.
-    stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
     try:
-        order = schedules.search(
-            replace(costs, stash_bytes=stash),
-            len(limits),
-            plan.micro_batches,
-            memory=() if again else for_stash,
-            placement=timeline.schedule.device_of,
-            effort=effort,
+        order = order_within(
+            plan, plan.stage_costs(), for_stash, timeline.schedule.device_of, plan.micro_batches, effort
         )
     except schedules.ScheduleError:
         return None  # a device has room for one micro-batch, but not for what its weights would wait for

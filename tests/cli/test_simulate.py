@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,35 @@ def test_what_does_not_fit_is_said(run: Run, planned: Plan, directory: Path) -> 
 def test_search_is_never_longer_than_the_plans_own(run: Run, planned: Plan) -> None:
     found = figures(run("simulate plan.json --schedule search --json"))
     assert found["makespan_seconds"] <= planned.predicted.step_seconds * (1 + 1e-9)
+
+
+def test_search_keeps_to_the_memory_of_one_device_where_another_has_no_limit(
+    run: Run, planned: Plan, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = planned.cluster.devices
+    free = second.model_copy(update={"memory_bytes": None})
+    cluster = planned.cluster.model_copy(update={"devices": (first, free)})
+    planned.model_copy(update={"cluster": cluster}).save(directory / "plan.json")
+    limits: list[float] = []
+    search = schedules.search
+
+    def note(*arguments: Any, memory: Sequence[float], **options: Any) -> schedules.Schedule:
+        limits.extend(memory)
+        return search(*arguments, memory=memory, **options)
+
+    monkeypatch.setattr(schedules, "search", note)
+    figures(run("simulate plan.json --schedule search --json"))
+    assert 0 < limits[0] < 2**30
+    assert limits[1] == math.inf
+
+
+def test_search_says_where_nothing_fits(run: Run, planned: Plan, directory: Path) -> None:
+    devices = [device.model_copy(update={"memory_bytes": 1}) for device in planned.cluster.devices]
+    cluster = planned.cluster.model_copy(update={"devices": tuple(devices)})
+    planned.model_copy(update={"cluster": cluster}).save(directory / "plan.json")
+    found = run("simulate plan.json --schedule search")
+    assert found.exit_code == 2
+    assert "fit" in found.stderr
 
 
 def test_a_schedule_is_written_as_csv_and_read_again(run: Run, planned: Plan, directory: Path) -> None:
