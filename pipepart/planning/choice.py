@@ -144,35 +144,27 @@ def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]])
     """The others: those that fit, the fastest first, then those that do not."""
     fitting, others = [], []
     for setting, devices, made in tried:
-        stages = devices * setting.chunks
         if made is best:
             continue
-        if made is not None:
-            fitting.append(
-                Alternative(
-                    schedule=made.schedule,
-                    micro_batches=made.micro_batches,
-                    chunks=made.chunks,
-                    replicas=made.replicas,
-                    stages=stages,
-                    step_seconds=made.predicted.step_seconds,
-                    memory_bytes=max(made.predicted.memory_bytes),
-                    why=_why_slower(best, made),
-                )
-            )
+        described = Alternative(
+            schedule=setting.schedule,
+            micro_batches=setting.costs.micro_batches,
+            chunks=setting.chunks,
+            replicas=setting.slots.copies,
+            stages=devices * setting.chunks,
+            why="does not fit the memory of the devices",
+        )
+        if made is None:
+            reason = setting.why_not(devices)
+            if not reason or setting.schedule != best.schedule:
+                others.append(described.model_copy(update={"why": reason or described.why}))
             continue
-        reason = setting.why_not(devices)
-        if not reason or setting.schedule != best.schedule:
-            others.append(
-                Alternative(
-                    schedule=setting.schedule,
-                    micro_batches=setting.costs.micro_batches,
-                    chunks=setting.chunks,
-                    replicas=setting.slots.copies,
-                    stages=stages,
-                    why=reason or "does not fit the memory of the devices",
-                )
-            )
+        figures = {
+            "step_seconds": made.predicted.step_seconds,
+            "memory_bytes": max(made.predicted.memory_bytes),
+            "why": _why_slower(best, made),
+        }
+        fitting.append(described.model_copy(update=figures))
     fitting.sort(key=lambda other: other.step_seconds or 0.0)
     return [*fitting, *others][:_SHOWN]
 
