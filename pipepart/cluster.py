@@ -107,9 +107,7 @@ class Cluster(Document):
     @classmethod
     def local(cls) -> Cluster:
         """The accelerators of this box, else its CPU as one device."""
-        if not torch.cuda.is_available():
-            return cls.of(["cpu"])
-        return cls.of([torch.device("cuda", index) for index in range(torch.cuda.device_count())])
+        return cls.of(_accelerators() or ["cpu"])
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
@@ -120,7 +118,7 @@ class Cluster(Document):
         """
         if not devices:
             raise ValueError("a cluster needs at least 1 device, got none")
-        real = [torch.device(device) for device in devices]
+        real = [_numbered(torch.device(device)) for device in devices]
         on_cpu = sum(device.type == "cpu" for device in real)
         threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
         return cls(
@@ -186,15 +184,29 @@ _REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
 def _real_device(index: int, devices: Sequence[torch.device], threads: int | None) -> Device:
     device = devices[index]
     name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
+    found = [one for one in _accelerators() if one.type == device.type]
+    if device not in found and (found or device.type == "cuda"):
+        raise ValueError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
     if device.type != "cuda":
         share = threads if device.type == "cpu" else None
         return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"there is no {device} here: torch finds {torch.cuda.device_count()} CUDA devices")
     properties = torch.cuda.get_device_properties(device)
     return Device(
         name=name, kind=properties.name, memory_bytes=properties.total_memory, torch_device=str(device)
     )
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """With its index, as tensors on it say it."""
+    return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
+
+
+def _accelerators() -> list[torch.device]:
+    """Those of this box."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None or kind.type == "mps":  # which is one device, with the CPU's memory
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def _described_device(index: int, text: str) -> Device:
@@ -223,6 +235,6 @@ def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster
         raise TypeError(f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}")
     if not isinstance(devices, int):
         return Cluster.of(devices)
-    if 1 <= devices <= torch.cuda.device_count():
-        return Cluster.of([torch.device("cuda", index) for index in range(devices)])
+    if 1 <= devices <= len(_accelerators()):
+        return Cluster.of(_accelerators()[:devices])
     return Cluster.virtual(devices)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .microbatch import MicroBatches, Splitter, Whole, micro_batches_of
+from .runtime import has_streams, on_streams
 
 
 class Prefetched:
@@ -74,15 +75,20 @@ class MiniBatch:
         self._copies = copies
 
     def arrive(self) -> None:
-        """Has the default stream of each accelerator, on which stages run, wait for the copies to it."""
+        """Has the calling thread's stream of each accelerator, for which stages wait, wait for the copies to it."""
         self._copies.arrive()
 
 
 class Copies:
-    """Copies from the CPU to accelerators, each on a stream beside the one that computes."""
+    """Copies from the CPU to accelerators, on a stream of each beside those that compute.
 
-    def __init__(self) -> None:
-        self._under_way: list[tuple[Tensor, torch.cuda.Event]] = []
+    Args:
+        streams: by device, those of mini-batches before this one; made where there are none yet.
+    """
+
+    def __init__(self, streams: dict[torch.device, torch.Stream]) -> None:
+        self._streams = streams
+        self._under_way: list[tuple[Tensor, torch.Event]] = []
 
     def to(self, nest: Any, device: torch.device) -> Any:
         """The nest with its tensors copied to ``device``, by way of pinned memory to an accelerator."""
@@ -94,9 +100,9 @@ class Copies:
         return pytree.tree_unflatten(moved, spec)
 
     def arrive(self) -> None:
-        """Has default streams wait, once."""
+        """Has the calling thread's streams wait, once."""
         for tensor, event in self._under_way:
-            stream = torch.cuda.default_stream(tensor.device)
+            stream = torch.accelerator.current_stream(tensor.device)
             stream.wait_event(event)
             tensor.record_stream(stream)
         self._under_way = []
@@ -104,13 +110,12 @@ class Copies:
     def _tensor(self, leaf: Any, device: torch.device) -> Any:
         if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.device == device:
             return leaf
-        if device.type != "cuda":
+        if not has_streams(device):
             return leaf.to(device)
         pinned = leaf if leaf.is_pinned() else leaf.pin_memory()
-        stream = torch.cuda.Stream(device)  # one of a pool
-        with torch.cuda.stream(stream):
+        if device not in self._streams:
+            self._streams[device] = torch.Stream(device)
+        with on_streams([self._streams[device]]):
             moved = pinned.to(device, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(stream)
-            self._under_way.append((moved, event))
+        self._under_way.append((moved, self._streams[device].record_event()))
         return moved

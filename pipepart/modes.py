@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
 
 @dataclass(frozen=True)
 class Modes:
@@ -22,13 +20,13 @@ class Modes:
     @classmethod
     def current(cls) -> Modes:
         """Those of the calling thread."""
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast=tuple(
-                (kind, torch.get_autocast_dtype(kind))
-                for kind in _AUTOCAST_DEVICES
-                if torch.is_autocast_enabled(kind)
+                (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
             ),
         )
 

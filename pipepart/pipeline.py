@@ -34,6 +34,7 @@ from .runtime import (
     OutputEnd,
     Run,
     StageOptimizers,
+    Streams,
     build_stages,
     check_optimizer,
     check_timeout,
@@ -132,6 +133,7 @@ class Pipeline(Wrapped):
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, StageOptimizers(optimizer, model, plan))
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
+        self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
         self._engine = Engine(plan, timeout)
         self._passes = Passes()
         self._lock = threading.Lock()
@@ -241,13 +243,16 @@ class Pipeline(Wrapped):
             self._loss_checked = True
         if scaler is not None:
             self._optimizers.refuse("a scaler")
+            # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
+            scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             order = self._orders.step(len(batch.inputs))
             end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [boundary.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages)
-            run = Run(order, self._stages, messages, end, None, self._optimizers.by_stage, recorder)
+            optimizers = self._optimizers.by_stage
+            run = Run(order, self._stages, messages, end, None, optimizers, recorder, self._streams)
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
@@ -310,16 +315,18 @@ class Pipeline(Wrapped):
         with self._claimed():
             order = self._orders.forwards(len(inputs))
             recorder = self._traces.recorder(order.schedule, self._stages)
-            run = Run(order, self._stages, inputs, end, recorder=recorder)
+            run = Run(order, self._stages, inputs, end, recorder=recorder, streams=self._streams)
             self._engine.execute(run)
             self._traces.add_forward(recorder)
+            if self._streams:
+                self._streams.hold_for_caller(end.outputs)
         return run
 
     def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[boundary.Gradients]:
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
-            run = Run(order, self._stages, [None] * parts, end, forward)
+            run = Run(order, self._stages, [None] * parts, end, forward, streams=self._streams)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:

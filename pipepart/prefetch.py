@@ -148,6 +148,7 @@ class _Prepare:
         self._most = plan.micro_batches
         self._splitter = splitter
         self._to_arguments = to_arguments
+        self._streams: dict[torch.device, torch.Stream] = {}
 
     def __call__(self, batch: Any) -> Any:
         sequence = type(batch) in (tuple, list)
@@ -161,7 +162,7 @@ class _Prepare:
             )
         else:
             value, target = (batch[0], batch[1] if len(batch) == 2 else None) if sequence else (batch, None)
-        copies = Copies()
+        copies = Copies(self._streams)
         made = MiniBatch(
             copies.to(value, self._first),
             copies.to(target, self._last),

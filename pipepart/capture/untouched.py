@@ -20,8 +20,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
     a ``forward`` binds, such as a counter. A value that is changed in place, as a list is by ``append``, stays so.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list({tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), bindings_kept(model):
+    devices = list(
+        {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
+    )
+    kind = devices[0].type if devices else "cuda"
+    with torch.random.fork_rng(devices=devices, device_type=kind), bindings_kept(model):
         try:
             yield
         finally:

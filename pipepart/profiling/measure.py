@@ -154,8 +154,8 @@ class ChainTimer:
         return step.received, (max(0.0, first), max(0.0, second))
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
         return time.perf_counter()
 
 

@@ -12,6 +12,7 @@ from .out_of_memory import frees_memory
 from .run import Run
 from .stage import Stage
 from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
+from .streams import Streams, has_streams, on_streams
 from .tracing import Recorder
 from .watchdog import check_timeout
 
@@ -27,12 +28,15 @@ __all__ = [
     "Run",
     "Stage",
     "StageOptimizers",
+    "Streams",
     "build_stages",
     "check_optimizer",
     "check_timeout",
     "differentiable",
     "frees_memory",
     "gradients_kept",
+    "has_streams",
+    "on_streams",
     "refuse_asynchronous",
     "step_end",
 ]

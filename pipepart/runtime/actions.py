@@ -39,6 +39,7 @@ from .post import Post
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
+from .streams import Streams
 from .tracing import Watch, WatchedPost
 from .versions import Versions
 
@@ -62,6 +63,7 @@ class Actions:
         forward: those of the run whose stashes this one goes backward through, for one that has no forwards.
         optimizers: of the stages, for an order that has their steps.
         watch: sees what each action computes, and each message; None for nobody.
+        streams: of the workers, where they have any.
 
     Attributes:
         modes: the caller's, for the workers.
@@ -77,10 +79,11 @@ class Actions:
         forward: Actions | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         watch: Watch | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
-        post = Post(schedule)
+        post = Post(schedule, streams)
         self.post = post if watch is None else WatchedPost(post, watch)
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches

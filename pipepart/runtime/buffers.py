@@ -7,7 +7,8 @@ So the second forward works on copies, taken before the first, that stand in the
 Only buffers that a forward writes need copies, and which these are is seen. By its values, as torch does not count
 every write in a buffer's version (none of a BatchNorm in its statistics): those of large buffers at the first
 micro-batch of each mode, later by version and identity alone, so that no mask is copied again and again; those of
-small ones at every micro-batch in training.
+small ones at every micro-batch in training. Where a look would stop the host for an accelerator, the second forward
+just gets the copies of these.
 """
 
 from __future__ import annotations
@@ -65,15 +66,22 @@ class Buffers:
     def values(self, noted: Noted) -> Values | None:
         """After the first forward: what the second needs; None if something was written of which there is no copy."""
         now = self._present()
+        unseen = {
+            key
+            for key, copy in noted.copies.items()
+            if isinstance(copy, Tensor) and copy.device.type != "cpu" and noted.mode in self._written
+        }
         written = self._written.setdefault(noted.mode, set())
         changed = {
-            key for key in noted.present.keys() | now if key not in written and _changed(key, noted, now)
+            key
+            for key in noted.present.keys() | now
+            if key not in written and key not in unseen and _changed(key, noted, now)
         }
         written |= changed
         found = noted.copies | dict.fromkeys(now.keys() - noted.present.keys(), ...)
         if any(key not in found for key in changed):
             return None
-        return {key: found[key] for key in written if key in found}
+        return {key: found[key] for key in written | unseen if key in found}
 
     def written(self, noted: Noted) -> list[str]:
         """After forwards that wrote no buffers as far as is known: the names of those that they have written."""

@@ -108,8 +108,10 @@ def _update(norm: _BatchNorm, sums: _Sums) -> None:
     with torch.inference_mode(False), torch.no_grad():
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-        tracked = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
-        factor = norm.momentum if norm.momentum is not None else 1 / tracked if tracked else 0.0
+        factor = norm.momentum
+        if factor is None:  # an average over all mini-batches
+            tracked = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
+            factor = 1 / tracked if tracked else 0.0
         unbiased = sums.squares / (sums.count - 1)
         for running, found in ((norm.running_mean, sums.mean), (norm.running_var, unbiased)):
             running.mul_(1 - factor).add_(found.to(running.dtype), alpha=factor)

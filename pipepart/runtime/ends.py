@@ -61,8 +61,7 @@ class LossEnd:
         self._scaler = scaler
         self._losses: dict[int, tuple[Tensor, float | None]] = {}
         self._added = AddedByStages(parts.share_of_samples)
-        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
-        self._seeding = threading.Lock()  # several stages' workers do
+        self._seeds = _Seeds()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Computes the loss of the micro-batch."""
@@ -111,17 +110,24 @@ class LossEnd:
         counted = [(loss, weight) for loss, weight in weighed if weight]
         home = counted[0][0].device  # copies of the model have theirs where they are
         losses = torch.stack([loss.to(home) for loss, _ in counted])
-        total = (losses * losses.new_tensor([weight for _, weight in counted])).sum()
+        weights = torch.tensor([weight for _, weight in counted], dtype=losses.dtype)
+        total = (losses * weights.to(home, non_blocking=True)).sum()
         added = self._added.total()
         return total if added is None else total + added.to(total.device, total.dtype)
 
     def _seed(self, weight: float, like: Tensor) -> Tensor:
-        key = weight, like.dtype, like.device
-        with self._seeding:
-            if key not in self._seeds:
-                seed = torch.full((), weight, dtype=like.dtype, device=like.device)
-                self._seeds[key] = self._scaler.scale(seed).to(like.dtype) if self._scaler else seed
-            return self._seeds[key]
+        key, made = (weight, like.dtype, like.device), self._seeds.made
+        if key not in made:
+            seed = torch.full((), weight, dtype=like.dtype, device=like.device)
+            made[key] = self._scaler.scale(seed).to(like.dtype) if self._scaler else seed
+        return made[key]
+
+
+class _Seeds(threading.local):
+    """The gradients of losses that a worker has made: on its own streams, which no other worker's wait for."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
 class OutputEnd:

@@ -162,16 +162,19 @@ def _takes_generator(func: Any) -> bool:
     return _TAKES_GENERATOR[func]
 
 
+def _global_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return torch.get_device_module(device).default_generators[index]
+
+
 def _with_global_seed(
     device: torch.device, seed: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Runs an operation that only knows its device's global generator, and puts that back."""
     with _GLOBAL_GENERATOR:
-        generator = (
-            torch.default_generator
-            if device.type == "cpu"
-            else torch.cuda.default_generators[device.index or 0]
-        )
+        generator = _global_generator(device)
         state = generator.get_state()
         try:
             generator.manual_seed(seed)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any
 
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from .. import boundary
@@ -15,6 +17,7 @@ from .ends import End
 from .mailbox import Stopped
 from .order import Order
 from .stage import Stage
+from .streams import Callers, Streams
 from .tracing import Recorder, Watch
 
 
@@ -29,6 +32,7 @@ class Run:
         forward: the run whose stashes this one goes backward through, for one that has no forwards.
         optimizers: of the stages, for an order that has their steps.
         recorder: takes the times of its actions and messages.
+        streams: of the workers, where they have any.
 
     Attributes:
         failure: what ended the run, if anything did.
@@ -45,16 +49,24 @@ class Run:
         forward: Run | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
+        streams: Streams | None = None,
     ) -> None:
-        self.schedule = order.schedule
+        self.schedule = schedule = order.schedule
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
         self.held: list[Held] = []
         self._over = False
         before = forward.actions if forward else None
         watch = Watch.wanted(order.schedule, stages, recorder)
-        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch)
+        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch, streams)
         self._lock = threading.Lock()
+        self._streams = streams
+        # A backward begins and ends on the streams of its forward, as autograd's do.
+        self._callers: Callers = forward._callers if forward else streams.callers() if streams else ()
+        if streams:
+            firsts = {home for s, home in enumerate(schedule.device_of) if schedule.previous_stage(s) is None}
+            streams.hold(inputs, firsts)
+            streams.begin(self._callers)
 
     @property
     def input_gradients(self) -> list[boundary.Gradients]:
@@ -64,7 +76,10 @@ class Run:
     def work(self, device: int, done: SimpleQueue[None]) -> None:
         """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
         try:
-            with self.actions.modes.entered():
+            with (
+                self.actions.modes.entered(),
+                self._streams.entered(device) if self._streams else nullcontext(),
+            ):
                 self._work(device)
         except Stopped:
             pass
@@ -79,8 +94,20 @@ class Run:
         Autograd runs the backward of an accelerator's tensors on a thread of that device. One that called the
         workers and waited would wait for ever: their backwards need the same thread.
         """
-        for action in self.actions.left():
-            self.actions.do(action)
+        streams = self._streams
+        try:
+            for action in self.actions.left():
+                worker = self.schedule.device_of[action.stage]
+                with streams.entered(worker) if streams else nullcontext():
+                    self.actions.do(action)
+        finally:
+            self._end()
+        if streams:
+            # The caller of autograd may be on other streams than it was at the forward, and this thread on others
+            # again, those that autograd takes a node's gradients on other devices than its own to be on.
+            streams.end(streams.callers())
+            streams.hold_for_caller(self.input_gradients)
+            Variable._execution_engine.queue_callback(lambda: streams.end(streams.callers()))
 
     def fail(self, error: BaseException, device: int | None = None) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""
@@ -94,14 +121,20 @@ class Run:
     def finish(self) -> None:
         """Behind the last worker, whether the run has failed or not."""
         self.actions.draws.finish()
+        self._end()
 
     def forget(self) -> None:
         """Lets go of the failure and of all tensors, which its traceback would keep alive."""
         self.failure = None
+        self._end()
         self.actions.forget()
 
+    def _end(self) -> None:
+        if self._streams:
+            self._streams.end(self._callers)
+
     def _work(self, device: int) -> None:
-        do = self.actions.do
+        do = self._streams.paced(device, self.actions.do) if self._streams else self.actions.do
         try:
             for action in self.schedule.actions[device]:
                 if self._over:

@@ -106,17 +106,10 @@ class Streams:
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:
         """Puts the calling thread on the worker's streams, and on its device, within the block."""
-        index, before = torch.accelerator.current_device_index(), self.callers()
-        try:
-            for stream in self._of[worker].values():
-                torch.accelerator.set_stream(stream)
+        with on_streams(list(self._of[worker].values())):
             if has_streams(self._homes[worker]):
                 torch.accelerator.set_device_index(self._homes[worker])
             yield
-        finally:
-            for stream in before:
-                torch.accelerator.set_stream(stream)
-            torch.accelerator.set_device_index(index)
 
     def paced(self, worker: int, do: Callable[[_Action], _Done]) -> Callable[[_Action], _Done]:
         """``do`` for one action after the other of a run, which does not get far ahead of the device.
@@ -199,6 +192,24 @@ class Streams:
         """Each of the caller's streams, with the workers' on its device."""
         for device, caller in zip(self._devices, callers, strict=True):
             yield caller, [streams[device] for streams in self._of]
+
+
+@contextmanager
+def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
+    """Puts the calling thread on these streams, within the block; it is on the device of the last of them then.
+
+    A stream itself is a block of this sort, but for one thread at a time.
+    """
+    index = torch.accelerator.current_device_index()
+    before = [torch.accelerator.current_stream(stream.device) for stream in streams]
+    try:
+        for stream in streams:
+            torch.accelerator.set_stream(stream)
+        yield
+    finally:
+        for stream in before:
+            torch.accelerator.set_stream(stream)
+        torch.accelerator.set_device_index(index)
 
 
 def has_streams(device: torch.device) -> bool:

@@ -44,13 +44,13 @@ def test_torch_devices_by_name():
 
 
 def test_a_box_without_accelerators_has_its_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     (device,) = Cluster.local().devices
     assert (device.torch_device, device.threads) == ("cpu", torch.get_num_threads())
 
 
 def test_what_devices_may_be_given_as(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     cluster = Cluster.parse(["1GiB"])
     assert as_cluster(cluster) is cluster
     assert as_cluster(3) == Cluster.virtual(3)
