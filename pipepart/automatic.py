@@ -12,7 +12,7 @@ from .capture import flatten
 from .cluster import Cluster, as_cluster
 from .loss import declared_reduction
 from .microbatch import Splitter, micro_batches_of
-from .planning import Plan, micro_batches_worth_trying, plan
+from .planning import Plan, check_devices, micro_batches_worth_trying, plan
 from .profiling import profile, single_argument
 from .runtime import refuse_asynchronous
 
@@ -41,11 +41,8 @@ def plan_for(
     declared_reduction(loss_fn)
     refuse_asynchronous(schedule)
     layers = flatten(model)
-    if len(cluster) > len(layers) and replicas == 1:
-        raise ValueError(
-            f"{len(cluster)} devices need as many stages, the model has {len(layers)} layers: "
-            f"use at most {len(layers)} devices"
-        )
+    if replicas == 1:
+        check_devices(len(cluster), len(layers))
     batch = sum(micro_batches_of(single_argument(sample), target, 1, split).sizes)
     counts: int | Sequence[int] = (
         micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))

@@ -6,7 +6,7 @@ from .estimate import estimate
 from .link_times import refine_cluster
 from .misfit import DoesNotFit
 from .plan import Alternative, Plan, Prediction
-from .planner import micro_batches_worth_trying, plan
+from .planner import check_devices, micro_batches_worth_trying, plan
 from .remedies import Remedy
 from .replan import refine, replan
 from .stage_plan import StagePlan
@@ -21,6 +21,7 @@ __all__ = [
     "Prediction",
     "Remedy",
     "StagePlan",
+    "check_devices",
     "cut",
     "estimate",
     "micro_batches_worth_trying",

@@ -82,12 +82,8 @@ def plan(
         stages = wishes.stages
     _check_schedule(schedule, chunks)
     copies = _replicas(replicas, len(cluster))
-    if len(cluster) // copies[-1] > len(profile.layers) and stages is None:
-        each = " for each copy of the model" if copies[-1] > 1 else ""
-        raise ValueError(
-            f"{len(cluster) // copies[-1]} devices{each} need as many stages, the model has {len(profile.layers)} "
-            f"layers: use at most {len(profile.layers) * copies[-1]} devices"
-        )
+    if stages is None:
+        check_devices(len(cluster), len(profile.layers), copies[-1])
     _check_stages(stages, len(cluster) // copies[0], len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
     request = Request(
         profile=profile,
@@ -113,6 +109,20 @@ def plan(
     raise DoesNotFit(
         f"the model does not fit: {worst.text}. {remedies_text(ways)}", worst.stage, worst.short_bytes, ways
     )
+
+
+def check_devices(devices: int, layers: int, copies: int = 1) -> None:
+    """Refuses more devices for a copy of the model than it has layers, where there is to be a stage for each.
+
+    Raises:
+        ValueError: there are.
+    """
+    if devices // copies > layers:
+        each = " for each copy of the model" if copies > 1 else ""
+        raise ValueError(
+            f"{devices // copies} devices{each} need as many stages, the model has {layers} layers: "
+            f"use at most {layers * copies} devices"
+        )
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
