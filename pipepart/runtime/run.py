@@ -16,6 +16,7 @@ from .actions import Actions, Held
 from .ends import End
 from .mailbox import Stopped
 from .order import Order
+from .quick_turns import quick_turns
 from .stage import Stage
 from .streams import Callers, Streams
 from .tracing import Recorder, Watch
@@ -77,6 +78,7 @@ class Run:
         """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
         try:
             with (
+                quick_turns,
                 self.actions.modes.entered(),
                 self._streams.entered(device) if self._streams else nullcontext(),
             ):

@@ -1,0 +1,91 @@
+"""While workers run, threads hand the interpreter over soon; before and after, as the user has set it."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.chains import cut_by_hand
+
+
+def approx(seconds: float) -> Any:
+    """To the microsecond, which is what the interpreter keeps."""
+    return pytest.approx(seconds, abs=1.1e-6)
+
+
+class Notes(nn.Module):
+    """Notes the switch interval at each forward, and fails or sets another one if told to."""
+
+    def __init__(self, does: Any = None) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+        self._does = does
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(sys.getswitchinterval())
+        if self._does:
+            self._does()
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _put_back():
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def step(layer: nn.Module) -> None:
+    with cut_by_hand(
+        nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)), [1], loss_fn=nn.MSELoss()
+    ) as pipe:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+
+
+def test_the_interval_is_short_in_a_step_and_then_what_it_was() -> None:
+    sys.setswitchinterval(0.0125)
+    layer = Notes()
+    step(layer)
+    assert max(layer.seen) == approx(2e-4)
+    assert sys.getswitchinterval() == approx(0.0125)
+
+
+def test_a_shorter_one_of_the_users_stays() -> None:
+    sys.setswitchinterval(1e-5)
+    layer = Notes()
+    step(layer)
+    assert max(layer.seen) == approx(1e-5)
+
+
+def test_it_is_put_back_where_a_layer_fails() -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    sys.setswitchinterval(0.0125)
+    with pytest.raises(ValueError, match="on purpose"):
+        step(Notes(fail))
+    assert sys.getswitchinterval() == approx(0.0125)
+
+
+def test_what_the_user_sets_meanwhile_stays() -> None:
+    step(Notes(lambda: sys.setswitchinterval(0.007)))
+    assert sys.getswitchinterval() == approx(0.007)
+
+
+def test_a_pipeline_within_another_leaves_it_short() -> None:
+    sys.setswitchinterval(0.0125)
+    layer = Notes(lambda: step(nn.Identity()))
+    step(layer)
+    assert max(layer.seen) == approx(2e-4)
+    assert sys.getswitchinterval() == approx(0.0125)
+
+
+def test_it_does_not_drift_over_many_steps() -> None:
+    sys.setswitchinterval(0.0125)
+    before = sys.getswitchinterval()
+    with cut_by_hand(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [1], loss_fn=nn.MSELoss()) as pipe:
+        for _ in range(20):
+            pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert sys.getswitchinterval() == before
