@@ -1,0 +1,170 @@
+"""A double of a box with several GPUs: devices in the memory of the CPU that are as strict and as late as those.
+
+``load`` registers them with torch as ``vdev:0``, ``vdev:1``, ... A tensor lives on one of them and meets no other; each
+has its generator, its streams and events and its own thread of autograd; each counts its memory by category and may
+have a limit. The kernels are those of the CPU, so the values are those of the CPU too. Within ``delayed`` the streams
+run late and out of step, as a seed draws it, so that what a program forgets to wait for is not there yet.
+
+    faithful.load(devices=2)
+    model = torch.nn.Linear(4, 4).to("vdev:1")
+    with faithful.delayed(seed=0):
+        y = model(torch.ones(2, 4, device="vdev:1"))  # queued
+        print(y.sum().item())  # the host waits for it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from pipepart.faithful import device_module
+from pipepart.faithful.build import built, reason_unavailable
+
+__all__ = [
+    "Memory",
+    "delayed",
+    "hide",
+    "labelled",
+    "load",
+    "memory",
+    "reason_unavailable",
+    "relabel",
+    "reset_peak",
+    "set_capacity",
+]
+
+_loading = threading.Lock()
+_backend: ModuleType | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a device holds: bytes as asked for, in blocks that tensors share or own."""
+
+    allocated: int
+    peak: int
+    by_category: dict[str, int]
+    peak_by_category: dict[str, int]  # each category's own peak, so they may sum to more than ``peak``
+
+
+def load(devices: int = 8) -> None:
+    """Registers the devices, for as long as the process lives; ``torch.accelerator`` finds them from then on.
+
+    Compiled at the first use on a machine, which takes a minute or two. No backward may be running meanwhile.
+
+    Args:
+        devices: how many; the first call fixes it, and a later one may ask for fewer.
+
+    Raises:
+        RuntimeError: they cannot be built here, or more are asked for than the first call made.
+    """
+    global _backend
+    if devices < 1:
+        raise ValueError(f"devices: at least 1, got {devices}")
+    with _loading:
+        if _backend is None:
+            reason = reason_unavailable()
+            if reason:
+                raise RuntimeError(f"virtual devices are not available: {reason}")
+            backend = built()
+            backend.register_devices(devices)
+            device_module.install(backend)
+            backend.start_autograd_threads(devices)
+            _backend = backend
+        count = _backend.device_count()
+        if devices > count:
+            raise RuntimeError(
+                f"devices={devices}: the first load of this process made {count}; ask for more there"
+            )
+        device_module.show(True)
+
+
+def hide() -> None:
+    """Lets ``torch.accelerator.is_available()`` say no again, until the next ``load``; tensors stay usable."""
+    device_module.show(False)
+
+
+def memory(device: torch.device | str) -> Memory:
+    """What the device holds now, and held at most since ``reset_peak``."""
+    allocated, peak, by_category, peak_by_category = _loaded().memory(_index(device))
+    return Memory(allocated, peak, by_category, peak_by_category)
+
+
+def reset_peak(device: torch.device | str) -> None:
+    """Lets the peaks of the device start from what it holds now."""
+    _loaded().reset_peak(_index(device))
+
+
+def set_capacity(device: torch.device | str, bytes: int | None) -> None:
+    """Limits the memory of a device: beyond it ``torch.OutOfMemoryError`` is raised; None for no limit."""
+    if bytes is not None and bytes < 0:
+        raise ValueError(f"bytes: at least 0, or None for no limit, got {bytes}")
+    _loaded().set_capacity(_index(device), bytes)
+
+
+@contextlib.contextmanager
+def labelled(device: torch.device | str, category: str) -> Iterator[None]:
+    """Counts what is allocated on the device meanwhile, by any thread, as ``category`` ("other" by default)."""
+    backend, index = _loaded(), _index(device)
+    before = backend.exchange_label(index, category)
+    try:
+        yield
+    finally:
+        backend.exchange_label(index, before)
+
+
+def relabel(tensor: torch.Tensor, category: str) -> None:
+    """Counts the memory of a tensor, with all that share it, as ``category`` from now on."""
+    _loaded().relabel(tensor, category)
+
+
+@contextlib.contextmanager
+def delayed(seed: int = 0, *, lateness: float | None = None) -> Iterator[None]:
+    """Lets the streams of all devices run late and out of step; at the end all is waited for.
+
+    An operator is queued on the current stream of its device, and runs when the streams get there: after each launch
+    a generator draws which streams go on and how far. Of two streams only events order one after the other. Freed
+    memory is handed out again at once, on the stream on which it was allocated. What the host reads it waits for; what
+    it reads of a copy that it did not wait for, and all memory before its first use, is NaN. Launches of a single
+    thread run in the same order whenever the seed is the same.
+
+    Args:
+        seed: of that generator.
+        lateness: 0 for a stream that never lags, 1 for one that runs only when something waits for it; by default each
+            stream's is drawn, and drawn again now and then.
+
+    Raises:
+        RuntimeError: the streams are delayed already; or, at the end, a queued operator failed and nobody was told.
+    """
+    if lateness is not None and not 0 <= lateness <= 1:
+        raise ValueError(f"lateness: from 0 to 1, got {lateness}")
+    backend = _loaded()
+    backend.enter_delay(seed, lateness)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # what failed first is on its way already
+            backend.leave_delay()
+        raise
+    backend.leave_delay()
+
+
+def _loaded() -> ModuleType:
+    if _backend is None:
+        raise RuntimeError("there are no virtual devices yet: call pipepart.faithful.load() first")
+    return _backend
+
+
+def _index(device: torch.device | str) -> int:
+    named = torch.device(device)
+    if named.type != "vdev" or named.index is None:
+        raise ValueError(f"{str(device)!r} is not a virtual device with its number, as in 'vdev:0'")
+    count = _loaded().device_count()
+    if named.index >= count:
+        raise ValueError(f"{str(device)!r}: there are {count} virtual devices")
+    return named.index

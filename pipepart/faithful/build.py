@@ -1,0 +1,77 @@
+"""Compiles the backend at its first use on a machine, and loads it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch.utils import cpp_extension
+
+_SOURCES = Path(__file__).parent / "native"
+_BACKEND = "vdev"
+
+
+def reason_unavailable() -> str:
+    """Why the devices cannot be built or loaded here; "" where they can."""
+    if os.name != "posix":
+        return "virtual devices are built on POSIX systems only"
+    name = torch._C._get_privateuse1_backend_name()
+    if name not in ("privateuseone", _BACKEND):
+        return f"the backend {name!r} holds torch's one place for a backend from outside already"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler {compiler!r}: install g++ or clang++, or set CXX"
+    with _scripts_on_path():
+        if not cpp_extension.is_ninja_available():
+            return "there is no ninja: pip install ninja"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        return f"there are no headers of Python ({header}): install python3-dev"
+    return ""
+
+
+def built() -> ModuleType:
+    """The backend as a module of Python, compiled unless torch's cache of extensions has it."""
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256()
+    for path in [*sources, *sorted(_SOURCES.glob("*.h"))]:
+        digest.update(path.read_bytes())
+    version = torch.__version__.replace(".", "_").replace("+", "_")
+    name = f"pipepart_vdev_{version}_{digest.hexdigest()[:12]}"
+    with _alone(Path(cpp_extension._get_build_directory(name, verbose=False))), _scripts_on_path():
+        backend = cpp_extension.load(name, [str(path) for path in sources], extra_cflags=["-O1", "-g0"])
+    return cast(ModuleType, backend)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time build in ``folder``.
+
+    Torch marks a build by a file that outlives a killed process, and later ones wait for ever. This lock goes with its
+    process, so a mark that is found under it is a dead one's.
+    """
+    import fcntl  # on POSIX systems only
+
+    with (folder / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
+@contextlib.contextmanager
+def _scripts_on_path() -> Iterator[None]:
+    """Finds the ninja of this environment, which need not be an activated one."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), before])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before

@@ -1,0 +1,55 @@
+// What Python sees of the backend.
+#include "vdev.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace {
+
+// Its threads are started before the first backward, one a device that is known by then.
+struct Engine : torch::autograd::Engine {
+  static void start_threads(int devices) {
+    auto leaf = at::ones({1}).requires_grad_();
+    leaf.sum().backward(); // starts them, if no backward has run in this process
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    const auto threads = (engine.*(&Engine::device_ready_queues_)).size();
+    if (threads == 0) {
+      (engine.*(&Engine::start_device_threads))();
+      return;
+    }
+    TORCH_CHECK(int(threads) >= devices, "autograd runs on ", threads, " devices since its first backward, so ",
+                devices, " devices of vdev have to be loaded before it");
+  }
+};
+
+using Counts = std::tuple<int64_t, int64_t, std::map<std::string, int64_t>, std::map<std::string, int64_t>>;
+
+Counts memory(c10::DeviceIndex device) {
+  const auto usage = vdev::usage(device);
+  std::map<std::string, int64_t> now, peak;
+  for (const auto& [name, count] : usage.by_category) {
+    now[name] = count.now;
+    peak[name] = count.peak;
+  }
+  return {usage.total.now, usage.total.peak, now, peak};
+}
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using unlocked = py::call_guard<py::gil_scoped_release>; // what may wait for a task
+  m.def("register_devices", &vdev::register_devices);
+  m.def("start_autograd_threads", &Engine::start_threads, unlocked());
+  m.def("device_count", &vdev::device_count);
+  m.def("current_device", &vdev::current_device);
+  m.def("set_device", &vdev::set_current_device);
+  m.def("default_generator", [](int device) { return vdev::default_generator(static_cast<c10::DeviceIndex>(device)); });
+  m.def("memory", &memory);
+  m.def("reset_peak", &vdev::reset_peak);
+  m.def("set_capacity", &vdev::set_capacity);
+  m.def("exchange_label", &vdev::exchange_label);
+  m.def("relabel", &vdev::relabel);
+  m.def("delayed", &vdev::delayed);
+  m.def("enter_delay", &vdev::enter_delay, unlocked());
+  m.def("leave_delay", &vdev::leave_delay, unlocked());
+}

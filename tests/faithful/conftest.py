@@ -1,0 +1,26 @@
+"""The devices are there for the tests of this folder, and no others find them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipepart import faithful
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900))  # the first of them may wait for the compiler
+
+
+@pytest.fixture(autouse=True)
+def _devices() -> Iterator[None]:
+    reason = faithful.reason_unavailable()
+    if reason:
+        pytest.skip(reason)
+    faithful.load(devices=8)
+    yield
+    for index in range(8):
+        faithful.set_capacity(f"vdev:{index}", None)
+    faithful.hide()
