@@ -59,11 +59,14 @@ class Cluster(Document):
         devices: at least one.
         link: what joins any two of them.
         links: of the pairs that are joined by another link than that.
+        emulated: whether virtual devices are as slow as their speeds say when a pipeline runs on them, and messages
+            between them as slow as the links do; else that is a description, as of real devices.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
     link: Link = Link()
     links: tuple[PairLink, ...] = ()
+    emulated: bool = False
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -127,29 +130,68 @@ class Cluster(Document):
         )
 
     @classmethod
-    def virtual(cls, count: int, *, memory: int | str | None = None, threads: int | None = None) -> Cluster:
+    def virtual(
+        cls,
+        count: int,
+        *,
+        memory: int | str | None = None,
+        threads: int | None = None,
+        speed: float | Sequence[float] = 1.0,
+        link: float | str | None = None,
+        latency: float = VIRTUAL_LATENCY_SECONDS,
+    ) -> Cluster:
         """``count`` virtual devices: each a worker thread of this process, all in the CPU's memory.
+
+        Slower devices and links are emulated when a pipeline runs on them, so that plans for unlike devices can be
+        tried on one machine: an action takes ``1 / speed`` times as long, a message ``latency + bytes / link``.
 
         Args:
             count: number of devices.
             memory: what the planner grants each of them, as in ``"2GiB"``; None for no limit.
             threads: intra-operation threads of each; by default torch's number shared out evenly.
+            speed: of each or of all, 1 for that of this machine at most.
+            link: bandwidth between any two, as in ``"2GB/s"``; None for that of memory.
+            latency: seconds a message, what threads need for it at least.
 
         Raises:
-            ValueError: ``count`` below 1, or a memory that is no size.
+            ValueError: ``count`` below 1, a memory or a bandwidth that is none, a number of speeds that is not
+                ``count``, or what no waiting makes of this machine: a speed above 1, a latency below its own.
+
+        >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
+        0.5
         """
         if count < 1:
             raise ValueError(f"a cluster needs at least 1 device, got {count}")
+        speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
+        if len(speeds) != count:
+            raise ValueError(f"speed names {len(speeds)} devices, there are {count}")
+        for index, one in enumerate(speeds):
+            if not 0 < one <= 1:
+                raise ValueError(
+                    f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
+                    "down only; give the fastest device 1 and the others what they are of it"
+                )
+        if not VIRTUAL_LATENCY_SECONDS <= latency < float("inf"):
+            raise ValueError(
+                f"messages of virtual devices cannot have a latency of {latency} s: threads need "
+                f"{VIRTUAL_LATENCY_SECONDS} s for one"
+            )
         limit = None if memory is None else parse_bytes(memory)
         share = threads or max(1, torch.get_num_threads() // count)
         return cls(
             devices=tuple(
                 Device(
-                    name=f"virtual:{index}", kind="cpu", memory_bytes=limit, torch_device="cpu", threads=share
+                    name=f"virtual:{index}",
+                    kind="cpu",
+                    memory_bytes=limit,
+                    speed=own,
+                    torch_device="cpu",
+                    threads=share,
                 )
-                for index in range(count)
+                for index, own in enumerate(speeds)
             ),
-            link=Link(latency=VIRTUAL_LATENCY_SECONDS),
+            link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
+            emulated=min(speeds) < 1 or link is not None or latency > VIRTUAL_LATENCY_SECONDS,
         )
 
     @classmethod

@@ -13,6 +13,7 @@ class RunOptions(TypedDict, total=False):
     reduction: Literal["mean", "sum"] | None
     deferred_batch_norm: bool
     trace: bool
+    strict: bool
     compile: CompileOptions
     cuda_graphs: bool
     timeout: float | None

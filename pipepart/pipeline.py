@@ -29,6 +29,7 @@ from .runtime import (
     CompileOptions,
     DeferredBatchNorm,
     Engine,
+    MemoryUse,
     OptimizerFactory,
     Orders,
     OutputEnd,
@@ -38,9 +39,11 @@ from .runtime import (
     build_stages,
     check_optimizer,
     check_timeout,
+    conditions_of,
     differentiable,
     frees_memory,
     gradients_kept,
+    memory_of,
     step_end,
 )
 from .trace import Trace, Traces
@@ -78,6 +81,8 @@ class Pipeline(Wrapped):
             updated once a step. Else they are updated for each micro-batch, as in plain micro-batched training; by its
             own statistics each micro-batch is normalised in either case.
         trace: whether to keep the start and end of every action of a step in ``last_trace``.
+        strict: whether virtual devices are as strict as others: each has tensors of its own and the memory that the
+            plan grants it, messages are copied, and an operation on tensors of several raises. Others are anyway.
         optimizer: makes an optimizer of a stage's list of parameters; each stage then steps within :meth:`step` as
             soon as its last gradient is there. Its numbers are those of one over all if it treats each by itself.
         timeout: seconds that a step may go on without an action that ends on any device, as where a layer waits for
@@ -114,6 +119,7 @@ class Pipeline(Wrapped):
         split: Splitter | None = None,
         deferred_batch_norm: bool = False,
         trace: bool = False,
+        strict: bool = False,
         optimizer: OptimizerFactory | None = None,
         compile: CompileOptions = False,
         cuda_graphs: bool = False,
@@ -127,11 +133,12 @@ class Pipeline(Wrapped):
         self._loss_checked = loss_fn is None
         self._split = split
         self._traces = Traces(plan, always=trace)
-        self._stages = build_stages(model, plan, compile, cuda_graphs)
+        self._stages = build_stages(model, plan, compile, cuda_graphs, strict)
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, StageOptimizers(optimizer, model, plan))
+        self._conditions = conditions_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
         self._engine = Engine(plan, timeout)
@@ -206,6 +213,14 @@ class Pipeline(Wrapped):
         """Measures the steps that run within ``with pipe.trace() as trace``, and holds them against the plan."""
         return self._traces.opened()
 
+    def memory(self) -> dict[str, MemoryUse]:
+        """The bytes in use on each virtual device, and the most so far, by its name; what the caller makes apart.
+
+        Raises:
+            RuntimeError: nobody counts: the pipeline was made without ``strict``, or its devices are real.
+        """
+        return memory_of(self._conditions)
+
     @frees_memory
     def step(
         self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any
@@ -247,12 +262,17 @@ class Pipeline(Wrapped):
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             order = self._orders.step(len(batch.inputs))
+            for condition in self._conditions:
+                batch = batch._replace(targets=condition.arriving(batch.targets))
             end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [boundary.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages)
             optimizers = self._optimizers.by_stage
-            run = Run(order, self._stages, messages, end, None, optimizers, recorder, self._streams)
+            conditions = self._conditions
+            run = Run(
+                order, self._stages, messages, end, None, optimizers, recorder, self._streams, conditions
+            )
             self._engine.execute(run)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
@@ -315,7 +335,10 @@ class Pipeline(Wrapped):
         with self._claimed():
             order = self._orders.forwards(len(inputs))
             recorder = self._traces.recorder(order.schedule, self._stages)
-            run = Run(order, self._stages, inputs, end, recorder=recorder, streams=self._streams)
+            streams, conditions = self._streams, self._conditions
+            run = Run(
+                order, self._stages, inputs, end, recorder=recorder, streams=streams, conditions=conditions
+            )
             self._engine.execute(run)
             self._traces.add_forward(recorder)
             if self._streams:
@@ -326,7 +349,9 @@ class Pipeline(Wrapped):
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
-            run = Run(order, self._stages, [None] * parts, end, forward, streams=self._streams)
+            streams, conditions = self._streams, self._conditions
+            nothing = [None] * parts
+            run = Run(order, self._stages, nothing, end, forward, streams=streams, conditions=conditions)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:

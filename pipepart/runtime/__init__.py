@@ -13,7 +13,9 @@ from .run import Run
 from .stage import Stage
 from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
 from .streams import Streams, has_streams, on_streams
+from .strict import MemoryUse
 from .tracing import Recorder
+from .virtual import conditions_of, memory_of
 from .watchdog import check_timeout
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "DeferredBatchNorm",
     "Engine",
     "LossEnd",
+    "MemoryUse",
     "OptimizerFactory",
     "Orders",
     "OutputEnd",
@@ -32,10 +35,12 @@ __all__ = [
     "build_stages",
     "check_optimizer",
     "check_timeout",
+    "conditions_of",
     "differentiable",
     "frees_memory",
     "gradients_kept",
     "has_streams",
+    "memory_of",
     "on_streams",
     "refuse_asynchronous",
     "step_end",

@@ -30,6 +30,7 @@ from ..loss import Added, losses_of_stage
 from ..modes import Modes
 from ..split_backward import WeightGradients
 from .all_losses import AllLosses
+from .conditions import Condition
 from .copies import CopiedLayers
 from .ends import End
 from .mailbox import Stopped
@@ -64,6 +65,7 @@ class Actions:
         optimizers: of the stages, for an order that has their steps.
         watch: sees what each action computes, and each message; None for nobody.
         streams: of the workers, where they have any.
+        conditions: that virtual devices are put under.
 
     Attributes:
         modes: the caller's, for the workers.
@@ -80,10 +82,18 @@ class Actions:
         optimizers: Sequence[Optimizer | None] = (),
         watch: Watch | None = None,
         streams: Streams | None = None,
+        conditions: Sequence[Condition] = (),
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
         post = Post(schedule, streams)
+        self._parts = _PARTS
+        for condition in conditions:
+            inputs, end, post = condition.arriving(inputs), condition.end(end), condition.post(post, schedule)
+            self._parts = {
+                kind: (take, condition.computing(compute), send)
+                for kind, (take, compute, send) in self._parts.items()
+            }
         self.post = post if watch is None else WatchedPost(post, watch)
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
@@ -174,7 +184,7 @@ class Actions:
 
     def _do(self, action: Action, number: int) -> None:
         stage = action.stage
-        take, compute, send = _PARTS[action.kind]
+        take, compute, send = self._parts[action.kind]
         if self._watch is None:
             send(self, stage, number, compute(self, stage, number, take(self, stage, number)))
             return

@@ -19,7 +19,11 @@ from .together import MakeForDevice, together
 
 
 def build_stages(
-    model: nn.Module, plan: Plan, compile: CompileOptions = False, cuda_graphs: bool = False
+    model: nn.Module,
+    plan: Plan,
+    compile: CompileOptions = False,
+    cuda_graphs: bool = False,
+    apart: bool = False,
 ) -> list[Stage]:
     """The plan's stages, the layers of each on its device.
 
@@ -28,6 +32,7 @@ def build_stages(
         plan: has the cut.
         compile: whether layers are compiled, or keywords for torch.compile.
         cuda_graphs: whether what layers launch is recorded and replayed.
+        apart: whether devices share no tensors though they may share their memory.
 
     Raises:
         TypeError: the model is no ``nn.Sequential``, or ``compile`` no keywords of torch.compile.
@@ -47,17 +52,18 @@ def build_stages(
         check_untied(groups)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
     _move(groups, homes)
+    tied = tie(groups, homes, _names(plan.devices) if apart else None)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     stages = [
         Stage(index, ties, starts[index], homes[index], device.name, guarded, together=make(homes[index]))
-        for index, (ties, device) in enumerate(zip(tie(groups, homes), plan.devices, strict=True))
+        for index, (ties, device) in enumerate(zip(tied, plan.devices, strict=True))
     ]
     schedule, workers = plan.build_schedule(), plan.workers
     of_copies = [workers[row] for row in schedule.device_of[len(stages) :]]
     first = len(stages)
     for _ in range(1, schedule.replicas):
         devices, of_copies = of_copies[:first], of_copies[first:]
-        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, make)
+        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, make, apart)
     return stages
 
 
@@ -68,13 +74,15 @@ def _stages_of_copy(
     first: int,
     guarded: bool,
     make: MakeForDevice,
+    apart: bool,
 ) -> list[Stage]:
     """Those of a further copy of the model, the first of which has the number ``first`` in the schedule."""
     homes = [torch.device(device.torch_device or "cpu") for device in devices]
     copies = copied_groups(groups)
     _move(copies, homes)
+    tied = tie(copies, homes, _names(devices) if apart else None, first)
     stages = []
-    for original, ties, copied in zip(originals, tie(copies, homes, first), copies, strict=True):
+    for original, ties, copied in zip(originals, tied, copies, strict=True):
         index, home = original.index, homes[original.index]
         before = [layer for layers in groups[:index] for _, layer in layers]
         elsewhere = [parameter for layer in before for parameter in layer.parameters()]
@@ -91,6 +99,12 @@ def _stages_of_copy(
             )
         )
     return stages
+
+
+def _names(devices: Sequence[Device]) -> list[str] | None:
+    """Those by which virtual devices are told apart, which torch takes for one; None for real ones."""
+    virtual = all(torch.device(device.torch_device or "cpu").type == "cpu" for device in devices)
+    return [device.name for device in devices] if virtual else None
 
 
 def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:

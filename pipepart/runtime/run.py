@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from .. import boundary
 from .actions import Actions, Held
+from .conditions import Condition, Do
 from .ends import End
 from .mailbox import Stopped
 from .order import Order
@@ -34,6 +35,7 @@ class Run:
         optimizers: of the stages, for an order that has their steps.
         recorder: takes the times of its actions and messages.
         streams: of the workers, where they have any.
+        conditions: that virtual devices are put under.
 
     Attributes:
         failure: what ended the run, if anything did.
@@ -51,6 +53,7 @@ class Run:
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
+        conditions: Sequence[Condition] = (),
     ) -> None:
         self.schedule = schedule = order.schedule
         self.failure: BaseException | None = None
@@ -59,7 +62,11 @@ class Run:
         self._over = False
         before = forward.actions if forward else None
         watch = Watch.wanted(order.schedule, stages, recorder)
-        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch, streams)
+        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch, streams, conditions)
+        self._do: Do = self.actions.do
+        for condition in conditions:
+            self._do = condition.doing(self._do, schedule)
+            condition.begin(optimizers)
         self._lock = threading.Lock()
         self._streams = streams
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -136,7 +143,7 @@ class Run:
             self._streams.end(self._callers)
 
     def _work(self, device: int) -> None:
-        do = self._streams.paced(device, self.actions.do) if self._streams else self.actions.do
+        do = self._streams.paced(device, self._do) if self._streams else self._do
         try:
             for action in self.schedule.actions[device]:
                 if self._over:

@@ -16,7 +16,7 @@ and other tensors, taken over when a run begins, and gives back what its forward
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -50,19 +50,32 @@ class Link(NamedTuple):
 class Ties:
     """What one stage shares with others. Used by the caller between runs, and by the stage's worker at their ends.
 
+    Args:
+        layers: the stage's.
+        device: where it runs.
+        chains: the tensors that it shares.
+        stage: its number.
+        elsewhere: stages whose memory is not this one's, be the device the same to torch.
+
     Attributes:
         layers: the stage's, with layers that stand in for some.
     """
 
     def __init__(
-        self, layers: Layers, device: torch.device, chains: Mapping[Tensor, _Chain], stage: int
+        self,
+        layers: Layers,
+        device: torch.device,
+        chains: Mapping[Tensor, _Chain],
+        stage: int,
+        elsewhere: Set[int] = frozenset(),
     ) -> None:
         self._stage = stage
         self._chains = chains
         self._stand_ins = {
-            tensor: _StandIn(tensor, device)
+            tensor: _StandIn(tensor, device, chain.stages[0] in elsewhere)
             for tensor, chain in chains.items()
-            if chain.stages[0] != stage and (isinstance(tensor, nn.Parameter) or tensor.device != device)
+            if chain.stages[0] != stage
+            and (isinstance(tensor, nn.Parameter) or tensor.device != device or chain.stages[0] in elsewhere)
         }
         self._twins: dict[nn.Module, _Twin] = {}
         self.layers = [(name, self._twin(module)) for name, module in layers]
@@ -73,6 +86,7 @@ class Ties:
             for key, tensor in part._buffers.items()
             if tensor is not None and tensor in chains
         ]
+        self._used: list[Tensor] = []  # of the buffers, or what stands in for them
         self._versions: list[int] = []
 
     def refresh(self) -> tuple[Link, ...]:
@@ -83,7 +97,8 @@ class Ties:
             values = {tensor: stand_in.refreshed() for tensor, stand_in in self._stand_ins.items()}
         for twin in self._twins.values():
             twin.refresh(values)
-        self._versions = [version(tensor) for *_, tensor in self._buffers]
+        self._used = [values.get(tensor, tensor) for *_, tensor in self._buffers]
+        self._versions = [version(tensor) for tensor in self._used]
         return tuple(
             Link(chain.number, values.get(tensor, tensor), *chain.neighbours(self._stage))
             for tensor, chain in self._chains.items()
@@ -98,8 +113,10 @@ class Ties:
         """
         for twin in self._twins.values():
             twin.give_back()
-        for (name, owner, key, tensor), before in zip(self._buffers, self._versions, strict=True):
-            if owner.get(key) is not tensor or version(tensor) != before:
+        for (name, owner, key, tensor), used, before in zip(
+            self._buffers, self._used, self._versions, strict=True
+        ):
+            if owner.get(key) is not tensor or version(used) != before:
                 raise RuntimeError(_written(f"{name}.{key}", self._chains[tensor].stages))
 
     def _twin(self, module: nn.Module) -> nn.Module:
@@ -118,17 +135,29 @@ class Ties:
         return twin.made
 
 
-def tie(groups: Sequence[Layers], devices: Sequence[torch.device], first: int = 0) -> list[Ties]:
+def tie(
+    groups: Sequence[Layers],
+    devices: Sequence[torch.device],
+    names: Sequence[str] | None = None,
+    first: int = 0,
+) -> list[Ties]:
     """What each stage shares with others. The layers must be on their devices, shared ones on that of their first.
 
     Args:
         groups: the layers of each stage.
         devices: where each stage runs.
+        names: of the devices, if those of other names share no tensors though they may share their memory.
         first: the number of the first stage.
     """
     chains = _chains(groups, first)
     return [
-        Ties(layers, device, {t: chain for t, chain in chains.items() if index in chain.stages}, index)
+        Ties(
+            layers,
+            device,
+            {t: chain for t, chain in chains.items() if index in chain.stages},
+            index,
+            {stage for stage, name in enumerate(names or (), first) if name != (names or ())[index - first]},
+        )
         for index, (layers, device) in enumerate(zip(groups, devices, strict=True), first)
     ]
 
@@ -198,11 +227,12 @@ def _chains(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, _Chain]:
 
 
 class _StandIn:
-    """What stands in for a tensor on one device."""
+    """What stands in for a tensor on one device; ``elsewhere`` says that the tensor lives on another one."""
 
-    def __init__(self, original: Tensor, device: torch.device) -> None:
+    def __init__(self, original: Tensor, device: torch.device, elsewhere: bool) -> None:
         self._original = original
         self._device = device
+        self._elsewhere = elsewhere
         self._value: Tensor | None = None
         self._seen: tuple[Any, ...] = ()
 
@@ -210,9 +240,9 @@ class _StandIn:
         """It, with the original's present value and flags."""
         original = self._original.detach()  # an alias: one version counter, so that a write shows in either
         seen = (original.data_ptr(), original.dtype, original.shape, original.stride(), original.device)
-        alias = original.device == self._device
+        alias = original.device == self._device and not self._elsewhere
         if self._value is None or seen != self._seen[1:]:
-            self._value = original if alias else original.to(self._device)
+            self._value = original if alias else original.to(self._device, copy=True)
         elif not alias:
             # A write through `.data` leaves no trace, so all is copied; a graph that has saved these very values may
             # still wait for its backward, so that only a change which is known counts as a write.

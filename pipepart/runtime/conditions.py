@@ -1,0 +1,67 @@
+"""What a run of virtual devices may be put under; on real ones, and by default, nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from schedules import Action, Schedule
+
+from .ends import End
+from .mailbox import Key
+from .post import Post
+
+Do = Callable[[Action], None]
+Compute = Callable[..., Any]  # of actions, a stage, a micro-batch and what was taken
+
+
+class Condition:
+    """Leaves a run as it is. Chosen when a pipeline is built; its methods wrap the parts of every run."""
+
+    def arriving(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """The inputs or the targets of the micro-batches, which the caller has made and a worker takes."""
+        return parts
+
+    def end(self, end: End) -> End:
+        """The far end."""
+        return end
+
+    def post(self, post: Post, schedule: Schedule) -> Post:
+        """What carries the messages."""
+        return post
+
+    def doing(self, do: Do, schedule: Schedule) -> Do:
+        """What does one action, on the worker of its device."""
+        return do
+
+    def computing(self, compute: Compute) -> Compute:
+        """What an action does between what it takes and what it sends."""
+        return compute
+
+    def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
+        """On the caller's thread, before the workers start."""
+
+
+class Relay(Post):
+    """A post that hands everything to another."""
+
+    def __init__(self, inner: Post) -> None:
+        self._inner = inner
+
+    def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """As the other."""
+        self._inner.put(sender, receiver, key, message)
+
+    def take(self, receiver: int, key: Key) -> Any:
+        """As the other."""
+        return self._inner.take(receiver, key)
+
+    def stop(self) -> None:
+        """As the other."""
+        self._inner.stop()
+
+    def forget(self) -> None:
+        """As the other."""
+        self._inner.forget()
