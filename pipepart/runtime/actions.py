@@ -94,7 +94,7 @@ class Actions:
                 kind: (take, condition.computing(compute), send)
                 for kind, (take, compute, send) in self._parts.items()
             }
-        self.post = post if watch is None else WatchedPost(post, watch)
+        self.post = post if watch is None else WatchedPost(post, schedule, watch)
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
         self._watch = watch

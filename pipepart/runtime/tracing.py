@@ -30,7 +30,9 @@ from .post import Post
 from .stage import Stage
 from .streams import has_streams
 
+_now = time.perf_counter
 _ANCHORS = 5
+_SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 _NOTHING = nullcontext()
 
 
@@ -48,52 +50,41 @@ class Recorder:
             _EventClock(device) if has_streams(device) else _HostClock()
             for device in _homes(schedule, stages)
         ]
-        self._sent: dict[Key, _Sent] = {}
-        self._taken: list[tuple[Key, _Sent, int, float, Any]] = []
+        self._sent: list[tuple[int, int, Key, int]] = []  # sender, receiver, key, bytes
 
     def sent(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """A message leaves a stage for one on another device."""
-        mark = self.clocks[self.schedule.device_of[sender]].now()
-        self._sent[key] = sender, mark, time.perf_counter(), _bytes(message)
-
-    def taken(self, receiver: int, key: Key, since: float) -> None:
-        """A stage has a message for which it has waited since then."""
-        sent = self._sent.pop(key, None)
-        if sent is not None:
-            mark = self.clocks[self.schedule.device_of[receiver]].now()
-            self._taken.append((key, sent, receiver, since, mark))
+        """A stage sends a message to one on another device: now, so when the action that made it has ended."""
+        self._sent.append((sender, receiver, key, _bytes(message)))
 
     @cached_property
     def timeline(self) -> Timeline:
         """The run, from 0 on; waits for the devices that still are at it."""
         rows = [clock.spans() for clock in self.clocks]
         origin = min(start for starts, _ in rows for start in starts)
-        transfers = [self._transfer(origin, *each) for each in self._taken]
-        return Timeline(
-            self.schedule,
-            starts=[[start - origin for start in starts] for starts, _ in rows],
-            ends=[[end - origin for end in ends] for _, ends in rows],
-            transfers=tuple(sorted(transfers, key=attrgetter("start"))),
-        )
+        starts = [[start - origin for start in starts] for starts, _ in rows]
+        ends = [[end - origin for end in ends] for _, ends in rows]
+        return Timeline(self.schedule, starts, ends, transfers=self._transfers(starts, ends))
 
-    def _transfer(
-        self, origin: float, key: Key, sent: _Sent, receiver: int, since: float, mark: Any
-    ) -> Transfer:
-        sender, left, left_host, size = sent
-        home = self.schedule.device_of
-        start = self.clocks[home[sender]].seconds(left)
-        end = self.clocks[home[receiver]].seconds(mark)
-        if isinstance(self.clocks[home[receiver]], _HostClock) and since >= left_host:
-            end = start  # it lay there when it was asked for
-        return Transfer(
-            kind=_kind(key),
-            source=sender,
-            target=receiver,
-            micro_batch=_micro_batch(key),
-            start=start - origin,
-            end=max(start, end) - origin,
-            bytes=size,
-        )
+    def _transfers(
+        self, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]
+    ) -> tuple[Transfer, ...]:
+        place = {
+            (_carried(action.kind), action.stage, action.micro_batch): (device, position)
+            for device, row in enumerate(self.schedule.actions)
+            for position, action in enumerate(row)
+            if action.kind in _SENDERS
+        }
+        found = []
+        for sender, receiver, key, size in self._sent:
+            kind, micro_batch = _carried(key[0]), _micro_batch(key)
+            device, position = place[kind, sender, micro_batch]
+            sent = ends[device][position]
+            device, position = place[kind, receiver, micro_batch]
+            # A worker that was done before has waited, and had it when it went on; else it lay there at once.
+            waited = position == 0 or ends[device][position - 1] < sent
+            there = max(sent, starts[device][position]) if waited else sent
+            found.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
+        return tuple(sorted(found, key=attrgetter("start")))
 
 
 class Watch:
@@ -107,12 +98,11 @@ class Watch:
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
         self.recorder = recorder
-        self.device_of = schedule.device_of
-        self._clocks: Sequence[AbstractContextManager[object]] = (
-            recorder.clocks if recorder else [_NOTHING] * schedule.devices
-        )
+        clocks = recorder.clocks if recorder else [_NOTHING] * schedule.devices
+        self._clock_of = [clocks[device] for device in schedule.device_of]
         self._profiled = profiling()
         self._nvtx = any(stage.device.type == "cuda" for stage in stages)
+        self.names = self._profiled or self._nvtx
 
     @classmethod
     def wanted(cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> Watch | None:
@@ -121,16 +111,8 @@ class Watch:
 
     def computing(self, action: Action) -> AbstractContextManager[object]:
         """Around what an action computes, when it has its input and before it sends."""
-        clock = self._clocks[self.device_of[action.stage]]
-        return self.named(str(action), clock) if self._profiled or self._nvtx else clock
-
-    def sending(self, receiver: int, key: Key) -> AbstractContextManager[object]:
-        """Around a message that is handed over to another device."""
-        return self.named(f"send {_label(receiver, key)}") if self._profiled or self._nvtx else _NOTHING
-
-    def taking(self, receiver: int, key: Key) -> AbstractContextManager[object]:
-        """Around the wait for a message."""
-        return self.named(f"take {_label(receiver, key)}") if self._profiled or self._nvtx else _NOTHING
+        clock = self._clock_of[action.stage]
+        return self.named(str(action), clock) if self.names else clock
 
     @contextmanager
     def named(self, name: str, inner: AbstractContextManager[object] = _NOTHING) -> Iterator[None]:
@@ -156,29 +138,28 @@ def profiling() -> bool:
 class WatchedPost(Post):
     """A post whose messages a watch sees where they go from one device to another."""
 
-    def __init__(self, post: Post, watch: Watch) -> None:
+    def __init__(self, post: Post, schedule: Schedule, watch: Watch) -> None:
         self._post = post
         self._watch = watch
+        self._device_of = schedule.device_of
 
     def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """As without a watch."""
-        home = self._watch.device_of
-        if home[sender] == home[receiver] or message is None:
-            self._post.put(sender, receiver, key, message)
-            return
-        with self._watch.sending(receiver, key):
+        if self._device_of[sender] != self._device_of[receiver] and message is not None:
             if self._watch.recorder:
                 self._watch.recorder.sent(sender, receiver, key, message)
-            self._post.put(sender, receiver, key, message)
+            if self._watch.names:
+                with self._watch.named(f"send {_label(receiver, key)}"):
+                    self._post.put(sender, receiver, key, message)
+                return
+        self._post.put(sender, receiver, key, message)
 
     def take(self, receiver: int, key: Key) -> Any:
         """As without a watch."""
-        since = time.perf_counter()
-        with self._watch.taking(receiver, key):
-            message = self._post.take(receiver, key)
-        if self._watch.recorder:
-            self._watch.recorder.taken(receiver, key, since)
-        return message
+        if self._watch.names:
+            with self._watch.named(f"take {_label(receiver, key)}"):
+                return self._post.take(receiver, key)
+        return self._post.take(receiver, key)
 
     def stop(self) -> None:
         """Wakes whoever waits, now or later."""
@@ -189,30 +170,21 @@ class WatchedPost(Post):
         self._post.forget()
 
 
-_Sent = tuple[int, Any, float, int]  # sender, its clock, the host's, bytes
-
-
 class _HostClock(AbstractContextManager[object]):
-    """Takes the start and the end of each block, and single marks; used by the worker of its device."""
+    """Takes the start and the end of each block; used by the worker of its device."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
     def __enter__(self) -> None:
-        self._starts.append(time.perf_counter())
+        self._starts.append(_now())
 
     def __exit__(self, *error: object) -> None:
-        self._ends.append(time.perf_counter())
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, mark: float) -> float:
-        """When that was, on the host's clock."""
-        return mark
+        self._ends.append(_now())
 
     def spans(self) -> tuple[list[float], list[float]]:
+        """All of them, on the host's clock."""
         return self._starts, self._ends
 
 
@@ -225,37 +197,32 @@ class _EventClock(AbstractContextManager[object]):
         self._ends: list[torch.Event] = []
 
     def __enter__(self) -> None:
-        self._starts.append(self.now())
+        self._starts.append(_recorded(torch.accelerator.current_stream(self._device)))
 
     def __exit__(self, *error: object) -> None:
-        self._ends.append(self.now())
-
-    def now(self) -> torch.Event:
-        return _recorded(torch.accelerator.current_stream(self._device))
-
-    def seconds(self, mark: torch.Event) -> float:
-        first, at = self._anchor
-        mark.synchronize()
-        return at + first.elapsed_time(mark) / 1e3
+        self._ends.append(_recorded(torch.accelerator.current_stream(self._device)))
 
     def spans(self) -> tuple[list[float], list[float]]:
-        return [self.seconds(each) for each in self._starts], [self.seconds(each) for each in self._ends]
+        """All of them, on the host's clock; waits until the device has come by the last."""
+        self._ends[-1].synchronize()
+        first, at = self._starts[0], self._first_seconds()
+        starts, ends = (
+            [at + first.elapsed_time(each) / 1e3 for each in row] for row in (self._starts, self._ends)
+        )
+        return starts, ends
 
-    @cached_property
-    def _anchor(self) -> tuple[torch.Event, float]:
-        """The first event, and when it was on the host's clock: by another one that the host sees come and go."""
-        first = self._starts[0]
-        first.synchronize()
+    def _first_seconds(self) -> float:
+        """When the first event was on the host's clock: by another one that the host sees come and go."""
         stream = torch.Stream(device=self._device)  # with nothing on it that could hold the event up
         seen = []
         for _ in range(_ANCHORS):
-            before = time.perf_counter()
+            before = _now()
             event = _recorded(stream)
             event.synchronize()
-            after = time.perf_counter()
+            after = _now()
             seen.append((after - before, (before + after) / 2, event))
         _, at, event = min(seen, key=lambda each: each[0])
-        return first, at - first.elapsed_time(event) / 1e3
+        return at - self._starts[0].elapsed_time(event) / 1e3
 
 
 def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
@@ -271,6 +238,8 @@ def _recorded(stream: torch.Stream) -> torch.Event:
 
 
 def _bytes(message: Any) -> int:
+    if type(message) is list and len(message) == 1:  # gradients of one tensor
+        message = message[0]
     if type(message) is torch.Tensor:
         return message.nbytes
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(message) if isinstance(leaf, torch.Tensor))
@@ -278,12 +247,12 @@ def _bytes(message: Any) -> int:
 
 def _label(receiver: int, key: Key) -> str:
     """The action that a message is for."""
-    return str(Action(_kind(key), receiver, _micro_batch(key)))
+    return str(Action(_carried(key[0]), receiver, _micro_batch(key)))
 
 
-def _kind(key: Key) -> Kind:
-    """Of what a message carries: a gradient, unless it says otherwise."""
-    return key[0] if key[0] in (Kind.F, Kind.REDUCE_GRAD) and isinstance(key[0], Kind) else Kind.B
+def _carried(kind: Kind | int) -> Kind:
+    """What a message carries: a gradient, unless its key says otherwise."""
+    return kind if kind is Kind.F or kind is Kind.REDUCE_GRAD else Kind.B
 
 
 def _micro_batch(key: Key) -> int | None:
