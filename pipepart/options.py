@@ -17,3 +17,4 @@ class RunOptions(TypedDict, total=False):
     compile: CompileOptions
     cuda_graphs: bool
     timeout: float | None
+    nan_guard: bool

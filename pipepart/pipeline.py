@@ -43,6 +43,7 @@ from .runtime import (
     differentiable,
     frees_memory,
     gradients_kept,
+    guard_stages,
     memory_of,
     step_end,
 )
@@ -88,7 +89,12 @@ class Pipeline(Wrapped):
         timeout: seconds that a step may go on without an action that ends on any device, as where a layer waits for
             what never comes. It is then given up by a TimeoutError that says who waits for whom; a layer that does not
             return has the pipeline closed. A backward of ``pipe(x)`` on accelerators is not watched.
-
+        nan_guard: whether the first number of a step that is not finite raises FloatingPointError, which names layer,
+            stage and micro-batch, and whether it is in the layer's output, the loss, the gradient of the layer's input
+            or of a parameter: first in the order of plain training on the same micro-batches. It costs a pass over
+            every output and gradient, and a wait for each device once a step. Under ``scaler``, where gradients
+            overflow in the course of things, they are not looked at; nor is -inf in a mask, which has no gradient.
+            Layers run one by one, not compiled.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together, from the
             second step in a mode on. The first shows which layers draw random numbers or add losses: these run by
             themselves as ever, and so do layers with hooks. Compiled kernels round in their own way, and a split
@@ -124,6 +130,7 @@ class Pipeline(Wrapped):
         compile: CompileOptions = False,
         cuda_graphs: bool = False,
         timeout: float | None = None,
+        nan_guard: bool = False,
     ) -> None:
         check_optimizer(optimizer, plan)
         check_timeout(timeout)
@@ -141,7 +148,8 @@ class Pipeline(Wrapped):
         self._conditions = conditions_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
-        self._engine = Engine(plan, timeout)
+        guard = guard_stages(self._stages) if nan_guard else None
+        self._engine = Engine(plan, timeout, guard)
         self._passes = Passes()
         self._lock = threading.Lock()
         self._claim: object | None = None
@@ -273,7 +281,7 @@ class Pipeline(Wrapped):
             run = Run(
                 order, self._stages, messages, end, None, optimizers, recorder, self._streams, conditions
             )
-            self._engine.execute(run)
+            self._engine.execute(run, scaled=scaler is not None)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
                 [root for one in batch.inputs for root in boundary.cut(one)[1]],
@@ -355,7 +363,7 @@ class Pipeline(Wrapped):
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:
-                run.backward_here()
+                self._engine.execute_here(run)
         return run.input_gradients
 
     @contextmanager

@@ -7,6 +7,7 @@ from .deferred_batch_norm import DeferredBatchNorm
 from .ends import LossEnd, OutputEnd
 from .engine import Engine
 from .grouped_end import step_end
+from .nan_guard import guard_stages
 from .order import Orders
 from .out_of_memory import frees_memory
 from .run import Run
@@ -39,6 +40,7 @@ __all__ = [
     "differentiable",
     "frees_memory",
     "gradients_kept",
+    "guard_stages",
     "has_streams",
     "memory_of",
     "on_streams",

@@ -130,7 +130,10 @@ class Actions:
             BaseException: what went wrong, with a note that names the action.
         """
         kind, stage, micro_batch, _ = action
+        guard = self._stages[stage].guard
         try:
+            if guard is not None:
+                guard.enter(action)
             if self._versions and micro_batch is not None and kind is not Kind.OPT_STEP:
                 with self._versions[stage].used(micro_batch):
                     self._do(action, micro_batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -42,6 +42,12 @@ class AddedByStages:
     def weighed(self, stage: int, micro_batch: int) -> list[tuple[Tensor, float]]:
         """The values and weights of those that can be differentiated."""
         return [(loss, weight) for loss, weight, has_graph in self._losses[stage, micro_batch] if has_graph]
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Micro-batch, what it is, and value of each."""
+        for stage, micro_batch in sorted(self._losses):
+            for loss, *_ in self._losses[stage, micro_batch]:
+                yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
 
     def total(self) -> Tensor | None:
         """What they add to the loss of the mini-batch; None where there are none."""

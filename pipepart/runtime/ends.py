@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,10 @@ class End(Protocol):
 
     def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
         """The gradients for those roots."""
+        ...
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """What has been received that counts in the loss: its micro-batch, what it is, and its value."""
         ...
 
 
@@ -99,6 +103,13 @@ class LossEnd:
     def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
         """Their weights."""
         return [self._seed(weight, loss) for loss, weight in self._added.weighed(stage, micro_batch)]
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """The loss of each micro-batch that has a weight, and what layers have added."""
+        for micro_batch, (loss, weight) in sorted(self._losses.items()):
+            if weight != 0:
+                yield micro_batch, "the loss", loss
+        yield from self._added.losses()
 
     @property
     def total(self) -> Tensor:
@@ -171,3 +182,7 @@ class OutputEnd:
             None if gradient is None else gradient.to(loss.device, loss.dtype) * weight
             for loss, weight in self.added.weighed(stage, micro_batch)
         ]
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """What layers have added."""
+        return self.added.losses()

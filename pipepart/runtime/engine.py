@@ -12,6 +12,7 @@ import torch
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..worker import Job, Worker, start_workers
+from .nan_guard import NanGuard
 from .out_of_memory import explained
 from .run import Run
 from .watchdog import StepTimeoutError, Watchdog
@@ -25,12 +26,14 @@ class Engine:
     Args:
         plan: has the devices.
         timeout: seconds in which no action ends, after which a run is given up; None for any number.
+        guard: looks at what each run has made.
     """
 
-    def __init__(self, plan: Plan, timeout: float | None = None) -> None:
+    def __init__(self, plan: Plan, timeout: float | None = None, guard: NanGuard | None = None) -> None:
         self.closed: str = ""
         self._plan = plan
         self._timeout = timeout
+        self._guard = guard
         # All workers get a job or none does. Reentrant, as a signal's handler may close the pipeline meanwhile.
         self._lock = threading.RLock()
         self._handing_out = False
@@ -50,8 +53,8 @@ class Engine:
         if self.closed:
             raise RuntimeError(self.closed)
 
-    def execute(self, run: Run) -> None:
-        """Runs a schedule to its end.
+    def execute(self, run: Run, scaled: bool = False) -> None:
+        """Runs a schedule to its end; ``scaled`` where gradients may well overflow.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -61,6 +64,8 @@ class Engine:
         """
         self.check_open()
         done: SimpleQueue[None] = SimpleQueue()
+        if self._guard is not None:
+            self._guard.begin(run.schedule, scaled)
         try:
             self._hand_out(partial(run.work, device, done) for device in range(len(self.workers)))
             if self._timeout is None:
@@ -76,6 +81,27 @@ class Engine:
             run.forget()
             raise
         run.finish()
+        self._raise_failure(run)
+
+    def execute_here(self, run: Run) -> None:
+        """Goes backward through all stages on the calling thread.
+
+        Raises:
+            RuntimeError: the engine is closed.
+            BaseException: what fails.
+        """
+        self.check_open()
+        if self._guard is not None:
+            self._guard.begin(run.schedule, scaled=False)
+        try:
+            run.backward_here()
+        except Exception as error:
+            run.fail(error)
+        self._raise_failure(run)
+
+    def _raise_failure(self, run: Run) -> None:
+        if self._guard is not None:
+            run.failure = self._guard.verdict(run.end, run.failure)
         if run.failure is not None:
             failure = explained(run, self._plan)
             run.forget()

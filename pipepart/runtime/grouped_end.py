@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class GroupedEnd:
 
     def __init__(self, ends: Sequence[LossEnd], groups: Sequence[range]) -> None:
         self._ends = ends
+        self._groups = groups
         self._places = [
             (end, number) for end, group in zip(ends, groups, strict=True) for number in range(len(group))
         ]
@@ -74,6 +75,12 @@ class GroupedEnd:
         """Their weights."""
         end, number = self._places[micro_batch]
         return end.added_gradients(stage, number)
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Those of all groups."""
+        for end, group in zip(self._ends, self._groups, strict=True):
+            for number, which, loss in end.losses():
+                yield group[number], which, loss
 
     @property
     def total(self) -> Tensor:

@@ -76,10 +76,8 @@ def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
 
 def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
     """What stages on the device that failed held when it did, and what the plan knows of their bytes."""
-    if worker is None:
-        return
-    device = plan.workers[worker]
-    beside = [one.name for one in plan.workers if one.torch_device == device.torch_device]
+    device = None if worker is None else plan.workers[worker]
+    beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
     stages = plan.all_stages
     for number, (stage, own) in enumerate(zip(stages, held, strict=True)):
         if stage.device not in beside:
@@ -99,7 +97,7 @@ def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
             + (", ".join(kept + state) or "nothing of any micro-batch")
         )
     predicted = dict(zip((one.name for one in plan.cluster.devices), _peaks(plan), strict=False))
-    if device.name in predicted:
+    if device and device.name in predicted:
         limit = f", taken to have {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
         yield f"pipepart: the plan predicts at most {format_bytes(predicted[device.name])} on {device.name}{limit}"
     yield _WHAT_TO_DO

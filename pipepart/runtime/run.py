@@ -38,6 +38,7 @@ class Run:
         conditions: that virtual devices are put under.
 
     Attributes:
+        end: as given.
         failure: what ended the run, if anything did.
         failed_on: the device whose worker it came from; None for the caller's.
         held: what each stage held at that moment.
@@ -56,6 +57,7 @@ class Run:
         conditions: Sequence[Condition] = (),
     ) -> None:
         self.schedule = schedule = order.schedule
+        self.end = end
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
         self.held: list[Held] = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+
+from schedules import Action
 
 from .. import boundary
 from ..loss import added_so_far
@@ -43,6 +45,26 @@ class Stash(NamedTuple):
     added: tuple[GradientEdge, ...] = ()
 
 
+class Guard(Protocol):
+    """Sees what a stage's layers make, on the stage's worker."""
+
+    def enter(self, action: Action) -> None:
+        """Before an action of the stage."""
+        ...
+
+    def received(self, message: Any) -> None:
+        """The input of a micro-batch, before its forward."""
+        ...
+
+    def made(self, index: int, value: Any) -> None:
+        """The output of a layer, by its place in the stage."""
+        ...
+
+    def went_back(self, gradients: Iterable[Tensor | None] = ()) -> None:
+        """After a backward or a part of it, with the gradients of the stage's input."""
+        ...
+
+
 class Stage:
     """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
 
@@ -51,6 +73,7 @@ class Stage:
 
     Attributes:
         repeats: whether the forward that runs is the second of a micro-batch.
+        guard: looks for numbers that are not finite, where somebody has asked for that.
     """
 
     def __init__(
@@ -73,6 +96,7 @@ class Stage:
         self.buffers = Buffers(self.layers)
         self.copied = copied
         self.repeats = False
+        self.guard: Guard | None = None
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         self._regions = Regions(self._modules, together) if together else None
@@ -92,6 +116,8 @@ class Stage:
         """Runs the layers; returns their output, the input's gradients to come, and a node for each layer's output."""
         self.repeats = turn is Turn.SECOND
         message = boundary.move(message, self.device)
+        if self.guard is not None:
+            self.guard.received(message)
         nodes: list[Node | None] = []
         if not torch.is_grad_enabled():
             awaited = self._input_gradients.await_for(())
@@ -101,7 +127,8 @@ class Stage:
         if self._guarded and writes is not False:
             message = own_copy(message)
         awaited = self._input_gradients.await_for(boundary.leaves(message))
-        if writes is False and not self._flagged:
+        # A hook of a layer's on its input must come before the one that catches the input's gradient.
+        if writes is False and not self._flagged and awaited.caught is None:
             return self.run_layers(message, nodes, micro_batch, draws, turn), awaited, nodes
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
         value = self.run_layers(boundary.alias(message), nodes, micro_batch, draws, turn)
@@ -113,7 +140,10 @@ class Stage:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
         with self._blaming(stash):
             boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
-        return self._input_gradients.collect(stash.inputs)
+        found = self._input_gradients.collect(stash.inputs)
+        if self.guard is not None:
+            self.guard.went_back(found)
+        return found
 
     def backward_inputs(
         self, stash: Stash, gradients: boundary.Gradients
@@ -121,7 +151,10 @@ class Stage:
         """The first part of it: returns the gradients of its inputs, and those of weights that wait."""
         with self._blaming(stash):
             waiting = backward_inputs(stash.roots, boundary.move_gradients(gradients, self.device))
-        return self._input_gradients.collect(stash.inputs), waiting
+        found = self._input_gradients.collect(stash.inputs)
+        if self.guard is not None:
+            self.guard.went_back(found)
+        return found, waiting
 
     def backward_weights(self, waiting: WeightGradients) -> None:
         """The second part of it."""
@@ -131,6 +164,8 @@ class Stage:
             owners = self._owners(waiting.computed)
             add_note(error, f"{LAYER}in the backward for the weights of {self.name(owners)}")
             raise
+        if self.guard is not None:
+            self.guard.went_back()
 
     @contextmanager
     def _blaming(self, stash: Stash) -> Iterator[None]:
@@ -153,7 +188,8 @@ class Stage:
     def run_layers(
         self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn
     ) -> Any:
-        regions = self._regions.of_run(draws) if self._regions else _NO_REGIONS
+        together = self._regions if self.guard is None else None
+        regions = together.of_run(draws) if together else _NO_REGIONS
         running: Sequence[int] = ()
         try:
             while (index := len(nodes)) < len(self._modules):
@@ -161,6 +197,8 @@ class Stage:
                 running = region.places if region else (index,)
                 value = region.run(value) if region else self._run_one(index, value, micro_batch, draws, turn)
                 nodes.extend([getattr(value, "grad_fn", None)] * len(running))
+                if self.guard is not None:
+                    self.guard.made(index, value)
         except BaseException as error:
             which = "second forward" if turn is Turn.SECOND else "forward"
             add_note(error, f"{LAYER}in the {which} of {self.name(running)}")

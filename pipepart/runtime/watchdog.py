@@ -116,7 +116,7 @@ class Watchdog:
             return f"waits for {self._message(*sight.key)} (action {sight.action})"
         part = "" if sight.action.micro_batch is None else f", micro-batch {sight.action.micro_batch}"
         place = f"stage {self._stage(sight.action.stage)}{part} (action {sight.action})"
-        return f"is in {sight.where} of {place}"
+        return f"is in {sight.where}: {place}"
 
     def _message(self, kind: Kind | int, stage: int, micro_batch: int) -> str:
         """What a worker waits for, and who makes it."""
@@ -179,10 +179,10 @@ _BACKWARDS = (Stage.backward.__code__, Stage.backward_inputs.__code__)
 
 
 def _forward(frame: FrameType) -> str:
-    stage, nodes, turn = (frame.f_locals.get(name) for name in ("self", "nodes", "turn"))
+    stage, running, turn = (frame.f_locals.get(name) for name in ("self", "running", "turn"))
     assert isinstance(stage, Stage)
     which = "second forward" if turn is Turn.SECOND else "forward"
-    return f"the {which} of {stage.name([len(nodes or ())])},"
+    return f"the {which} of {stage.name(running)}" if running else f"the {which}"
 
 
 def _backward(frame: FrameType, inside: Sequence[FrameType]) -> str:
@@ -191,7 +191,7 @@ def _backward(frame: FrameType, inside: Sequence[FrameType]) -> str:
     assert isinstance(stage, Stage)
     nodes = [value for one in inside for value in one.f_locals.values() if isinstance(value, Node)]
     found = layers_of(stash.nodes, nodes) if stash else []
-    return f"the backward of {stage.name(found)}," if found else "the backward"
+    return f"the backward of {stage.name(found)}" if found else "the backward"
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
