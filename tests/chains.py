@@ -55,8 +55,9 @@ def cut_by_hand(
     recompute: Recompute | tuple[Recompute, ...] = "never",
     trace: bool = False,
     reduction: Literal["mean", "sum"] | None = None,
+    **options: Any,
 ) -> Pipeline:
-    """The model as a pipeline whose stages begin at layer 0 and at each of ``borders``."""
+    """The model as a pipeline whose stages begin at layer 0 and at each of ``borders``; others are its options."""
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(
         names,
@@ -66,4 +67,4 @@ def cut_by_hand(
         chunks=chunks,
         recompute=recompute,
     )
-    return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace)
+    return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace, **options)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .regions import Together
-from .slots import Recorder, Slot
+from .slots import GraphRecorder, Slot
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -66,7 +66,7 @@ class Graphed:
         recorder: records what they launch.
     """
 
-    def __init__(self, run: Together, modules: Sequence[nn.Module], recorder: Recorder) -> None:
+    def __init__(self, run: Together, modules: Sequence[nn.Module], recorder: GraphRecorder) -> None:
         self._run = run
         self._modules = modules
         self._parts = [part for module in modules for part in module.modules()]

@@ -5,8 +5,9 @@
     first step      a   b   c   d   e        each by itself: which of them draw is seen
     from then on    [a   b]  c  [d   e]      c draws random numbers, has a hook or adds a loss
 
-Draws are told apart by layer, and a hook or an added loss is Python that must run each time, so such a layer runs by
-itself, as ever. Where regions begin and end is settled when a run begins: it holds for all its micro-batches.
+Draws are told apart by layer, and an added loss or a hook, be it on a parameter, is Python that must run each time and
+once, so such a layer runs by itself, as ever. Where regions begin and end is settled at the first micro-batch of a run,
+and holds for all of them.
 """
 
 from __future__ import annotations
@@ -110,6 +111,5 @@ class Regions:
 
 
 def _hooked(part: nn.Module) -> bool:
-    return bool(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-    )
+    on_module = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    return any(on_module) or any(p._backward_hooks for p in part._parameters.values() if p is not None)

@@ -29,7 +29,7 @@ from .regions import Together
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records what functions launch on a device.
 
     Attributes:
@@ -73,7 +73,7 @@ class Slot:
     """
 
     def __init__(
-        self, run: Together, value: Any, parameters: Sequence[nn.Parameter], recorder: Recorder
+        self, run: Together, value: Any, parameters: Sequence[nn.Parameter], recorder: GraphRecorder
     ) -> None:
         self.trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._kind = recorder.device.type

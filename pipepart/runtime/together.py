@@ -14,7 +14,7 @@ from .compiled import Compiled, CompileOptions, compile_options
 from .cuda_graphs import CudaRecorder, check_cuda_graphs
 from .graphs import Graphed
 from .regions import InOrder, MakeTogether, Together
-from .slots import Recorder
+from .slots import GraphRecorder
 
 MakeForDevice = Callable[[torch.device], MakeTogether | None]
 
@@ -34,7 +34,7 @@ def together(plan: Plan, compile: CompileOptions, cuda_graphs: bool) -> MakeForD
 
 
 def _make(
-    options: Mapping[str, Any] | None, recorder: Recorder | None, modules: Sequence[nn.Module]
+    options: Mapping[str, Any] | None, recorder: GraphRecorder | None, modules: Sequence[nn.Module]
 ) -> Together:
     run = InOrder(modules) if options is None else Compiled(modules, options)
     return run if recorder is None else Graphed(run, modules, recorder)
