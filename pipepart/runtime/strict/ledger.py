@@ -26,7 +26,7 @@ class MemoryUse:
         peak: the most at any moment since the pipeline was made.
         by_category: of ``allocated``: "parameters" (and buffers), "gradients", "optimizer", and "other", which is what
             stages keep for their backwards, messages, and what an operation has made and nobody has let go of.
-        peak_by_category: the same of ``peak``, at that moment.
+        peak_by_category: the most of each, at moments of their own, so that they may sum up to more than ``peak``.
     """
 
     allocated: int
@@ -63,7 +63,7 @@ class Ledger:
         self._bytes: dict[str, int] = dict.fromkeys(_CATEGORIES, 0)
         self._allocated = 0
         self._peak = 0
-        self._at_peak = dict(self._bytes)
+        self._peaks = dict(self._bytes)
 
     def enter(self, storage: torch.UntypedStorage, category: str, what: str = "a tensor") -> None:
         """Takes a storage in, wherever it was before.
@@ -77,16 +77,15 @@ class Ledger:
             if self._limit is not None and self._allocated + size > self._limit:
                 raise torch.OutOfMemoryError(self._full(size, what))
             self._allocated += size
-            self._bytes[category] += size
-            if self._allocated > self._peak:
-                self._peak, self._at_peak = self._allocated, dict(self._bytes)
+            self._count(category, size)
+            self._peak = max(self._peak, self._allocated)
         setattr(storage, _MARK, Mark(self, size, category))
 
     def call(self, mark: Mark, category: str) -> None:
         """Counts a storage under another category."""
         with self._lock:
             self._bytes[mark.category] -= mark.size
-            self._bytes[category] += mark.size
+            self._count(category, mark.size)
             mark.category = category
 
     def died(self, mark: Mark) -> None:
@@ -97,7 +96,11 @@ class Ledger:
         """The account as it stands."""
         with self._lock:
             self._bury()
-            return MemoryUse(self._allocated, self._peak, dict(self._bytes), dict(self._at_peak))
+            return MemoryUse(self._allocated, self._peak, dict(self._bytes), dict(self._peaks))
+
+    def _count(self, category: str, size: int) -> None:
+        self._bytes[category] += size
+        self._peaks[category] = max(self._peaks[category], self._bytes[category])
 
     def _bury(self) -> None:
         while self._dead:
@@ -110,8 +113,7 @@ class Ledger:
         assert self._limit is not None
         return (
             f"{self.device} is out of memory: {what} takes {format_bytes(size)}, and {format_bytes(self._allocated)} "
-            f"of its {format_bytes(self._limit)} are in use ({used}). Train on a smaller mini-batch, plan with more "
-            "micro-batches or with recompute='always', or grant it more: Cluster.virtual(..., memory=...)"
+            f"of its {format_bytes(self._limit)} are in use ({used}); Cluster.virtual(..., memory=...) grants it more"
         )
 
 

@@ -1,0 +1,184 @@
+"""The memory of strict virtual devices: what is counted, on whose account, and where it ends."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Cluster, Pipeline
+from tests import plain
+from tests.chains import cut_by_hand, plan_by_hand
+
+WIDTH = 64
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)
+ROW = 4 * WIDTH
+
+
+def chain(layers: int = 4) -> nn.Sequential:
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+
+
+def batch(samples: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(samples, WIDTH), torch.randn(samples, WIDTH)
+
+
+def limited(model: nn.Module, memory: int, micro_batches: int = 2) -> Pipeline:
+    plan = plan_by_hand(["0", "1", "2", "3"], [3], micro_batches=micro_batches, schedule="gpipe")
+    plan = plan.model_copy(update={"cluster": Cluster.virtual(2, memory=memory, threads=1)})
+    return Pipeline(model, plan, nn.MSELoss(), strict=True)
+
+
+def test_parameters_are_counted_when_the_pipeline_is_made():
+    with cut_by_hand(chain(), [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        memory = pipe.memory()
+    assert list(memory) == ["virtual:0", "virtual:1"]
+    assert [one.allocated for one in memory.values()] == [LAYER, 3 * LAYER]
+    assert memory["virtual:1"].by_category == {
+        "parameters": 3 * LAYER,
+        "gradients": 0,
+        "optimizer": 0,
+        "other": 0,
+    }
+
+
+def test_after_a_step_there_are_parameters_and_gradients_and_no_more():
+    with cut_by_hand(chain(), [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        for _ in range(3):
+            pipe.step(*batch(6)[:1], target=batch(6)[1])
+            found = pipe.memory()["virtual:1"]
+            assert (found.by_category["parameters"], found.by_category["gradients"]) == (3 * LAYER, 3 * LAYER)
+            assert found.allocated == 6 * LAYER
+        pipe.zero_grad()
+        assert pipe.memory()["virtual:1"].allocated == 3 * LAYER
+
+
+def test_the_peak_has_the_stashes_of_all_micro_batches_in_flight():
+    """Three layers keep three inputs of each micro-batch; at gpipe's turn those of all are there."""
+    peaks = {}
+    for micro_batches in (2, 8):
+        model = chain()
+        plan = plan_by_hand(["0", "1", "2", "3"], [1], micro_batches=micro_batches, schedule="gpipe")
+        with Pipeline(model, plan, nn.MSELoss(), strict=True) as pipe:
+            x, y = batch(micro_batches * 4)
+            pipe.step(x, target=y)
+            peaks[micro_batches] = pipe.memory()["virtual:1"].peak_by_category["other"]
+    assert peaks[8] - peaks[2] >= 6 * 3 * 4 * ROW
+    assert peaks[8] - peaks[2] <= 6 * 6 * 4 * ROW
+
+
+def test_recompute_keeps_less():
+    peaks = {}
+    for recompute in ("never", "always"):
+        with cut_by_hand(
+            chain(8),
+            [4],
+            loss_fn=nn.MSELoss(),
+            schedule="gpipe",
+            micro_batches=8,
+            recompute=recompute,
+            strict=True,
+        ) as pipe:
+            x, y = batch(128)
+            pipe.step(x, target=y)
+            peaks[recompute] = pipe.memory()["virtual:0"].peak_by_category["other"]
+    assert peaks["always"] < 0.6 * peaks["never"]
+
+
+def test_the_state_of_optimizers_of_stages_is_counted():
+    with cut_by_hand(chain(), [1], loss_fn=nn.MSELoss(), strict=True, optimizer=torch.optim.Adam) as pipe:
+        for _ in range(2):  # what the first has made is known by the second
+            pipe.step(*batch(6)[:1], target=batch(6)[1])
+        found = pipe.memory()["virtual:1"].by_category
+    steps = 3 * 2 * 4  # Adam's count for each parameter
+    assert found["optimizer"] == 2 * 3 * LAYER + steps
+
+
+def test_a_tied_parameter_counts_on_each_device_that_has_it():
+    model = chain()
+    model[3].weight = model[0].weight
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        pipe.step(*batch(6)[:1], target=batch(6)[1])
+        parameters = [one.by_category["parameters"] for one in pipe.memory().values()]
+    assert parameters == [LAYER, 3 * LAYER]
+
+
+def test_one_parameter_of_several_stages_of_a_device_counts_once():
+    model = chain()
+    model[2].weight = model[0].weight
+    with cut_by_hand(
+        model,
+        [1, 2, 3],
+        loss_fn=nn.MSELoss(),
+        schedule="interleaved-1f1b",
+        chunks=2,
+        micro_batches=2,
+        strict=True,
+    ) as pipe:
+        pipe.step(*batch(6)[:1], target=batch(6)[1])
+        parameters = pipe.memory()["virtual:0"].by_category["parameters"]
+    assert parameters == LAYER + ROW
+
+
+def test_what_does_not_fit_is_refused_with_what_is_in_use_and_a_smaller_step_works():
+    model = chain()
+    reference = plain.twin(model)
+    with limited(model, 7 * LAYER + 40 * ROW) as pipe:
+        x, y = batch(384)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            pipe.step(x, target=y)
+        text, notes = str(caught.value), "\n".join(caught.value.__notes__)
+        assert (
+            "virtual:0 is out of memory: aten.addmm.default, which makes a tensor of shape (192, 64), takes"
+            in text
+        )
+        assert "96.8 KiB of its 123.8 KiB are in use" in text
+        assert "(parameters 48.8 KiB, gradients 0 B, optimizer 0 B, other 48.0 KiB)" in text
+        assert "in the forward of layer '0' (Linear)" in notes
+        assert "stage 0 of 2 on virtual:0, micro-batch 0 of 2 (action 0F0)" in notes
+        del caught
+        gc.collect()
+        pipe.zero_grad()
+        assert pipe.memory()["virtual:0"].allocated == 3 * LAYER
+        x, y = batch(6)
+        pipe.step(x, target=y)
+        assert pipe.memory()["virtual:0"].peak <= 7 * LAYER + 40 * ROW
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 2)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_parameters_that_do_not_fit_are_refused_when_the_pipeline_is_made():
+    with pytest.raises(
+        torch.OutOfMemoryError, match="virtual:0 is out of memory: one of the parameters of stage 0"
+    ):
+        limited(chain(), 2 * LAYER)
+
+
+def test_memory_that_is_planned_for_suffices():
+    """The prediction of a plan is held against what is there, on devices of just that memory."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)])
+    x, y = batch(64)
+    with Pipeline.auto(
+        model,
+        x,
+        target=y,
+        loss_fn=nn.MSELoss(),
+        schedule="1f1b",
+        micro_batches=4,
+        optimizer="sgd",
+        strict=True,
+    ) as pipe:
+        pipe.step(x, target=y)
+        peaks = [one.peak for one in pipe.memory().values()]
+        predicted = pipe.plan.prediction.memory_bytes
+    for peak, size in zip(peaks, predicted, strict=True):
+        assert 0.7 * size <= peak <= 1.3 * size
+
+
+def test_without_strict_nobody_counts():
+    with (
+        cut_by_hand(chain(), [1], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(RuntimeError, match="strict=True"),
+    ):
+        pipe.memory()

@@ -1,0 +1,333 @@
+"""A strict pipeline of a model without faults: nothing is refused, and the numbers are the same to the bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pipepart import Pipeline, Plan, add_loss
+from tests import plain
+from tests.chains import cut_by_hand, plan_by_hand
+from tests.copies import plan_copies
+
+SCHEDULES = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved-1f1b", 2),
+    ("zb-h1", 1),
+    ("zb-v", 2),
+    ("hanayo", 2),
+    ("dualpipe-v", 2),
+]
+
+
+class Fork(nn.Module):
+    """A message of several tensors, one of which needs no gradient."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"both": (x, x.tanh()), "size": torch.arange(4, device=x.device), "name": "fork"}
+
+
+class Join(nn.Module):
+    def forward(self, given: dict[str, Any]) -> Tensor:
+        first, second = given["both"]
+        return first + second * given["size"]
+
+
+class Balanced(nn.Module):
+    """Adds a loss of its own in the middle of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        add_loss(self.linear.weight.square().sum() * 0.1 + x.mean())
+        return self.linear(x)
+
+
+def mixed() -> nn.Sequential:
+    """Eight layers; the border between each two is of another kind."""
+    return nn.Sequential(
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Dropout(0.3), Fork()),
+        Join(),
+        nn.BatchNorm1d(4),
+        nn.ReLU(inplace=True),
+        Balanced(),
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)),
+        nn.Linear(4, 4),
+    )
+
+
+NAMES = ["0", "1.0", "1.1", "2", "3", "4", "5", "6.0", "6.1", "7"]
+
+
+def trained(model: nn.Module, make: Callable[[nn.Module], Pipeline], x: Any, y: Any) -> dict[str, Any]:
+    """All that two steps leave."""
+    own = plain.twin(model)
+    torch.manual_seed(3)
+    with make(own) as pipe:
+        losses = [pipe.step(x, target=y) for _ in range(2)]
+    return {
+        **own.state_dict(),
+        **plain.gradients(own),
+        **{f"loss {k}": loss for k, loss in enumerate(losses)},
+    }
+
+
+def check_same(
+    model: nn.Module, plan: Plan, loss_fn: Any = None, x: Any = None, y: Any = None, **options: Any
+) -> None:
+    x = torch.randn(12, 4) if x is None else x
+    y = torch.randn(12, 4) if y is None else y
+    loss_fn = loss_fn or nn.MSELoss()
+    free, strict = (
+        trained(model, lambda own, s=s: Pipeline(own, plan, loss_fn, strict=s, **options), x, y)
+        for s in (False, True)
+    )
+    plain.assert_same(strict, free)
+
+
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_all_kinds_of_layers_and_borders(schedule, chunks, recompute):
+    model = mixed()
+    names = [str(index) for index in range(10)]
+    model = nn.Sequential(
+        *[layer for one in model for layer in (one if type(one) is nn.Sequential else [one])]
+    )
+    plan = plan_by_hand(
+        names, [2, 5, 8], micro_batches=4, schedule=schedule, chunks=chunks, recompute=recompute
+    )
+    check_same(model, plan)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_deferred_batch_norm(devices):
+    borders = [5] if devices == 2 else [2, 4, 7]
+    plan = plan_by_hand(NAMES, borders, micro_batches=4, recompute="always")
+    check_same(mixed(), plan, deferred_batch_norm=True)
+
+
+def tied() -> nn.Sequential:
+    embedding, head = nn.Embedding(16, 4), nn.Linear(4, 16, bias=False)
+    head.weight = embedding.weight
+    return nn.Sequential(embedding, nn.Linear(4, 4), nn.Tanh(), head)
+
+
+def token_loss(logits: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_tied_parameters(schedule, chunks, recompute):
+    plan = plan_by_hand(
+        ["0", "1", "2", "3"],
+        [1, 2, 3],
+        micro_batches=4,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+    )
+    tokens = torch.randint(16, (8, 5))
+    check_same(tied(), plan, token_loss, tokens, tokens)  # one tensor is input and target
+
+
+def test_a_tied_parameter_follows_an_optimizer_of_the_caller():
+    x = torch.randint(16, (8, 5))
+    model = tied()
+    reference = plain.twin(model)
+    ours, theirs = torch.optim.Adam(model.parameters()), torch.optim.Adam(reference.parameters())
+    with cut_by_hand(model, [2], loss_fn=token_loss, strict=True, micro_batches=4) as pipe:
+        for _ in range(3):
+            for optimizer in (ours, theirs):
+                optimizer.zero_grad()
+            pipe.step(x, target=x)
+            plain.micro_batched_step(reference, x, x, token_loss, 4)
+            for optimizer in (ours, theirs):
+                optimizer.step()
+    plain.assert_same(model.state_dict(), reference.state_dict())
+
+
+def test_a_shared_buffer():
+    table = torch.randn(4)
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", table)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.get_buffer("table")
+
+    model = nn.Sequential(nn.Linear(4, 4), Rotated(), nn.Linear(4, 4), Rotated())
+    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4)
+    check_same(model, plan)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_copies_of_the_model_on_devices_of_their_own(schedule):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4), nn.Tanh())
+    check_same(model, plan_copies(["0", "1", "2", "3"], [2], 2, schedule=schedule))
+
+
+def test_copies_in_opposite_directions():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4), nn.Tanh())
+    check_same(model, plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4, schedule="chimera"))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "1f1b", "zb-h1"])
+def test_optimizers_of_stages(schedule):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = plan_by_hand([str(index) for index in range(5)], [2, 4], micro_batches=6, schedule=schedule)
+    check_same(model, plan, optimizer=torch.optim.Adam)
+
+
+def test_a_loaded_state_of_the_optimizers_of_stages():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    results = []
+    for strict in (False, True):
+        own = plain.twin(model)
+        with cut_by_hand(own, [1], loss_fn=nn.MSELoss(), strict=strict, optimizer=torch.optim.Adam) as pipe:
+            pipe.step(x, target=y)
+            pipe.load_optimizer_state_dict(pipe.optimizer_state_dict())
+            pipe.step(x, target=y)
+        results.append(own.state_dict())
+    plain.assert_same(*results)
+
+
+LOSSES = {
+    "weighted": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]), ignore_index=1),
+    "of terms": lambda out, y: nn.functional.cross_entropy(out, y) + 0.1 * out.square().sum() / len(y),
+    "sum and count": lambda out, y: ((out[y != 1] ** 2).sum(), (y != 1).sum() * 4),
+    "mean in a function": lambda out, y: (out.logsumexp(1) - out.gather(1, y[:, None])[:, 0]).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_losses_that_are_looked_into(loss, schedule):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2"], [1], micro_batches=4, schedule=schedule)
+    check_same(model, plan, LOSSES[loss], y=torch.randint(4, (12,)))
+
+
+@pytest.mark.parametrize("micro_batches", [4, 1])
+def test_out_of_the_pipeline_as_of_a_model(micro_batches):
+    """The caller's loss, backward and all that is behind are the caller's."""
+    results = []
+    x = torch.randn(12, 4)
+    model = mixed()
+    for strict in (False, True):
+        own, given = plain.twin(model), x.clone().requires_grad_()
+        torch.manual_seed(3)
+        plan = plan_by_hand(NAMES, [2, 5, 8], micro_batches=micro_batches)
+        with Pipeline(own, plan, strict=strict) as pipe:
+            for _ in range(2):
+                out = pipe(given * 2)
+                (out * x).sum().backward()
+        results.append({**own.state_dict(), **plain.gradients(own), "x": given.grad})
+    plain.assert_same(*results)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation(mode):
+    model = mixed()
+    x = torch.randn(8, 4)
+    with cut_by_hand(model, [2, 5, 8], strict=True) as pipe, mode():
+        pipe.eval()
+        assert pipe(x).equal(torch.cat([model(part) for part in x.tensor_split(3)]))
+        assert pipe(pipe(x)).shape == (8, 4)
+
+
+def test_gradients_that_the_caller_has_changed():
+    """They are the host's when the next step adds to them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    results = []
+    for strict in (False, True):
+        own = plain.twin(model)
+        with cut_by_hand(own, [1], loss_fn=nn.MSELoss(), strict=strict) as pipe:
+            pipe.step(x, target=y)
+            for parameter in own.parameters():
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad * 0.5
+            pipe.step(x, target=y)
+            pipe.clip_grad_norm_(0.1)
+        results.append(plain.gradients(own))
+    plain.assert_same(*results)
+
+
+def test_parameters_that_the_caller_has_replaced():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    other = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    reference = plain.twin(other)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        model.load_state_dict(other.state_dict(), assign=True)
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        model[2].weight.data = model[2].weight.data.clone()
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_model_that_was_cut_elsewhere_before():
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    for border in (1, 3, 2):
+        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), strict=True) as pipe:
+            pipe.step(x, target=y)
+            assert pipe.memory()["virtual:0"].by_category["parameters"] == border * 80
+
+
+def test_prefetched_mini_batches_and_a_scaler():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    loader = DataLoader(TensorDataset(torch.randn(12, 4), torch.randn(12, 4)), batch_size=6)
+    results = []
+    for strict in (False, True):
+        own, scaler = plain.twin(model), torch.amp.GradScaler("cpu")
+        with cut_by_hand(own, [1], loss_fn=nn.MSELoss(), strict=strict) as pipe:
+            for x, y in pipe.prefetch(loader):
+                pipe.step(x, target=y, scaler=scaler)
+        results.append(plain.gradients(own))
+    plain.assert_same(*results)
+
+
+def test_autocast():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2"], [1], micro_batches=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        check_same(model, plan)
+
+
+def test_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4))
+    x, y = torch.randint(9, (6,)), torch.randn(6, 4)
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        pipe.step(x, target=y)
+        pipe.step(x, target=y)
+    for _ in range(2):
+        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    assert model[0].weight.grad.to_dense().equal(reference[0].weight.grad.to_dense())
+
+
+def test_layers_of_torchscript():
+    model = nn.Sequential(
+        nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), nn.Linear(4, 4)
+    )
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        strict = pipe.step(x, target=y)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        assert strict.equal(pipe.step(x, target=y))
