@@ -48,7 +48,7 @@ class StandIn:
 
         def replay() -> None:
             self.replays += 1
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for operation in operations:
                     _again(*operation)
 

@@ -98,7 +98,9 @@ class Graphed:
             return self._run(value)
         free = self._free.setdefault(mode, deque())
         slot = free.pop() if free else Slot(self._run, value, self._parameters, self._recorder)
-        return _Lease(slot, free).replay(items)
+        given = [item for item in items if isinstance(item, Tensor)]
+        made = _Replay.apply(_Lease(slot, free), len(given), *given, *slot.trained)
+        return slot.output_with(made)
 
     def _mode(self) -> _Mode:
         kind = self._recorder.device.type
@@ -110,31 +112,14 @@ class Graphed:
 
 
 class _Lease:
-    """A slot that is taken by one micro-batch, until its backward is done or nobody waits for it any more."""
+    """A slot that is taken by one micro-batch, until its backward is done or nobody waits for that any more."""
 
     def __init__(self, slot: Slot, free: deque[Slot]) -> None:
-        self._slot: Slot | None = slot
+        self.slot = slot
         self._free = free
 
     def __del__(self) -> None:
-        self.end()
-
-    def end(self) -> None:
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            self._free.append(slot)
-
-    def replay(self, items: Sequence[Any]) -> Any:
-        """The output for an input that is like the slot's."""
-        slot = self.slot
-        given = [item for item in items if isinstance(item, Tensor)]
-        made = _Replay.apply(self, len(given), *given, *slot.trained)
-        return slot.output_with(made)
-
-    @property
-    def slot(self) -> Slot:
-        assert self._slot is not None
-        return self._slot
+        self._free.append(self.slot)
 
 
 class _Replay(torch.autograd.Function):
@@ -145,10 +130,8 @@ class _Replay(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.lease = lease
         made = lease.slot.forward(tensors[:inputs])
-        wanting = lease.slot.wanting
-        ctx.mark_non_differentiable(
-            *(tensor for tensor, wants in zip(made, wanting, strict=True) if not wants)
-        )
+        wanting = zip(made, lease.slot.wanting, strict=True)
+        ctx.mark_non_differentiable(*(tensor for tensor, wants in wanting if not wants))
         return tuple(made)
 
     @staticmethod
@@ -157,6 +140,4 @@ class _Replay(torch.autograd.Function):
         if lease is None:
             raise RuntimeError("backward through a recorded stage a second time: its memory is in use again")
         ctx.lease = None
-        found = lease.slot.backward(gradients)
-        lease.end()
-        return (None, None, *found)
+        return (None, None, *lease.slot.backward(gradients))

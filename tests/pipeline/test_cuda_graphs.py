@@ -175,6 +175,19 @@ def test_gradients_and_outputs_that_the_caller_keeps_stay_what_they_were(record)
     assert not torch.equal(outputs[3], outputs[2])
 
 
+def test_each_micro_batch_has_the_gradient_of_its_own_input(record):
+    model = in_double([linear(), nn.Tanh(), linear()])
+    plain = twin(model)
+    record(model)
+    with cut_by_hand(model, [2], loss_fn=loss_fn, micro_batches=3, cuda_graphs=True) as pipe:
+        for _ in range(WARM + 2):
+            x, y = mini_batch()
+            ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+            pipe.step(ours, target=y)
+            micro_batched_step(plain, theirs, y, loss_fn, 3)
+            assert_same({"x": ours.grad}, {"x": theirs.grad})
+
+
 def test_hooks_of_parameters_see_each_gradient(record):
     model = in_double([linear(), nn.Tanh(), linear()])
     plain = twin(model)
@@ -233,8 +246,20 @@ def test_steps_of_an_optimizer_change_the_weights_that_are_read(record):
     assert_same(model.state_dict(), plain.state_dict())
 
 
+class Exact(nn.Module):
+    """Computes in single precision under autocast, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x.float())
+
+
 def test_evaluation_and_autocast_have_recordings_of_their_own(record):
-    model = nn.Sequential(linear(), nn.Tanh(), linear())
+    model = nn.Sequential(linear(), nn.Tanh(), Exact(), linear())
     plain = twin(model)
     record(model)
     x, y = torch.randn(6, WIDTH), torch.randn(6, WIDTH)
@@ -251,6 +276,26 @@ def test_evaluation_and_autocast_have_recordings_of_their_own(record):
             for one in (pipe, other):
                 one.train()
         other.close()
+
+
+def test_weights_that_autocast_has_cast_for_another_layer_are_cast_again(record):
+    hooked, tied = linear(), linear()
+    tied.weight = hooked.weight
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(hooked, nn.Tanh(), tied)
+    plain = twin(model)
+    record(model)
+    x, y = torch.randn(6, WIDTH), torch.randn(6, WIDTH)
+    with (
+        cut_by_hand(model, [], loss_fn=loss_fn, micro_batches=3, cuda_graphs=True) as pipe,
+        cut_by_hand(plain, [], loss_fn=loss_fn, micro_batches=3) as other,
+    ):
+        for _ in range(WARM + 2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert pipe.step(x, target=y) == other.step(x, target=y)
+            with torch.no_grad():
+                for chain in (model, plain):
+                    chain.get_parameter("0.weight").mul_(1.1)
 
 
 def test_compiled_layers_are_recorded(record):
