@@ -14,7 +14,7 @@ for each such leaf in the order of the nest, None for a leaf that nothing used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,14 @@ def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
     if all(gradient is None or gradient.device == device for gradient in gradients):
         return gradients
     return move(list(gradients), device)
+
+
+def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:
+    """Each gradient on the device of the leaf that it is of; the host waits for one on the CPU."""
+    return [
+        gradient if gradient is None else move(gradient, home)
+        for gradient, home in zip(gradients, homes, strict=True)
+    ]
 
 
 def leaves(message: Any) -> tuple[Tensor, ...]:

@@ -285,7 +285,10 @@ class Pipeline(Wrapped):
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             boundary.backward(
                 [root for one in batch.inputs for root in boundary.cut(one)[1]],
-                [gradient for gradients in run.input_gradients for gradient in gradients],
+                boundary.gradients_home(
+                    (gradient for gradients in run.input_gradients for gradient in gradients),
+                    (leaf.device for one in batch.inputs for leaf in boundary.leaves(one)),
+                ),
             )
         self._traces.add_step(recorder)
         return end.total

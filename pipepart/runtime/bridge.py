@@ -60,6 +60,7 @@ class _Call:
         self, inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward
     ) -> None:
         self._inputs = [boundary.part(one) for one in inputs]
+        self._homes = [leaf.device for one in inputs for leaf in boundary.leaves(one)]
         self._end = OutputEnd(sizes)
         self._collects = collecting()
         self._forward, self._backward = forward, backward
@@ -117,7 +118,8 @@ class _Call:
             for part, row in enumerate(outputs)
         ]
         run, self._run = self._run, None
-        return [gradient for found in self._backward(run, self._end, parameters) for gradient in found]
+        found = self._backward(run, self._end, parameters)
+        return boundary.gradients_home((gradient for part in found for gradient in part), self._homes)
 
 
 class _Node(torch.autograd.Function):

@@ -1,0 +1,25 @@
+"""Late devices for the tests that ask for them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pipepart import faithful
+
+
+@pytest.fixture
+def late_devices() -> Iterator[None]:
+    """``vdev:0`` to ``vdev:7``, whose streams run late and out of step within ``faithful.delayed``.
+
+    To move there a parameter stays the object that it is, as on CUDA, which torch must be told for such devices.
+    """
+    reason = faithful.reason_unavailable()
+    if reason:
+        pytest.skip(reason)
+    faithful.load(devices=8)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+    faithful.hide()

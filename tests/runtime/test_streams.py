@@ -1,0 +1,217 @@
+"""On devices that run behind the host, late and out of step, a step gives the numbers of the plain model on the CPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from pipepart.capture import flatten
+from tests import plain
+from tests.chains import Recompute
+from tests.copies import batch, model_for, plan_copies, summed_step
+from tests.on_devices import AND_BACK, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+from tests.pieces import WIDTH, Fork, Join, Middle
+
+pytestmark = pytest.mark.usefixtures("late_devices")
+
+CHUNKS = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "eager-1f1b": 1,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "interleaved-1f1b": 2,
+    "interleaved-zb": 2,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipe-v": 2,
+    "hanayo": 2,
+}
+
+
+def network(stages: int) -> nn.Sequential:
+    """Two layers for each stage, some of which write their buffers."""
+    layers: list[nn.Module] = []
+    for stage in range(stages):
+        layers += [nn.Linear(5, 5), nn.BatchNorm1d(5) if stage % 3 == 1 else nn.Tanh()]
+    return plain.in_double(layers)
+
+
+def check_steps(
+    devices: tuple[str, ...], schedule: str, recompute: Recompute, seeds: tuple[int | None, ...]
+) -> None:
+    """Two steps with an optimizer, which writes the weights on the caller's streams while steps are queued."""
+    stages = len(devices) * CHUNKS[schedule]
+    model = network(stages)
+    reference = plain.twin(model)
+    start = state(model)
+    with cut_on(
+        devices,
+        model,
+        range(2, 2 * stages, 2),
+        nn.MSELoss(),
+        micro_batches=6,
+        schedule=schedule,
+        chunks=CHUNKS[schedule],
+        recompute=recompute,
+    ) as pipe:
+        for seed in seeds:
+            model.load_state_dict(start)
+            reference.load_state_dict(start)
+            ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference))
+            losses: list[Tensor] = []
+            with late(seed):
+                for _ in range(2):
+                    ours.zero_grad()
+                    theirs.zero_grad()
+                    x, y = sample(14, 5)
+                    loss = pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
+                    expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 6)
+                    ours.step()
+                    theirs.step()
+                    losses[:] = [loss, expected]
+                plain.assert_near(losses[0].cpu(), losses[1].double(), 1e-6)
+                plain.assert_same(gradients(model), plain.gradients(reference))
+                plain.assert_same(state(model), dict(reference.state_dict()))
+
+
+@pytest.mark.parametrize("schedule", CHUNKS)
+def test_every_schedule_trains_as_the_plain_model(schedule):
+    check_steps(TWO, schedule, "never", (0, None))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_workers_may_share_a_device(schedule):
+    check_steps(SHARED, schedule, "never", (0, None))
+
+
+@pytest.mark.parametrize("recompute", ["except-last", "always"])
+def test_forwards_that_run_again_find_what_the_first_found(recompute):
+    check_steps(TWO, "1f1b", recompute, (0, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("devices", [TWO, SHARED, AND_BACK])
+@pytest.mark.parametrize("schedule", CHUNKS)
+def test_many_orders_of_events_give_the_same_numbers(schedule, devices, recompute):
+    check_steps(devices, schedule, recompute, tuple(range(12)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "copies", "turn"), [("chimera", 1, (0, 1)), ("1f1b", 2, (0, 1)), ("zb-h1", 2, (0, 1))]
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_copies_of_the_model_are_added_up(schedule, copies, turn, shared):
+    model = model_for(1)
+    reference = plain.twin(model)
+    plan = plan_copies([name for name, _ in flatten(model)], [2], copies, schedule=schedule)
+    devices = [f"vdev:{index % 2 if shared else index}" for index in range(2 * copies)]
+    with Pipeline(model, on_devices(plan, devices), nn.MSELoss()) as pipe:
+        for seed in (0, 1, None):
+            x, y = batch(8)
+            with late(seed):
+                loss = pipe.step(x.to("vdev:0"), target=y.to(devices[-1]))
+                expected = summed_step(reference, x, y, nn.MSELoss(), [turn[k % len(turn)] for k in range(4)])
+                plain.assert_near(loss.cpu(), expected)
+                plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def test_messages_may_be_nests_with_tensors_that_ask_for_no_gradient():
+    model = plain.in_double([nn.Linear(WIDTH, WIDTH), Fork(), Middle(), Join(), nn.Linear(WIDTH, 2)])
+    reference = plain.twin(model)
+    with cut_on(("vdev:0", "vdev:1", "vdev:1", "vdev:2"), model, [2, 3, 4], nn.MSELoss()) as pipe:
+        for seed in (0, 1, None):
+            pipe.zero_grad()
+            reference.zero_grad()
+            x, y = sample(8, WIDTH, 2)
+            with late(seed):
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
+                plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+                plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+class TiedHead(nn.Module):
+    """Scores for words by the weight of their embedding."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+@pytest.mark.parametrize("devices", [TWO, SHARED])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_stages_on_other_devices_follow_a_parameter_that_they_share(schedule, devices):
+    """The optimizer steps on the first stage's device; the other has a copy, and hands its gradient over."""
+    embedding = nn.Embedding(9, 4)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), nn.Tanh(), TiedHead(embedding)).double()
+    reference = plain.twin(model)
+    ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, reference))
+    with cut_on(devices, model, [2], nn.CrossEntropyLoss(), schedule=schedule) as pipe:
+        for seed in (0, 1, None):
+            words, following = torch.randint(9, (8,)), torch.randint(9, (8,))
+            with late(seed):
+                for _ in range(2):
+                    ours.zero_grad()
+                    theirs.zero_grad()
+                    pipe.step(words.to(devices[0]), target=following.to(devices[1]))
+                    plain.micro_batched_step(reference, words, following, nn.CrossEntropyLoss(), 4)
+                    ours.step()
+                    theirs.step()
+                plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_random_layers_draw_what_they_draw_without_lateness(recompute):
+    def trained(seed: int | None, rushed: bool) -> dict[str, Tensor | None]:
+        torch.manual_seed(5)
+        layers: list[nn.Module] = [
+            nn.Linear(6, 6),
+            nn.Dropout(0.4),
+            nn.Linear(6, 6),
+            nn.RReLU(),
+            nn.Linear(6, 6),
+        ]
+        model = plain.in_double(layers)
+        x, y = sample(8, 6)
+        with cut_on(TWO, model, [2], nn.MSELoss(), recompute=recompute) as pipe:
+            if rushed:
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                return gradients(model)
+            with late(seed):
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                return gradients(model)
+
+    expected = trained(0, rushed=True)
+    for seed in (0, 1, None):
+        plain.assert_same(trained(seed, rushed=False), expected)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_count(schedule):
+    def loss_fn(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        counted = target[:, 0] > 0
+        return ((output - target).square().mean(1) * counted).sum(), counted.sum()
+
+    model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    with cut_on(TWO, model, [1], loss_fn, schedule=schedule) as pipe:
+        for seed in (0, None):
+            pipe.zero_grad()
+            with late(seed):
+                loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                plain.assert_near(loss.cpu(), _mean(reference, loss_fn, x, y), 1e-12)
+                plain.assert_close(gradients(model), plain.gradients(reference))
+            reference.zero_grad()
+
+
+def _mean(model: nn.Module, loss_fn, x: Tensor, y: Tensor) -> Tensor:
+    total, count = loss_fn(model(x), y)
+    model.zero_grad()
+    (total / count).backward()
+    return (total / count).detach()

@@ -1,0 +1,271 @@
+"""What a caller gives to late devices and gets from them: no order but that of the caller's own streams is needed."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from pipepart.capture import flatten
+from pipepart.runtime import on_streams
+from tests import plain
+from tests.chains import plan_by_hand
+from tests.delayed import DelayedTraining, batches, borders_of
+from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+
+pytestmark = pytest.mark.usefixtures("late_devices")
+
+SEEDS = (0, 1, 2, None)
+
+
+def chain(layers: int = 4, width: int = 4) -> nn.Sequential:
+    return plain.in_double([part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())])
+
+
+@contextmanager
+def side_streams() -> Iterator[None]:
+    """On streams of the first two devices that are not their default ones."""
+    with on_streams([torch.Stream(torch.device(device)) for device in TWO]):
+        yield
+
+
+@pytest.mark.parametrize("devices", [TWO, SHARED])
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices, recompute):
+    """The input comes out of a layer before the pipeline, and the loss out of one behind it."""
+    model, before, behind = chain(), nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+    whole = nn.ModuleList([before, model, behind])
+    reference = plain.twin(whole)
+    before.to(devices[0])
+    behind.to(devices[1])
+    with cut_on(devices, model, [4], recompute=recompute) as pipe:
+        for seed in SEEDS:
+            whole.zero_grad()
+            reference.zero_grad()
+            x, _ = sample(8, 4)
+            with late(seed):
+                loss = behind(pipe(before(x.to(devices[0])))).square().sum()
+                loss.backward()
+                theirs = _chunked(reference, x)
+                theirs.backward()
+                plain.assert_near(loss.detach().cpu(), theirs.detach(), 1e-12)
+                plain.assert_close(gradients(whole), plain.gradients(reference))
+
+
+def _chunked(parts: nn.Module, x: Tensor) -> Tensor:
+    before, model, behind = parts.children()
+    given = before(x)
+    return behind(torch.cat([model(one) for one in given.split(2)])).square().sum()
+
+
+@pytest.mark.parametrize("forward_aside", [False, True])
+@pytest.mark.parametrize("backward_aside", [False, True])
+def test_forward_and_backward_may_be_called_on_streams_of_the_callers(forward_aside, backward_aside):
+    model = chain()
+    reference = plain.twin(model)
+    x, _ = sample(8, 4)
+    given = x.clone().requires_grad_()
+    for part in x.split(2):
+        reference(part).backward(torch.ones_like(part))
+    with cut_on(TWO, model, [4]) as pipe:
+        for seed in SEEDS:
+            pipe.zero_grad()
+            given.grad = None
+            with late(seed):
+                with side_streams() if forward_aside else on_streams([]):
+                    out = pipe(given.to("vdev:0") * 1)
+                    done = [
+                        torch.accelerator.current_stream(d).record_event() for d in map(torch.device, TWO)
+                    ]
+                with side_streams() if backward_aside else on_streams([]):
+                    for device, event in zip(TWO, done, strict=True):
+                        torch.accelerator.current_stream(torch.device(device)).wait_event(event)
+                    out.sum().backward()
+                    plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def test_steps_may_be_called_on_streams_of_the_callers():
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            with late(seed), side_streams():
+                pipe.zero_grad()
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("device", ["vdev:0", "vdev:1", "cpu"])
+def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    theirs = x.clone().requires_grad_()
+    plain.micro_batched_step(reference, theirs, y, nn.MSELoss(), 4)
+    assert theirs.grad is not None
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            with late(seed), side_streams():
+                ours = x.clone().to(device).requires_grad_()
+                if differentiated:
+                    nn.functional.mse_loss(pipe(ours * 1), y.to("vdev:1")).backward()
+                else:
+                    pipe.step(ours, target=y)
+                assert ours.grad is not None
+                plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
+
+
+def test_outputs_of_a_forward_alone_are_there_for_the_caller():
+    model = chain()
+    reference = plain.twin(model)
+    with cut_on(TWO, model, [4]) as pipe, torch.no_grad():
+        for seed in SEEDS:
+            with late(seed):
+                for _ in range(2):
+                    x, _ = sample(8, 4)
+                    assert pipe(x.to("vdev:0")).cpu().equal(torch.cat([reference(one) for one in x.split(2)]))
+
+
+@pytest.mark.parametrize("devices", [("vdev:0", "cpu"), ("cpu", "vdev:0"), ("vdev:1", "cpu", "vdev:0")])
+def test_some_stages_may_be_on_the_cpu(devices):
+    model = chain(6)
+    reference = plain.twin(model)
+    with cut_on(devices, model, [4, 8][: len(devices) - 1], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            pipe.zero_grad()
+            reference.zero_grad()
+            x, y = sample(8, 4)
+            with late(seed):
+                loss = pipe.step(x, target=y)
+                expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+                plain.assert_near(loss.cpu(), expected.double(), 1e-6)
+                plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def test_prefetched_mini_batches_are_there_when_a_step_takes_them():
+    model = chain()
+    reference = plain.twin(model)
+    given = [sample(8, 4) for _ in range(4)]
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            with late(seed):
+                for number, (x, y) in enumerate(pipe.prefetch(given)):
+                    assert (x.value.device, y.value.device) == tuple(map(torch.device, TWO))
+                    pipe.zero_grad()
+                    pipe.step(x, target=y)
+                    reference.zero_grad()
+                    plain.micro_batched_step(reference, *given[number], nn.MSELoss(), 4)
+                    plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def test_optimizers_of_stages_step_behind_the_gradients_of_their_stage():
+    model = chain()
+    reference = plain.twin(model)
+    one = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    with cut_on(
+        TWO, model, [4], nn.MSELoss(), optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    ) as pipe:
+        for seed in SEEDS:
+            with late(seed):
+                for _ in range(2):
+                    x, y = sample(8, 4)
+                    pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                    one.zero_grad()
+                    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+                    one.step()
+                plain.assert_same(state(model), dict(reference.state_dict()))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
+    def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0.01)
+
+    model = chain(3, 5)
+    oracle = DelayedTraining(copy.deepcopy(model), 3, schedule, adam)
+    names = [name for name, _ in flatten(model)]
+    plan = on_devices(
+        plan_by_hand(names, borders_of(3), micro_batches=6, schedule=schedule), ("vdev:0", "vdev:1", "vdev:2")
+    )
+    with Pipeline(model, plan, nn.MSELoss(), optimizer=adam) as pipe:
+        for seed, (x, y) in zip(SEEDS, batches(4, samples=12), strict=True):
+            with late(seed):
+                ours = pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
+                theirs = oracle.step(x, y, nn.MSELoss(), 6)
+                assert ours.cpu().equal(theirs)
+                expected = [p for stage in oracle.stages for p in stage.parameters()]
+                found = [parameter.detach().cpu() for parameter in model.parameters()]
+                assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_may_be_of_the_whole_mini_batch(momentum):
+    def norm() -> nn.Module:
+        return nn.BatchNorm1d(4, momentum=momentum)
+
+    model = plain.in_double([norm(), nn.Linear(4, 4), nn.Tanh()])
+    reference = plain.twin(model)
+    with cut_on(TWO, model, [1], nn.MSELoss(), deferred_batch_norm=True) as pipe:
+        for seed in SEEDS:
+            x, y = sample(8, 4)
+            with late(seed):
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                reference(x)
+                ours, theirs = state(model), state(reference)
+                plain.assert_near(ours["0.running_mean"], theirs["0.running_mean"], 1e-12)
+                plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
+
+
+def test_scaled_gradients_are_those_of_the_scaled_loss():
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            pipe.zero_grad()
+            scaler = torch.amp.GradScaler("vdev", init_scale=4.0)
+            with late(seed):
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
+                found = {name: None if g is None else g / 4 for name, g in gradients(model).items()}
+                plain.assert_same(found, plain.gradients(reference))
+
+
+class Fails(nn.Module):
+    """Fails at its third call, with work queued before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise ArithmeticError("third call")
+        return x * 1
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_the_step_after_one_that_failed_gives_the_right_numbers(place):
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    fails = Fails()
+    failing = nn.Sequential(*list(model)[:place], fails, *list(model)[place:])
+    with cut_on(TWO, failing, [4], nn.MSELoss()) as pipe:
+        for seed in SEEDS:
+            fails.calls = 0
+            with late(seed):
+                pipe.zero_grad()
+                with pytest.raises(ArithmeticError, match="third call"):
+                    pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                pipe.zero_grad()
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+                plain.assert_same(gradients(model), plain.gradients(reference))
