@@ -183,7 +183,7 @@ class ByColumn(nn.Module):
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.weight @ x.t()).t()
+        return (self.weight @ x.t().contiguous()).t()
 
 
 @pytest.mark.parametrize("first", [linear, ByColumn])
