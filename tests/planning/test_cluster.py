@@ -22,6 +22,39 @@ def test_virtual_devices_share_the_threads_of_the_process():
     assert Cluster.virtual(1, memory=5000).devices[0].memory_bytes == 5000
 
 
+def test_virtual_devices_of_unlike_speeds_and_slow_links_are_emulated():
+    cluster = Cluster.virtual(4, speed=[1, 1, 0.5, 0.5], link="2GB/s", latency=1e-3)
+    assert [device.speed for device in cluster.devices] == [1, 1, 0.5, 0.5]
+    assert cluster.link == Link(bandwidth=2e9, latency=1e-3)
+    assert cluster.emulated
+    assert [device.speed for device in Cluster.virtual(2, speed=0.25).devices] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("given", [{}, {"speed": 1}, {"speed": [1.0, 1.0]}, {"memory": "1GiB", "threads": 2}])
+def test_virtual_devices_as_fast_as_the_machine_are_not_emulated(given):
+    cluster = Cluster.virtual(2, **given)
+    assert not cluster.emulated
+    assert cluster.link == Link(latency=20e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"speed": 2}, "virtual device 0 cannot have speed 2.0"),
+        ({"speed": [1, 1.5]}, "virtual device 1 cannot have speed 1.5"),
+        ({"speed": [1, 0]}, "virtual device 1 cannot have speed 0.0"),
+        ({"speed": float("nan")}, "cannot have speed nan"),
+        ({"speed": [1, 1, 1]}, "speed names 3 devices, there are 2"),
+        ({"latency": 1e-6}, "cannot have a latency of 1e-06 s: threads need 2e-05 s"),
+        ({"latency": float("inf")}, "cannot have a latency of inf s"),
+        ({"link": "2GB"}, "is not a bandwidth"),
+    ],
+)
+def test_what_no_waiting_makes_of_a_machine_is_refused(given, fault):
+    with pytest.raises(ValueError, match=fault):
+        Cluster.virtual(2, **given)
+
+
 def test_described_devices():
     cluster = Cluster.parse(["24GiB", "16GiB@0.6", "500MB@2"], link="12GB/s", latency=1e-5)
     assert [device.memory_bytes for device in cluster.devices] == [24 * 2**30, 16 * 2**30, 500 * 10**6]
