@@ -123,7 +123,7 @@ class Strict(Condition):
                 if mark.category != category:
                     ledger.call(mark, category)
             elif mark is None or moved or mark.ledger.device == ledger.device:
-                ledger.enter(storage, category, f"one of the {category} of stage {stage}")
+                ledger.enter(storage, category, lambda: f"one of the {category} of stage {stage}")
 
     def _modules(self, stage: int) -> Iterator[nn.Module]:
         for _, layer in self._stages[stage].layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +65,8 @@ class Ledger:
         self._peak = 0
         self._peaks = dict(self._bytes)
 
-    def enter(self, storage: torch.UntypedStorage, category: str, what: str = "a tensor") -> None:
-        """Takes a storage in, wherever it was before.
+    def enter(self, storage: torch.UntypedStorage, category: str, what: Callable[[], str]) -> None:
+        """Takes a storage in, wherever it was before; ``what`` it is, is asked where there is no room.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
@@ -75,7 +75,7 @@ class Ledger:
         with self._lock:
             self._bury()
             if self._limit is not None and self._allocated + size > self._limit:
-                raise torch.OutOfMemoryError(self._full(size, what))
+                raise torch.OutOfMemoryError(self._full(size, what()))
             self._allocated += size
             self._count(category, size)
             self._peak = max(self._peak, self._allocated)
@@ -124,7 +124,7 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # nested tensors, and the like
             return
-        if storage.device.type == "cpu":
+        if mark_of(storage) is not None or storage.device.type == "cpu":  # a mark is the quicker to see
             yield storage
     elif tensor.layout is torch.sparse_coo:
         yield from storages(tensor._indices())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -67,14 +67,14 @@ class Watch(TorchDispatchMode):
         marks = [mark_of(storage) for storage in storages(tensor)]
         return all(mark is not None and mark.ledger.device == self.ledger.device for mark in marks)
 
-    def adopt(self, tensor: Tensor, category: str = OTHER, what: str = "") -> None:
+    def adopt(self, tensor: Tensor, what: str = "a copy") -> None:
         """Has the tensor live here.
 
         Raises:
             torch.OutOfMemoryError: there is no room.
         """
         for storage in storages(tensor):
-            self.ledger.enter(storage, category, what or f"a tensor of shape {tuple(tensor.shape)}")
+            self.ledger.enter(storage, OTHER, lambda: f"{what} of shape {tuple(tensor.shape)}")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -94,7 +94,7 @@ class Watch(TorchDispatchMode):
                 return made
             unmarked = _unmarked(made)
         for tensor, storage in unmarked:
-            self.ledger.enter(storage, OTHER, f"{func}, which makes a tensor of shape {tuple(tensor.shape)},")
+            self.ledger.enter(storage, OTHER, partial(_made_by, func, tensor))
         return made
 
     def _look(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -205,6 +205,10 @@ def _unmarked(made: Any) -> Iterator[tuple[Tensor, torch.UntypedStorage]]:
         for storage in storages(tensor):
             if mark_of(storage) is None:
                 yield tensor, storage
+
+
+def _made_by(func: Any, tensor: Tensor) -> str:
+    return f"{func}, which makes a tensor of shape {tuple(tensor.shape)},"
 
 
 @cache
