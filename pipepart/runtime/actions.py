@@ -86,7 +86,7 @@ class Actions:
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
-        post = Post(schedule, streams)
+        post = Post(schedule, streams, watch.recorder.arrivals if watch and watch.recorder else None)
         self._parts = _PARTS
         for condition in conditions:
             inputs, end, post = condition.arriving(inputs), condition.end(end), condition.post(post, schedule)

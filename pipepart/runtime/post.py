@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from schedules import Schedule
 
 from .mailbox import Key, Mailbox
@@ -16,18 +18,29 @@ class Post:
     Args:
         schedule: has the stages.
         streams: of the workers, which send and receive messages in their order; None where the host's is all there is.
+        arrivals: takes for each message that streams carry the event of its arrival, with its time.
     """
 
-    def __init__(self, schedule: Schedule, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        streams: Streams | None = None,
+        arrivals: dict[Key, torch.Event] | None = None,
+    ) -> None:
         self._mailboxes = [Mailbox() for _ in schedule.actions]
         self._mailbox_of = [self._mailboxes[device] for device in schedule.device_of]
         self._worker_of = schedule.device_of
         self._streams = streams
+        self._arrivals = arrivals
 
     def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Sends a message from one stage to another, on the worker of the first."""
         if self._streams is not None:
-            message = self._streams.send(self._worker_of[sender], self._worker_of[receiver], message)
+            there = self._worker_of[receiver]
+            timed = self._arrivals is not None
+            message = self._streams.send(self._worker_of[sender], there, message, timed)
+            if self._arrivals is not None and message.arrived is not None:
+                self._arrivals[key] = message.arrived
         self._mailbox_of[receiver].put(key, message)
 
     def take(self, receiver: int, key: Key) -> Any:

@@ -131,18 +131,18 @@ class Streams:
 
         return do_in_time
 
-    def send(self, sender: int, receiver: int, message: Any) -> Parcel:
-        """Has a message copied to the receiver's device, if that is another."""
+    def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> Parcel:
+        """Has a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
         found = () if sender == receiver else tensors(message)
         if not found:
             return Parcel(message, None)
         here, there = self._homes[sender], self._homes[receiver]
         compute = self._compute(sender)
         if here == there:
-            return Parcel(message, None if compute is None else compute.record_event())  # (1)
+            return Parcel(message, None if compute is None else recorded(compute, timed))  # (1)
         if compute is None:
             copied = boundary.move(message, there, wait=False)
-            return Parcel(copied, self._of[sender][there].record_event())
+            return Parcel(copied, recorded(self._of[sender][there], timed))
         departure = self._departure(sender, there)
         departure.wait_event(compute.record_event())  # (1)
         torch.accelerator.set_stream(departure)
@@ -153,7 +153,7 @@ class Streams:
         for tensor in found:
             if tensor.device == here:
                 tensor.record_stream(departure)  # (2)
-        return Parcel(copied, self._of[sender].get(there, departure).record_event())  # (3)
+        return Parcel(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
 
     def receive(self, receiver: int, parcel: Parcel) -> Any:
         """The message of a parcel, for the receiver's compute stream; one that is for the CPU, the host waits for."""
@@ -210,6 +210,13 @@ def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
         for stream in before:
             torch.accelerator.set_stream(stream)
         torch.accelerator.set_device_index(index)
+
+
+def recorded(stream: torch.Stream, timed: bool) -> torch.Event:
+    """An event for what is on a stream up to now, which takes the time if it is ``timed``."""
+    event = torch.Event(device=stream.device, enable_timing=timed)
+    event.record(stream)
+    return event
 
 
 def has_streams(device: torch.device) -> bool:

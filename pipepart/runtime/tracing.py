@@ -13,7 +13,7 @@ drift apart until then, microseconds in each second.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from operator import attrgetter
@@ -28,7 +28,7 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 from .mailbox import Key
 from .post import Post
 from .stage import Stage
-from .streams import has_streams
+from .streams import has_streams, recorded
 
 _now = time.perf_counter
 _ANCHORS = 5
@@ -42,10 +42,14 @@ class Recorder:
     Args:
         schedule: the actions.
         stages: those that it has.
+
+    Attributes:
+        arrivals: of messages that streams carry, filled in as they are sent.
     """
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage]) -> None:
         self.schedule = schedule
+        self.arrivals: dict[Key, torch.Event] = {}
         self.clocks: list[_HostClock | _EventClock] = [
             _EventClock(device) if has_streams(device) else _HostClock()
             for device in _homes(schedule, stages)
@@ -63,10 +67,15 @@ class Recorder:
         origin = min(start for starts, _ in rows for start in starts)
         starts = [[start - origin for start in starts] for starts, _ in rows]
         ends = [[end - origin for end in ends] for _, ends in rows]
-        return Timeline(self.schedule, starts, ends, transfers=self._transfers(starts, ends))
+        clocks = {clock.device: clock for clock in self.clocks if isinstance(clock, _EventClock)}
+        arrived = {key: clocks[event.device].seconds(event) - origin for key, event in self.arrivals.items()}
+        return Timeline(self.schedule, starts, ends, transfers=self._transfers(starts, ends, arrived))
 
     def _transfers(
-        self, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]
+        self,
+        starts: Sequence[Sequence[float]],
+        ends: Sequence[Sequence[float]],
+        arrived: Mapping[Key, float],
     ) -> tuple[Transfer, ...]:
         place = {
             (_carried(action.kind), action.stage, action.micro_batch): (device, position)
@@ -80,9 +89,9 @@ class Recorder:
             device, position = place[kind, sender, micro_batch]
             sent = ends[device][position]
             device, position = place[kind, receiver, micro_batch]
-            # A worker that was done before has waited, and had it when it went on; else it lay there at once.
+            # On the host, a worker that was done before has waited, and had it when it went on; else it lay there.
             waited = position == 0 or ends[device][position - 1] < sent
-            there = max(sent, starts[device][position]) if waited else sent
+            there = max(sent, arrived.get(key, starts[device][position] if waited else sent))
             found.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
         return tuple(sorted(found, key=attrgetter("start")))
 
@@ -192,32 +201,34 @@ class _EventClock(AbstractContextManager[object]):
     """The same by events on the stream that the worker is on."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._starts: list[torch.Event] = []
         self._ends: list[torch.Event] = []
 
     def __enter__(self) -> None:
-        self._starts.append(_recorded(torch.accelerator.current_stream(self._device)))
+        self._starts.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
 
     def __exit__(self, *error: object) -> None:
-        self._ends.append(_recorded(torch.accelerator.current_stream(self._device)))
+        self._ends.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
 
     def spans(self) -> tuple[list[float], list[float]]:
-        """All of them, on the host's clock; waits until the device has come by the last."""
-        self._ends[-1].synchronize()
-        first, at = self._starts[0], self._first_seconds()
-        starts, ends = (
-            [at + first.elapsed_time(each) / 1e3 for each in row] for row in (self._starts, self._ends)
-        )
-        return starts, ends
+        """All of them, on the host's clock; waits for the device."""
+        return list(map(self.seconds, self._starts)), list(map(self.seconds, self._ends))
 
+    def seconds(self, event: torch.Event) -> float:
+        """When an event of the device was, on the host's clock."""
+        event.synchronize()
+        return self._first_seconds + self._starts[0].elapsed_time(event) / 1e3
+
+    @cached_property
     def _first_seconds(self) -> float:
-        """When the first event was on the host's clock: by another one that the host sees come and go."""
-        stream = torch.Stream(device=self._device)  # with nothing on it that could hold the event up
+        """When the first event was: by another one, that the host sees come and go."""
+        self._starts[0].synchronize()
+        stream = torch.Stream(device=self.device)  # with nothing on it that could hold the event up
         seen = []
         for _ in range(_ANCHORS):
             before = _now()
-            event = _recorded(stream)
+            event = recorded(stream, timed=True)
             event.synchronize()
             after = _now()
             seen.append((after - before, (before + after) / 2, event))
@@ -229,12 +240,6 @@ def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
     """The device of each row of the schedule."""
     of = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
     return [of[row] for row in range(schedule.devices)]
-
-
-def _recorded(stream: torch.Stream) -> torch.Event:
-    event = torch.Event(device=stream.device, enable_timing=True)
-    event.record(stream)
-    return event
 
 
 def _bytes(message: Any) -> int:

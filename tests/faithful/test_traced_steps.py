@@ -1,0 +1,91 @@
+"""A step on accelerators is timed by events on their streams, on one axis with the host's clock."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Cluster, Device, Pipeline, faithful
+from schedules import Kind, Timeline
+from tests.chains import plan_by_hand
+
+TIMER = 0.02  # seconds that a slow layer computes for, on either clock
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(TIMER)
+        return x * 2
+
+
+def traced(*devices: str) -> Timeline:
+    """A step of two stages, the layers of the second slow in their forward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Slow(), nn.Linear(4, 2))
+    plan = plan_by_hand([str(index) for index in range(4)], [2], micro_batches=3)
+    named = zip(plan.cluster.devices, devices, strict=True)
+    cluster = Cluster(
+        devices=tuple(Device(name=old.name, kind="cpu", torch_device=new) for old, new in named)
+    )
+    with Pipeline(model, plan.model_copy(update={"cluster": cluster}), nn.MSELoss(), trace=True) as pipe:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
+        trace = pipe.last_trace
+    assert trace is not None
+    return trace
+
+
+@pytest.mark.parametrize("devices", [("vdev:0", "vdev:1"), ("vdev:0", "cpu"), ("cpu", "vdev:1")])
+@pytest.mark.parametrize("lateness", [None, 1.0])
+def test_actions_and_messages_are_in_the_order_of_their_dependencies(devices, lateness):
+    with faithful.delayed(1, lateness=lateness):
+        trace = traced(*devices)
+    assert [(t.kind, t.source, t.micro_batch, t.bytes) for t in trace.transfers if t.kind is Kind.F] == [
+        (Kind.F, 0, micro_batch, 2 * 4 * 4) for micro_batch in range(3)
+    ]
+    slack = 0.01  # what two clocks may be apart on a busy machine
+    for transfer in trace.transfers:
+        made, taken = (
+            next(
+                (starts[at], ends[at])
+                for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True)
+                for at, action in enumerate(row)
+                if (action.kind, action.stage, action.micro_batch)
+                == (transfer.kind, stage, transfer.micro_batch)
+            )
+            for stage in (transfer.source, transfer.target)
+        )
+        assert made[1] == transfer.start <= transfer.end <= taken[0] + slack
+    for starts, ends in zip(trace.starts, trace.ends, strict=True):
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_what_a_device_computes_is_its_busy_time():
+    trace = traced("vdev:0", "vdev:1")
+    assert trace.busy[1] >= 3 * TIMER
+    assert trace.idle[0].producer > TIMER
+
+
+def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipepart.runtime.streams.recorded", _untimed(torch.Event))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    cluster = Cluster(
+        devices=tuple(
+            Device(name=device.name, kind="cpu", torch_device=f"vdev:{index}")
+            for index, device in enumerate(plan.cluster.devices)
+        )
+    )
+    with Pipeline(model, plan.model_copy(update={"cluster": cluster}), nn.MSELoss()) as pipe:
+        pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
+        assert pipe.last_trace is None
+
+
+def _untimed(make):
+    def recorded(stream, timed):
+        assert not timed
+        event = make(device=stream.device)
+        event.record(stream)
+        return event
+
+    return recorded
