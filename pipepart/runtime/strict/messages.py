@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ... import boundary
@@ -101,3 +102,7 @@ class StrictEnd:
     def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
         """Those of the other end, on the worker's device."""
         return self._here.arrived(self._inner.added_gradients(stage, micro_batch))
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As the other end."""
+        return self._inner.losses()
