@@ -12,8 +12,10 @@ from .simulated import idle_table, simulation_summary
 from .stages import stage_table
 from .summary import plan_summary
 from .timeline import drawn_timeline
+from .traced import action_table, trace_reports, trace_summary
 
 __all__ = [
+    "action_table",
     "alternatives_table",
     "check_table",
     "drawn_timeline",
@@ -29,4 +31,6 @@ __all__ = [
     "simulation_summary",
     "size_table",
     "stage_table",
+    "trace_reports",
+    "trace_summary",
 ]

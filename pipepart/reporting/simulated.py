@@ -71,6 +71,7 @@ def idle_table(
     """
     schedule, idle = timeline.schedule, timeline.idle
     unit = TimeUnit.for_all([timeline.makespan])
+    late = any(each.delay > 1e-12 for each in idle)
     names = devices or [str(device) for device in range(schedule.devices)]
     shares = [each.total / timeline.makespan if timeline.makespan else 0.0 for each in idle]
 
@@ -86,6 +87,7 @@ def idle_table(
         times("busy", timeline.busy),
         times("waits for\na device", [each.producer for each in idle]),
         times("waits for\na message", [each.transfer for each in idle]),
+        *([times("starts\nlate", [each.delay for each in idle])] if late else []),
         times("done\nbefore", [each.finished for each in idle]),
         Column("idle", list(map(percent, shares))),
         Column("", list(map(bar, shares)), rank=4, text=True, style="cyan"),
@@ -95,6 +97,8 @@ def idle_table(
     elif any(timeline.peak_bytes):
         columns.append(Column("stash,\nat most", [size(round(peak)) for peak in timeline.peak_bytes], rank=1))
     notes = ["Done before: nothing left to do until the last device ends."]
+    if late:
+        notes.insert(0, "Starts late: all is there, and the runtime or another program holds it up.")
     if other_bytes:
         needs = [round(peak) + other for peak, other in zip(timeline.peak_bytes, other_bytes, strict=True)]
         columns.append(Column("memory", list(map(size, needs)), rank=2))
