@@ -78,10 +78,10 @@ def next_token_loss(logits: Tensor, target: Tensor) -> Tensor:
 class Embedding(nn.Module):
     """Tokens and their places, as vectors."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH, sequence: int = SEQUENCE) -> None:
         super().__init__()
-        self.token = nn.Embedding(VOCABULARY, WIDTH)
-        self.place = nn.Embedding(SEQUENCE, WIDTH)
+        self.token = nn.Embedding(vocabulary, width)
+        self.place = nn.Embedding(sequence, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.token(tokens) + self.place.weight[: tokens.shape[1]]
@@ -90,16 +90,17 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block with causal attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(WIDTH)
-        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
-        self.projection = nn.Linear(WIDTH, WIDTH)
-        self.feed_forward_norm = nn.LayerNorm(WIDTH)
-        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        split = self.query_key_value(self.attention_norm(x)).unflatten(2, (3, HEADS, WIDTH // HEADS))
+        split = self.query_key_value(self.attention_norm(x)).unflatten(2, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(mixed.transpose(1, 2).flatten(2))

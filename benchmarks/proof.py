@@ -12,7 +12,12 @@ class WrongGradientsError(AssertionError):
     """A contender whose time would mean nothing."""
 
 
-def require_equal(name: str, gradients: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+def require_equal(
+    name: str,
+    gradients: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    tolerance: float = TOLERANCE,
+) -> float:
     """The largest relative error of any parameter's gradient; raises when one is missing or too far off."""
     if gradients.keys() != reference.keys():
         raise WrongGradientsError(
@@ -23,6 +28,6 @@ def require_equal(name: str, gradients: Mapping[str, Tensor], reference: Mapping
         for parameter, expected in reference.items()
     }
     worst = max(errors, key=errors.__getitem__)
-    if not errors[worst] <= TOLERANCE:
+    if not errors[worst] <= tolerance:
         raise WrongGradientsError(f"{name}: the gradient of {worst} is off by {errors[worst]:.1e} (relative)")
     return errors[worst]
