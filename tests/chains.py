@@ -44,6 +44,16 @@ def plan_by_hand(
     )
 
 
+def on_device(plan: Plan, torch_device: str) -> Plan:
+    """The same plan for devices that are all this one."""
+    devices = [
+        device.model_copy(update={"torch_device": torch_device, "threads": None})
+        for device in plan.cluster.devices
+    ]
+    cluster = plan.cluster.model_copy(update={"devices": tuple(devices)})
+    return plan.model_copy(update={"cluster": cluster})
+
+
 def cut_by_hand(
     model: nn.Module,
     borders: Sequence[int],

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
-from tests.chains import cut_by_hand, plan_by_hand
+from tests.chains import cut_by_hand, on_device, plan_by_hand
 from tests.pieces import PIECES, WIDTH, InPlace, Noise, linear
 from tests.plain import assert_close, assert_same, copied, gradients, in_double, micro_batched_step, twin
 
@@ -327,10 +327,8 @@ def test_wishes_that_torch_does_not_know_are_refused_before_anything_is_made(wis
 )
 def test_graphs_of_torch_itself_are_refused_on_cuda_devices(wish):
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    devices = [device.model_copy(update={"torch_device": "cuda:0"}) for device in plan.cluster.devices]
-    plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": tuple(devices)})})
     with pytest.raises(ValueError, match="cuda_graphs=True"):
-        Pipeline(nn.Sequential(linear(), linear()), plan, compile=wish)
+        Pipeline(nn.Sequential(linear(), linear()), on_device(plan, "cuda:0"), compile=wish)
 
 
 def test_auto_takes_the_wish():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Pipeline
 from pipepart.runtime import together
-from tests.chains import cut_by_hand, plan_by_hand
+from tests.chains import cut_by_hand, on_device, plan_by_hand
 from tests.pieces import PIECES, WIDTH, Branches, Noise, linear
 from tests.plain import assert_close, assert_same, copied, gradients, in_double, micro_batched_step, twin
 from tests.recorded import StandIn
@@ -389,15 +389,10 @@ def test_devices_that_have_no_cuda_graphs_are_refused():
         cut_by_hand(model, [1], cuda_graphs=True)
 
 
-def on_cuda(plan: pipepart.Plan) -> pipepart.Plan:
-    devices = [device.model_copy(update={"torch_device": "cuda:0"}) for device in plan.cluster.devices]
-    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": tuple(devices)})})
-
-
 def test_stages_that_are_recomputed_are_refused():
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2, recompute=("never", "always"))
     with pytest.raises(ValueError, match=r"stage 1 compute it again.*recompute='never'"):
-        Pipeline(nn.Sequential(linear(), linear()), on_cuda(plan), cuda_graphs=True)
+        Pipeline(nn.Sequential(linear(), linear()), on_device(plan, "cuda:0"), cuda_graphs=True)
 
 
 def test_versions_of_weights_are_refused():
@@ -405,7 +400,7 @@ def test_versions_of_weights_are_refused():
     with pytest.raises(ValueError, match=r"'pipedream' has several versions"):
         Pipeline(
             nn.Sequential(linear(), linear()),
-            on_cuda(plan),
+            on_device(plan, "cuda:0"),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             cuda_graphs=True,
         )
