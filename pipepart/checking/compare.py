@@ -49,6 +49,7 @@ def check(
     split: Splitter | None = None,
     plan: Plan | None = None,
     seed: int = 0,
+    strict: bool = False,
 ) -> CheckReport:
     """Trains copies of ``model`` plainly and as pipelines, and compares losses, gradients, parameters and buffers.
 
@@ -72,6 +73,7 @@ def check(
         recompute: modes to try each schedule with.
         plan: to try this plan instead: cut, devices, schedule, micro-batches and recompute are its own.
         seed: of the first step; each step has the next.
+        strict: as for :class:`pipepart.Pipeline`; what virtual devices refuse is raised.
 
     Raises:
         TypeError: the model is no ``nn.Sequential``, or it cannot be copied.
@@ -90,7 +92,19 @@ def check(
     parts = plans[0].micro_batches
     cases = {
         label: Case(
-            model, value, target, loss_fn, dtype, home, parts, steps, optimizer, seed, reduction, split
+            model,
+            value,
+            target,
+            loss_fn,
+            dtype,
+            home,
+            parts,
+            steps,
+            optimizer,
+            seed,
+            reduction,
+            split,
+            strict,
         )
         for label, dtype in labels.items()
     }
@@ -183,7 +197,9 @@ def _culprit(case: Case, plan: Plan, step: int, allowed: float, reference: Refer
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
     case = training.case
-    return Pipeline(training.model, plan, training.loss_fn, reduction=case.reduction, split=case.split)
+    return Pipeline(
+        training.model, plan, training.loss_fn, reduction=case.reduction, split=case.split, strict=case.strict
+    )
 
 
 def _plans(

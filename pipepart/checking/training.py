@@ -33,6 +33,7 @@ class Case:
         steps, optimizer, seed: of the training.
         reduction: of the loss, if it was said.
         split: the user's way to make micro-batches.
+        strict: whether virtual devices are.
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class Case:
     seed: int
     reduction: Literal["mean", "sum"] | None = None
     split: Splitter | None = None
+    strict: bool = False
 
     @property
     def parts(self) -> int:

@@ -89,6 +89,12 @@ def check_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the first step.")] = 0,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Have virtual devices refuse tensors of each other, as accelerators do."
+        ),
+    ] = False,
     sample: options.Sample = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
@@ -104,6 +110,7 @@ def check_command(
             "steps": steps,
             "optimizer": optimizer,
             "seed": seed,
+            "strict": strict,
             "reduction": reduction and parse_choice("--reduction", reduction, ("mean", "sum")),
         }
         if dtype:

@@ -37,6 +37,27 @@ def test_every_schedule_is_the_same_bit_for_bit_in_both_dtypes() -> None:
     report.raise_if_different()
 
 
+def test_strict_devices_raise_what_accelerators_would() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = torch.ones(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.mask
+
+    model = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4))
+    given: dict[str, Any] = {
+        "sample": torch.randn(8, 8),
+        "loss_fn": nn.MSELoss(),
+        "target": torch.randn(8, 4),
+    }
+    assert checked(model, **given, dtypes=["own"]).ok
+    with pytest.raises(RuntimeError, match="attribute 'mask' of layer '1'"):
+        checked(model, **given, dtypes=["own"], strict=True)
+    assert checked(faults.chain(), strict=True).ok
+
+
 def test_a_schedule_that_sums_in_another_order_is_the_same_up_to_rounding_and_says_why() -> None:
     (row,) = checked(
         faults.chain(), schedules=["looped-bfs"], devices=1, micro_batches=4, dtypes=["float64"]

@@ -46,6 +46,32 @@ def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: N
     assert "1 of 1 differ from the plain model." in result.stdout
 
 
+def test_strict_devices_refuse_what_accelerators_would(run: Run, directory: Path) -> None:
+    (directory / "masked.py").write_text(
+        """
+import torch
+from torch import nn
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.ones(8)
+
+    def forward(self, x):
+        return x * self.mask
+
+
+def model():
+    return nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4)), torch.randn(12, 8)
+"""
+    )
+    assert run("check masked.py:model --schedule gpipe --steps 1 --dtype own").exit_code == 0
+    result = run("check masked.py:model --schedule gpipe --steps 1 --dtype own --strict")
+    assert result.exit_code != 0
+    assert "attribute 'mask' of layer '1' (Masked)" in f"{result.stderr} {result.exception}"
+
+
 def test_json_is_the_report_and_nothing_else(run: Run, directory: Path) -> None:
     result = run("check models.py:whole --steps 1 --schedule 1f1b --dtype float64 --json -o check.json")
     report = CheckReport.model_validate_json(result.stdout)
