@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ class Prefetched:
         value: what the loader gave, on the device where it is needed.
     """
 
-    __slots__ = ("_mini_batch", "value")
+    __slots__ = ("__weakref__", "_mini_batch", "value")
 
     def __init__(self, value: Any, mini_batch: MiniBatch) -> None:
         self.value = value
@@ -55,7 +56,7 @@ class Prefetched:
             mini_batch.arrive()
         if isinstance(value, Prefetched):
             made = value._mini_batch
-            if made.input is value and made.target is target and made.split_as == (most, splitter):
+            if made.is_of(value, target) and made.split_as == (most, splitter):
                 return made.parts
             value = value.value
         if isinstance(target, Prefetched):
@@ -64,15 +65,32 @@ class Prefetched:
 
 
 class MiniBatch:
-    """A mini-batch in parts, and the copies to accelerators that are under way for it."""
+    """A mini-batch in parts, and the copies to accelerators that are under way for it.
+
+    What the caller gets holds it and is not held by it, so that all memory goes when the caller lets go.
+    """
 
     def __init__(self, value: Any, target: Any, most: int, splitter: Splitter | None, copies: Copies) -> None:
         self.split_as = most, splitter
         with torch.inference_mode(False), torch.enable_grad():
             self.parts = micro_batches_of(value, target, most, splitter)
-        self.input = Prefetched(value, self)
-        self.target = None if target is None else Prefetched(target, self)
+        self._whole = value, target
+        self._given: list[weakref.ref[Prefetched]] = []
         self._copies = copies
+
+    def given(self) -> tuple[Prefetched, Prefetched | None]:
+        """What the caller gets, once: the input and the target, if there is one."""
+        (value, target), self._whole = self._whole, (None, None)
+        pair = Prefetched(value, self), None if target is None else Prefetched(target, self)
+        self._given = [weakref.ref(one) for one in pair if one is not None]
+        return pair
+
+    def is_of(self, value: Any, target: Any) -> bool:
+        """Whether these are what the caller got."""
+        asked = [value] if target is None else [value, target]
+        return len(asked) == len(self._given) and all(
+            one is known() for one, known in zip(asked, self._given, strict=True)
+        )
 
     def arrive(self) -> None:
         """Has the calling thread's stream of each accelerator, for which stages wait, wait for the copies to it."""

@@ -307,7 +307,9 @@ class Pipeline(Wrapped):
         value = single_argument(kwargs or args)
         batch = Prefetched.parts_of(value, None, self._plan.micro_batches, self._split)
         if torch.is_grad_enabled():
-            return differentiable(batch.inputs, batch.sizes, self._forward, self._backward)
+            return differentiable(
+                batch.inputs, batch.sizes, self._forward, self._backward, (s.device for s in self._stages)
+            )
         end = OutputEnd(batch.sizes)
         self._forward([boundary.part(one) for one in batch.inputs], end)
         if (added := end.added.total()) is not None:

@@ -171,8 +171,8 @@ class _Prepare:
             copies,
         )
         if self._to_arguments is None and (not sequence or len(batch) == 1):
-            return (made.input,) if sequence else made.input
-        return made.input, made.target
+            return made.given()[:1] if sequence else made.given()[0]
+        return made.given()
 
 
 class _Pass:

@@ -22,7 +22,13 @@ Forward = Callable[[Sequence[Any], OutputEnd], Run]
 Backward = Callable[[Run, OutputEnd, bool], Sequence[boundary.Gradients]]
 
 
-def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward) -> Any:
+def differentiable(
+    inputs: Sequence[Any],
+    sizes: Sequence[int],
+    forward: Forward,
+    backward: Backward,
+    devices: Iterable[torch.device],
+) -> Any:
     """The pipeline's output for a mini-batch, whose backward runs the stages' backwards.
 
     Args:
@@ -31,12 +37,15 @@ def differentiable(inputs: Sequence[Any], sizes: Sequence[int], forward: Forward
         forward: runs all forwards.
         backward: runs all backwards of such a run, for the parameters too or not; returns the gradients of its inputs
             for each micro-batch.
+        devices: of the parameters.
     """
     call = _Call(inputs, sizes, forward, backward)
-    anchor = torch.empty(
-        0, requires_grad=True
-    )  # the parameters are no inputs of the node, yet it is to run backward
-    tensors = _Node.apply(call, anchor, *(leaf for one in inputs for leaf in boundary.leaves(one)))
+    # The parameters are no inputs of the node, yet it is to run backward. And the streams on which a backward is called
+    # wait for those on which leaves were made, so on each device where it adds to parameters there is to be a leaf.
+    anchors = [torch.empty(0, requires_grad=True, device=device) for device in dict.fromkeys(devices)]
+    tensors = _Node.apply(
+        call, anchors[0], *(leaf for one in inputs for leaf in boundary.leaves(one)), *anchors[1:]
+    )
     return call.rebuild(tensors)
 
 
@@ -124,8 +133,9 @@ class _Call:
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, anchor: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: _Call, anchor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
+        ctx.others = len(others)
         ctx.anchor = get_gradient_edge(anchor).node
         ctx.set_materialize_grads(False)
         tensors, differentiable = call.forward()
@@ -137,7 +147,8 @@ class _Node(torch.autograd.Function):
         # The anchor is not on the way where gradients of some tensors alone are asked for, as by `autograd.grad`.
         parameters = torch._C._will_engine_execute_node(ctx.anchor)
         with torch.no_grad():  # each stage's graph is used once: there is no second derivative
-            return (None, None, *ctx.call.backward(gradients, parameters))
+            found = ctx.call.backward(gradients, parameters)
+        return (None, None, *found, *[None] * (ctx.others - len(found)))
 
 
 def _detached(output: Any) -> Any:

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any
 
-from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from .. import boundary
@@ -74,8 +73,6 @@ class Run:
         # A backward begins and ends on the streams of its forward, as autograd's do.
         self._callers: Callers = forward._callers if forward else streams.callers() if streams else ()
         if streams:
-            firsts = {home for s, home in enumerate(schedule.device_of) if schedule.previous_stage(s) is None}
-            streams.hold(inputs, firsts)
             streams.begin(self._callers)
 
     @property
@@ -114,11 +111,10 @@ class Run:
         finally:
             self._end()
         if streams:
-            # The caller of autograd may be on other streams than it was at the forward, and this thread on others
-            # again, those that autograd takes a node's gradients on other devices than its own to be on.
+            # This thread is on other streams than the caller was, which copy gradients to inputs that are elsewhere.
+            # Threads of other devices go on meanwhile, and may let go of gradients while a further run goes on here.
             streams.end(streams.callers())
             streams.hold_for_caller(self.input_gradients)
-            Variable._execution_engine.queue_callback(lambda: streams.end(streams.callers()))
 
     def fail(self, error: BaseException, device: int | None = None) -> None:
         """Ends the run: the first error is kept, and every worker that waits or will wait gives up."""

@@ -25,7 +25,7 @@ pipeline make for each other they find done and may free, without the host waiti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,7 +78,10 @@ class Streams:
         return [torch.accelerator.current_stream(device) for device in self._devices]
 
     def begin(self, callers: Callers) -> None:
-        """Has the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory."""
+        """Has the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory.
+
+        Inputs and targets need not be held for workers: the run has them until ``end``.
+        """
         for caller, own in self._with_own(callers):
             queued = caller.record_event()
             for stream in own:
@@ -89,13 +92,6 @@ class Streams:
         for caller, own in self._with_own(callers):
             for stream in own:
                 caller.wait_event(stream.record_event())
-
-    def hold(self, nest: Any, workers: Iterable[int]) -> None:
-        """Holds what the caller gives for the workers that read it, who may be the last to let go of it."""
-        for tensor in tensors(nest):
-            for worker in workers:
-                if tensor.device in self._of[worker]:
-                    tensor.record_stream(self._of[worker][tensor.device])
 
     def hold_for_caller(self, nest: Any) -> None:
         """Holds what workers have made for the streams that the calling thread is on: it is the caller's now."""

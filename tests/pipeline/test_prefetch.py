@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,3 +247,19 @@ def test_what_cannot_be_gone_over_is_refused(pipe):
         pipe.prefetch(3)
     with pytest.raises(ValueError, match="depth must be at least 1 mini-batch ahead, got 0"):
         pipe.prefetch([], depth=0)
+
+
+def test_a_mini_batch_that_is_let_go_of_is_gone():
+    """At once, for the sake of the devices' memory, and not when a collector comes by."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    gc.collect()
+    gc.disable()
+    try:
+        with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+            for x, y in pipe.prefetch([(torch.randn(6, 3), torch.randn(6, 3))]):
+                pipe.step(x, target=y)
+                values = [weakref.ref(x.value), weakref.ref(y.value)]
+                del x, y
+        assert [value() for value in values] == [None, None]
+    finally:
+        gc.enable()

@@ -109,7 +109,7 @@ def test_gradients_of_copies_of_the_model_are_added_up(schedule, copies, turn, s
     plan = plan_copies([name for name, _ in flatten(model)], [2], copies, schedule=schedule)
     devices = [f"vdev:{index % 2 if shared else index}" for index in range(2 * copies)]
     with Pipeline(model, on_devices(plan, devices), nn.MSELoss()) as pipe:
-        for seed in (0, 1, None):
+        for seed in (0, None):
             x, y = batch(8)
             with late(seed):
                 loss = pipe.step(x.to("vdev:0"), target=y.to(devices[-1]))
@@ -122,7 +122,7 @@ def test_messages_may_be_nests_with_tensors_that_ask_for_no_gradient():
     model = plain.in_double([nn.Linear(WIDTH, WIDTH), Fork(), Middle(), Join(), nn.Linear(WIDTH, 2)])
     reference = plain.twin(model)
     with cut_on(("vdev:0", "vdev:1", "vdev:1", "vdev:2"), model, [2, 3, 4], nn.MSELoss()) as pipe:
-        for seed in (0, 1, None):
+        for seed in (0, None):
             pipe.zero_grad()
             reference.zero_grad()
             x, y = sample(8, WIDTH, 2)
@@ -152,7 +152,7 @@ def test_stages_on_other_devices_follow_a_parameter_that_they_share(schedule, de
     reference = plain.twin(model)
     ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, reference))
     with cut_on(devices, model, [2], nn.CrossEntropyLoss(), schedule=schedule) as pipe:
-        for seed in (0, 1, None):
+        for seed in (0, None):
             words, following = torch.randint(9, (8,)), torch.randint(9, (8,))
             with late(seed):
                 for _ in range(2):
@@ -187,7 +187,7 @@ def test_random_layers_draw_what_they_draw_without_lateness(recompute):
                 return gradients(model)
 
     expected = trained(0, rushed=True)
-    for seed in (0, 1, None):
+    for seed in (0, None):
         plain.assert_same(trained(seed, rushed=False), expected)
 
 

@@ -18,7 +18,7 @@ from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, s
 
 pytestmark = pytest.mark.usefixtures("late_devices")
 
-SEEDS = (0, 1, 2, None)
+SEEDS = (0, None)
 
 
 def chain(layers: int = 4, width: int = 4) -> nn.Sequential:
@@ -194,7 +194,7 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
         plan_by_hand(names, borders_of(3), micro_batches=6, schedule=schedule), ("vdev:0", "vdev:1", "vdev:2")
     )
     with Pipeline(model, plan, nn.MSELoss(), optimizer=adam) as pipe:
-        for seed, (x, y) in zip(SEEDS, batches(4, samples=12), strict=True):
+        for seed, (x, y) in zip((0, 1, 2, None), batches(4, samples=12), strict=True):
             with late(seed):
                 ours = pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
                 theirs = oracle.step(x, y, nn.MSELoss(), 6)
