@@ -217,9 +217,12 @@ class Pipeline(Wrapped):
         """Start and end of each action of the last step that was traced, in seconds; None before the first."""
         return self._traces.last
 
-    def trace(self) -> AbstractContextManager[Trace]:
-        """Measures the steps that run within ``with pipe.trace() as trace``, and holds them against the plan."""
-        return self._traces.opened()
+    def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
+        """Measures the steps that run within ``with pipe.trace() as trace``, and holds them against the plan.
+
+        With ``memory`` their ``peak_bytes`` is counted, too: what each device kept, which slows small layers down.
+        """
+        return self._traces.opened(memory)
 
     def memory(self) -> dict[str, MemoryUse]:
         """The bytes in use on each virtual device, and the most so far, by its name; what the caller makes apart.
@@ -275,7 +278,7 @@ class Pipeline(Wrapped):
             end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [boundary.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
-            recorder = self._traces.recorder(order.schedule, self._stages)
+            recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
             conditions = self._conditions
             run = Run(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import schedules
 from schedules import Timeline
@@ -23,10 +24,12 @@ class Trace:
     Args:
         plan: that they are steps of.
         steps: measured ones; :meth:`pipepart.Pipeline.trace` adds those that run.
+        memory: whether what devices keep for their backwards is counted in those.
     """
 
-    def __init__(self, plan: Plan, steps: Sequence[Timeline] = ()) -> None:
+    def __init__(self, plan: Plan, steps: Sequence[Timeline] = (), memory: bool = False) -> None:
         self.plan = plan
+        self.memory = memory
         self._steps: list[Timeline | Recorder] = list(steps)
         self._forwards: list[Timeline | Recorder] = []
 
@@ -108,18 +111,23 @@ class Traces:
         return self._last and self._last.timeline
 
     @contextmanager
-    def opened(self) -> Iterator[Trace]:
+    def opened(self, memory: bool) -> Iterator[Trace]:
         """A trace of what runs within the block."""
-        trace = Trace(self._plan)
+        trace = Trace(self._plan, memory=memory)
         self._open.append(trace)
         try:
             yield trace
         finally:
             self._open.remove(trace)
 
-    def recorder(self, schedule: schedules.Schedule, stages: Sequence[Stage]) -> Recorder | None:
-        """For a run that begins; None where nobody asks for its times."""
-        return Recorder(schedule, stages) if self._always or self._open else None
+    def recorder(
+        self, schedule: schedules.Schedule, stages: Sequence[Stage], mini_batch: Any = None
+    ) -> Recorder | None:
+        """For a run that begins, on its micro-batches; None where nobody asks for its times."""
+        if not self._always and not self._open:
+            return None
+        counted = any(trace.memory for trace in self._open)
+        return Recorder(schedule, stages, mini_batch if counted else None)
 
     def add_step(self, recorder: Recorder | None) -> None:
         """A step has run."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .saved import unpacked
+
 
 class Formula(NamedTuple):
     """What is kept of one node.
@@ -118,7 +120,7 @@ def _embedding(node: Any, slots: Sequence[int]) -> Formula:
 
 def _saved(node: Any, name: str) -> Tensor:
     """A tensor that a node has saved, without its graph."""
-    if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:
+    if getattr(node, f"_raw_saved_{name}").unpack_hook not in (None, unpacked):
         raise _NotPlainError  # made when it is unpacked, as under a checkpoint, which may be done once only
     tensor = getattr(node, f"_saved_{name}").detach()
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_complex():

@@ -17,10 +17,11 @@ An action takes what it needs, and waits for it; computes; and sends what others
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from schedules import Action, Kind
@@ -36,6 +37,7 @@ from .ends import End
 from .mailbox import Stopped
 from .notes import LAYER, PLACE, add_note
 from .order import Order
+from .own_copy import tensors
 from .post import Post
 from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
@@ -196,6 +198,18 @@ class Actions:
             made = compute(self, stage, number, given)
         del given
         send(self, stage, number, made)
+        del made
+        self._watch.done(action, self._kept_on)
+
+    def _kept_on(self, device: int) -> Iterator[Tensor]:
+        """What the stages of a device keep beside what autograd does."""
+        for stage in self.schedule.stages_of(device):
+            for stash in self._stashes[stage].values():
+                yield from stash.inputs.leaves
+            for kept in self._kept[stage].values():
+                yield from tensors(kept.message)
+            for waiting in self._waiting[stage].values():
+                yield from waiting.tensors()
 
     def _take_nothing(self, stage: int, micro_batch: int) -> None:
         """The stage has it all."""

@@ -13,18 +13,20 @@ drift apart until then, microseconds in each second.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import profiler
 from torch.utils import _pytree as pytree
 
 from schedules import Action, Kind, Schedule, Timeline, Transfer
 
+from .kept_bytes import KeptBytes
 from .mailbox import Key
 from .post import Post
 from .stage import Stage
@@ -42,13 +44,16 @@ class Recorder:
     Args:
         schedule: the actions.
         stages: those that it has.
+        mini_batch: what the run is given, to count what devices keep, too; None not to.
 
     Attributes:
+        kept: by each device, if that is counted.
         arrivals: of messages that streams carry, filled in as they are sent.
     """
 
-    def __init__(self, schedule: Schedule, stages: Sequence[Stage]) -> None:
+    def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
         self.schedule = schedule
+        self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
         self.clocks: list[_HostClock | _EventClock] = [
             _EventClock(device) if has_streams(device) else _HostClock()
@@ -69,7 +74,14 @@ class Recorder:
         ends = [[end - origin for end in ends] for _, ends in rows]
         clocks = {clock.device: clock for clock in self.clocks if isinstance(clock, _EventClock)}
         arrived = {key: clocks[event.device].seconds(event) - origin for key, event in self.arrivals.items()}
-        return Timeline(self.schedule, starts, ends, transfers=self._transfers(starts, ends, arrived))
+        return Timeline(
+            self.schedule,
+            starts,
+            ends,
+            peak_bytes=tuple(float(kept.peak) for kept in self.kept),
+            peak_at=tuple(row[kept.peak_place] for row, kept in zip(starts, self.kept, strict=False)),
+            transfers=self._transfers(starts, ends, arrived),
+        )
 
     def _transfers(
         self,
@@ -109,6 +121,11 @@ class Watch:
         self.recorder = recorder
         clocks = recorder.clocks if recorder else [_NOTHING] * schedule.devices
         self._clock_of = [clocks[device] for device in schedule.device_of]
+        self._kept_of = (
+            [recorder.kept[home] for home in schedule.device_of] if recorder and recorder.kept else ()
+        )
+        self._stages = stages
+        self._device_of = schedule.device_of
         self._profiled = profiling()
         self._nvtx = any(stage.device.type == "cuda" for stage in stages)
         self.names = self._profiled or self._nvtx
@@ -121,7 +138,19 @@ class Watch:
     def computing(self, action: Action) -> AbstractContextManager[object]:
         """Around what an action computes, when it has its input and before it sends."""
         clock = self._clock_of[action.stage]
-        return self.named(str(action), clock) if self.names else clock
+        if not self._kept_of:
+            return self.named(str(action), clock) if self.names else clock
+        both = ExitStack()
+        both.enter_context(
+            self._kept_of[action.stage].counting(layer for _, layer in self._stages[action.stage].layers)
+        )
+        both.enter_context(self.named(str(action), clock))
+        return both
+
+    def done(self, action: Action, kept: Callable[[int], Iterable[Tensor]]) -> None:
+        """Behind an action; ``kept`` has what the stages of a device keep beside autograd."""
+        if self._kept_of:
+            self._kept_of[action.stage].note(kept(self._device_of[action.stage]))
 
     @contextmanager
     def named(self, name: str, inner: AbstractContextManager[object] = _NOTHING) -> Iterator[None]:

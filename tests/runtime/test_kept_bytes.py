@@ -1,0 +1,70 @@
+"""What a traced step counts that devices keep is what was planned, where layers save what they did when profiled."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import Pipeline
+from tests.chains import Recompute, cut_by_hand
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(*(layer for _ in range(4) for layer in (Wide(), nn.Linear(16, 16), nn.GELU())))
+
+
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved-1f1b", 2)]
+)
+def test_the_measured_peak_is_the_planned_one(schedule: str, chunks: int, recompute: Recompute):
+    model = network()
+    x, y = torch.randn(64, 16), torch.randint(16, (64,))
+    loss_fn = nn.CrossEntropyLoss()
+    profile = pipepart.profile(model, x, loss_fn=loss_fn, target=y, micro_batches=8, seconds=0.01, threads=1)
+    plan = pipepart.plan(
+        profile,
+        pipepart.Cluster.virtual(2, threads=1),
+        schedule=schedule,
+        recompute=recompute,
+        chunks=chunks,
+        cut_before=["3", "6", "9"] if chunks == 2 else ["6"],
+    )
+    with Pipeline(model, plan, loss_fn) as pipe:
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        with pipe.trace(memory=True) as trace:
+            pipe.step(x, target=y)
+    assert trace.median.peak_bytes == plan.simulate().peak_bytes
+    for device, at in enumerate(trace.median.peak_at):
+        assert at in trace.median.starts[device]
+
+
+def test_counting_changes_no_number():
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    found = []
+    for memory in (False, True):
+        torch.manual_seed(1)
+        model = network()
+        with cut_by_hand(model, [5], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
+            with pipe.trace(memory=memory):
+                pipe.step(x, target=y)
+            found.append([parameter.grad for parameter in pipe.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_nothing_is_counted_unless_it_is_asked_for():
+    with cut_by_hand(network(), [5], loss_fn=nn.MSELoss(), trace=True) as pipe:
+        pipe.step(torch.randn(8, 16), target=torch.randn(8, 16))
+        assert pipe.last_trace is not None
+        assert (pipe.last_trace.peak_bytes, pipe.last_trace.peak_at) == ((), ())
