@@ -55,6 +55,8 @@ class Memory:
     def is_new(self, form: Any) -> bool:
         """Whether nothing of this form, whatever its extents, has been asked for before."""
         new = form not in self._forms
+        if len(self._forms) >= _MOST:
+            self._forms.clear()
         self._forms.add(form)
         return new
 

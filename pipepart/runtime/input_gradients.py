@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+_MOST = 256  # layouts that are remembered; sequences may be of any length
+
 
 class Awaited(NamedTuple):
     """The leaves of one input, and a place for the gradient of each; None where ``grad`` is as good."""
@@ -43,6 +45,8 @@ class InputGradients:
             return [leaf.grad for leaf in leaves]
         pairs = zip(leaves, caught, strict=True)
         if all(gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs):
+            if len(self._plain) >= _MOST:
+                self._plain.clear()
             self._plain.add(_layout(leaves))
         return caught
 

@@ -9,6 +9,7 @@ from schedules import Kind, Schedule
 
 from ..planning import Plan
 
+_MOST = 32  # numbers of micro-batches whose orders are remembered: mini-batches smaller than the plan's have fewer
 _FORWARDS = frozenset({Kind.F})
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
 
@@ -47,6 +48,9 @@ class Orders:
             if self._with_optimizers and not schedule.versions:
                 schedule = schedules.insert_optimizer_step(schedule)
             schedules.check(schedule)
+            if len(self._steps) >= _MOST:
+                self._steps.clear()
+                self._parts.clear()
             actions = (action for row in schedule.actions for action in row)
             repeated = [(a.stage, a.micro_batch or 0) for a in actions if a.kind is Kind.RECOMPUTE]
             self._steps[micro_batches] = Order(schedules.split_overlaps(schedule), frozenset(repeated))

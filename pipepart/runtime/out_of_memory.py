@@ -121,4 +121,8 @@ def _clear_frames(error: BaseException) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            _ = (
+                frame.f_locals
+            )  # where somebody has asked for them, Python keeps a copy, until it is asked for anew
         waiting += [one.__cause__, one.__context__]

@@ -92,7 +92,10 @@ class Watchdog:
 
     def _stacks(self) -> list[list[FrameType]]:
         current = sys._current_frames()
-        return [list(_outwards(current.get(worker.ident or 0))) for worker in self._workers]
+        try:
+            return [list(_outwards(current.get(worker.ident or 0))) for worker in self._workers]
+        finally:
+            current.clear()  # this very frame is in it, which would live on in a circle, with all that the others hold
 
     def _error(self, now: float) -> StepTimeoutError:
         lines = [f"no action has ended on any device for {self._timeout:g} s, the pipeline's timeout:"]
@@ -122,9 +125,9 @@ class Watchdog:
         """What a worker waits for, and who makes it."""
         schedule = self._run.schedule
         if kind is Kind.REDUCE_GRAD:
-            return f"the gradients of {self._stage(stage)}{self._on(stage)}"
+            return f"the gradients of stage {self._stage(stage)}{self._on(stage)}"
         if kind is Kind.F and micro_batch < 0:
-            return f"the losses of {self._stage(stage)}{self._on(stage)}"
+            return f"the losses of stage {self._stage(stage)}{self._on(stage)}"
         if kind is Kind.F:
             maker = schedule.previous_stage(stage)
             what = "the output"

@@ -1,6 +1,5 @@
 """An exception anywhere in a step reaches the caller as it was raised, and the next step works."""
 
-import traceback
 from typing import Any
 
 import pytest
@@ -9,52 +8,7 @@ from torch import Tensor, nn
 
 from tests import plain
 from tests.chains import cut_by_hand
-
-
-class Trouble(Exception):
-    """An exception that cannot be made again from its message alone."""
-
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"trouble {code}")
-        self.code, self.reason = code, reason
-
-
-class Fuse(nn.Module):
-    """Passes its input on; raises in the forward or backward of one call when it is armed."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-        self.at: int | None = None
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        call, self.calls = self.calls, self.calls + 1
-        if self.where == "forward":
-            self.burn(call)
-            return x * 1
-        if self.where == "function":
-            return Burning.apply(x, self, call)
-        y = x * 1
-        if self.where == "tensor hook":
-            y.register_hook(lambda gradient: self.burn(call))
-        return y
-
-    def burn(self, call: int) -> None:
-        if call == self.at:
-            raise Trouble(call, reason=self.where)
-
-
-class Burning(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, fuse: Fuse, call: int) -> Tensor:
-        ctx.fuse, ctx.call = fuse, call
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.fuse.burn(ctx.call)
-        return gradients[0], None, None
+from tests.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
@@ -62,14 +16,6 @@ def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
     modules: list[nn.Module] = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
     modules.insert(position, fuse)
     return nn.Sequential(*modules)
-
-
-def notes(error: BaseException) -> str:
-    return "\n".join(error.__notes__)
-
-
-def text_of_traceback(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])

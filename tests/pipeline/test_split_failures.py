@@ -1,52 +1,13 @@
 """A failure in either part of a split backward names its place, and the next step works."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests import plain
 from tests.chains import cut_by_hand
+from tests.fuses import Fuse, Trouble
 from tests.two_parts import splits
-
-
-class Trouble(Exception):
-    """Raised on purpose."""
-
-
-class Fuse(nn.Module):
-    """Passes its input on; its backward fails for one micro-batch when it is armed."""
-
-    def __init__(self, hook: bool) -> None:
-        super().__init__()
-        self.hook = hook
-        self.at: int | None = None
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        call, self.calls = self.calls, self.calls + 1
-        if not self.hook:
-            return Burning.apply(x, self, call)
-        y = x * 1
-        y.register_hook(lambda gradient: self.burn(call))
-        return y
-
-    def burn(self, call: int) -> None:
-        if call == self.at:
-            raise Trouble
-
-
-class Burning(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, fuse: Fuse, call: int) -> Tensor:
-        ctx.fuse, ctx.call = fuse, call
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.fuse.burn(ctx.call)
-        return gradients[0], None, None
 
 
 def linear_layers() -> list[nn.Module]:
@@ -55,9 +16,9 @@ def linear_layers() -> list[nn.Module]:
 
 @pytest.mark.parametrize("micro_batch", [0, 2, 3])
 @pytest.mark.parametrize("position", [1, 3, 4, 5])
-@pytest.mark.parametrize("hook", [False, True])
-def test_in_the_first_part(hook, position, micro_batch):
-    fuse = Fuse(hook)
+@pytest.mark.parametrize("where", ["function", "tensor hook"])
+def test_in_the_first_part(where, position, micro_batch):
+    fuse = Fuse(where)
     modules = linear_layers()
     modules.insert(position, fuse)
     model = nn.Sequential(*modules)
@@ -91,7 +52,7 @@ class Aside(nn.Module):
 
 def test_a_layer_that_the_first_part_need_not_run_is_not_blamed():
     """Behind the one that fails is one whose node has nothing but weights behind it."""
-    fuse = Fuse(hook=True)
+    fuse = Fuse("tensor hook")
     model = nn.Sequential(nn.Linear(4, 4), fuse, nn.Tanh(), Aside(), nn.Linear(4, 4))
     with cut_by_hand(model, [4], loss_fn=nn.MSELoss(), micro_batches=2, schedule="zb-h1") as pipe:
         fuse.at = 1
@@ -140,7 +101,7 @@ def test_in_the_second_part():
 
 
 def test_in_the_backward_of_a_graph_of_the_callers():
-    fuse = Fuse(hook=False)
+    fuse = Fuse("function")
     model = nn.Sequential(*linear_layers()[:3], fuse, nn.Linear(4, 4))
     x = torch.randn(8, 4)
     with cut_by_hand(model, [2], micro_batches=4, schedule="zb-h1") as pipe:

@@ -1,0 +1,216 @@
+"""Any kind of action may fail on any stage: its own error, the right place, nothing hangs, the next step is right."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from pipepart.capture import flatten
+from pipepart.runtime import LossEnd, Stage
+from pipepart.runtime.copies import CopiedLayers
+from tests import plain
+from tests.chains import plan_by_hand
+from tests.copies import IN_TURN, plan_copies, summed_step
+from tests.fuses import Trouble, notes
+
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+# What runs an action of each kind, the letter of the kind, and plans that have it.
+PLACES: dict[str, tuple[type, str, str, dict[str, Any]]] = {
+    "F of 1f1b": (Stage, "forward", "F", {"schedule": "1f1b"}),
+    "F of gpipe": (Stage, "forward", "F", {"schedule": "gpipe"}),
+    "B of 1f1b": (Stage, "backward", "B", {"schedule": "1f1b"}),
+    "B of sequential": (Stage, "backward", "B", {"schedule": "sequential"}),
+    "I of zb-h1": (Stage, "backward_inputs", "I", {"schedule": "zb-h1"}),
+    "W of zb-h1": (Stage, "backward_weights", "W", {"schedule": "zb-h1"}),
+    "F of recompute": (Stage, "forward", "", {"schedule": "1f1b", "recompute": "always"}),
+}
+
+
+@contextmanager
+def failing(owner: type, method: str, picked: Callable[[Any], bool], call: int) -> Iterator[None]:
+    """One method fails in its call number ``call`` on those objects that are picked."""
+    original = getattr(owner, method)
+    calls = 0
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if picked(self):
+            calls += 1
+            if calls == call + 1:
+                raise Trouble(call, reason=method)
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, method, fail)
+        yield
+
+
+def network() -> nn.Sequential:
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def check_that_it_goes_on(pipe: Pipeline, model: nn.Module) -> None:
+    reference = plain.twin(model)
+    reference.zero_grad()
+    pipe.zero_grad()
+    pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("call", [0, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_action_of_a_stage(place, stage, call):
+    owner, method, letter, how = PLACES[place]
+    model = network()
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4, **how)
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        workers = {worker.ident for worker in pipe._engine.workers}
+        with failing(owner, method, lambda one: one.index == stage, call), pytest.raises(Trouble) as caught:
+            pipe.step(X, target=Y)
+        assert (caught.value.code, caught.value.reason) == (call, method)
+        assert f"stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
+        assert f"(action {stage}{letter}" in notes(caught.value)
+        assert {worker.ident for worker in pipe._engine.workers if not worker.join(0)} == workers
+        check_that_it_goes_on(pipe, model)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("method", ["forward", "backward"])
+def test_an_action_of_one_of_two_stages_of_a_device(method, stage):
+    model = network()
+    plan = plan_by_hand(
+        [str(index) for index in range(6)], [1, 3, 4], micro_batches=4, schedule="interleaved-1f1b", chunks=2
+    )
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        with failing(Stage, method, lambda one: one.index == stage, 1), pytest.raises(Trouble) as caught:
+            pipe.step(X, target=Y)
+        assert f"stage {stage} of 4 on virtual:{stage % 2}, micro-batch " in notes(caught.value)
+        pipe.zero_grad()
+        pipe.step(X, target=Y)
+    reference = plain.twin(model)
+    reference.zero_grad()
+    plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 4)
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-6)
+
+
+@pytest.mark.parametrize("method", ["receive", "gradients"])
+def test_what_the_last_stage_asks_of_the_loss(method):
+    model = network()
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        with failing(LossEnd, method, lambda one: True, 2), pytest.raises(Trouble) as caught:
+            pipe.step(X, target=Y)
+        assert "stage 2 of 3 on virtual:2, micro-batch 2 of 4" in notes(caught.value)
+        check_that_it_goes_on(pipe, model)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_step_of_a_stages_optimizer(stage):
+    model = network()
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss(), optimizer=sgd, timeout=60) as pipe:
+        mine = pipe.optimizers[stage]
+        with (
+            failing(torch.optim.SGD, "step", lambda one: one is mine, 0),
+            pytest.raises(Trouble) as caught,
+        ):
+            pipe.step(X, target=Y)
+        assert "in the step of its optimizer (SGD)" in notes(caught.value)
+        assert f"stage {stage} of 3 on virtual:{stage}, all micro-batches (action {stage}OPT_STEP)" in notes(
+            caught.value
+        )
+        check_that_it_goes_on(pipe, model)
+
+
+@pytest.mark.parametrize(("method", "action"), [("hand_over", "2REDUCE_GRAD"), ("add", "0REDUCE_GRAD")])
+def test_the_sum_of_the_gradients_of_two_copies(method, action):
+    model = plain.in_double(network())
+    x, y = X.double(), Y.double()
+    plan = plan_copies([name for name, _ in flatten(model)], [3], 2)
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        of_first = next(stage.copied for stage in pipe._stages if stage.copied)
+        with (
+            failing(CopiedLayers, method, lambda one: one is of_first, 0),
+            pytest.raises(Trouble) as caught,
+        ):
+            pipe.step(x, target=y)
+        assert f"(action {action})" in notes(caught.value)
+        reference = plain.twin(model)
+        reference.zero_grad()
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+    summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_split_of_the_callers():
+    def split(pair: Any, parts: int) -> Any:
+        raise Trouble(1, reason="split")
+
+    model = network()
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss(), split=split) as pipe, pytest.raises(Trouble):
+        pipe.step(X, target=Y)
+
+
+def test_a_tensor_of_the_callers_that_objects_to_being_computed_with():
+    class Stubborn(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is nn.functional.linear:
+                raise Trouble(2, reason="linear")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model = network()
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        with pytest.raises(Trouble) as caught:
+            pipe.step(X.as_subclass(Stubborn), target=Y)
+        assert "in the forward of layer '0' (Linear)" in notes(caught.value)
+        check_that_it_goes_on(pipe, model)
+
+
+def test_an_exception_that_takes_no_notes_arrives_as_it_is():
+    class Silent(Exception):
+        def add_note(self, note: str) -> None:
+            raise TypeError("no notes")
+
+    class Raise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise Silent("from a layer")
+
+    model = nn.Sequential(nn.Linear(4, 4), Raise(), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2"], [1, 2], micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss()) as pipe, pytest.raises(Silent, match="from a layer"):
+        pipe.step(X, target=Y)
+
+
+def test_a_hook_of_a_layer_on_its_input_counts_at_every_shape():
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.register_hook(lambda gradient: gradient * 2)
+            return x * 1
+
+    model = nn.Sequential(nn.Linear(4, 4), Doubles(), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2"], [1], micro_batches=2)
+    with Pipeline(model, plan, nn.MSELoss()) as pipe:
+        for samples in (4, 6, 8):
+            reference = plain.twin(model)
+            reference.zero_grad()
+            pipe.zero_grad()
+            pipe.step(X[:samples], target=Y[:samples])
+            plain.micro_batched_step(reference, X[:samples], Y[:samples], nn.MSELoss(), 2)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))

@@ -1,0 +1,261 @@
+"""The first number of a step that is not finite is named with the layer that made it, whichever worker saw it first."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import plan_by_hand
+
+MARK = 1e9  # a sample of such numbers makes a layer go wrong
+
+
+class Wrong(nn.Module):
+    """Passes its input on, times a weight of one; goes wrong in ``where`` for a sample that is marked."""
+
+    def __init__(self, where: str, factor: float = math.inf) -> None:
+        super().__init__()
+        self.where, self.factor = where, factor
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        if not bool((x.detach().abs() > 1e3).any()):
+            return y
+        if self.where == "output":
+            return y * self.factor
+        if self.where == "gradient of its input" and x.requires_grad:
+            x.register_hook(lambda gradient: gradient * self.factor)
+        if self.where == "gradient of its parameter":
+            weight = self.weight * 1
+            weight.register_hook(lambda gradient: gradient * self.factor)
+            return y + weight
+        return y
+
+
+def identity() -> nn.Linear:
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(4))
+    return layer
+
+
+def network(**wrong: nn.Module) -> nn.Sequential:
+    layers: list[nn.Module] = [identity() for _ in range(6)]
+    for place, layer in wrong.items():
+        layers[int(place.removeprefix("at_"))] = layer
+    return nn.Sequential(*layers)
+
+
+def guarded(model: nn.Module, loss_fn: Any = None, chunks: int = 1, **how: Any) -> Pipeline:
+    names = [str(index) for index in range(6)]
+    borders = [2, 4] if chunks == 1 else [1, 2, 4]
+    optimizer = how.pop("optimizer", None)
+    plan = plan_by_hand(names, borders, micro_batches=4, chunks=chunks, **how)
+    return Pipeline(model, plan, loss_fn or nn.MSELoss(), nan_guard=True, optimizer=optimizer)
+
+
+def batch(*marked: int) -> tuple[Tensor, Tensor]:
+    """Two samples a micro-batch, those of some marked."""
+    x = torch.linspace(-1, 1, 32).view(8, 4).clone()
+    for micro_batch in marked:
+        x[2 * micro_batch + 1] = MARK
+    return x, torch.zeros(8, 4)
+
+
+@pytest.mark.parametrize("position", [0, 2, 3, 5])
+@pytest.mark.parametrize("where", ["output", "gradient of its input", "gradient of its parameter"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"schedule": "1f1b"},
+        {"schedule": "gpipe"},
+        {"schedule": "zb-h1"},
+        {"schedule": "interleaved-1f1b", "chunks": 2},
+        {"schedule": "1f1b", "recompute": "always"},
+    ],
+    ids=lambda how: " ".join(map(str, how.values())),
+)
+def test_the_layer_and_the_micro_batch_and_what_it_was(how, where, position):
+    wrong = Wrong(where)
+    x, y = batch(2)
+    with guarded(network(**{f"at_{position}": wrong}), **how) as pipe:
+        with pytest.raises(FloatingPointError) as caught:
+            pipe.step(x.clone().requires_grad_(), target=y)
+        text = str(caught.value)
+        assert text.startswith(f"layer '{position}' (Wrong) made an infinite number in ")
+        assert f"its {where}" in text or f"the {where}" in text
+        assert "on virtual:" in text
+        assert text.endswith("micro-batch 2")
+
+
+def test_first_is_what_plain_training_would_come_to_first():
+    """GPipe makes the outputs of micro-batch 3 before the gradients of micro-batch 1."""
+    model = network(at_0=Wrong("gradient of its parameter"))
+    x, y = batch(1)
+    x[7] = math.nan  # in the mini-batch itself
+    with guarded(model, schedule="gpipe") as pipe, pytest.raises(FloatingPointError) as caught:
+        pipe.step(x, target=y)
+    assert "layer '0' (Wrong) made an infinite number in the gradient of its parameter" in str(caught.value)
+    assert str(caught.value).endswith("micro-batch 1")
+
+
+def test_the_mini_batch_itself():
+    x, y = batch()
+    x[3] = math.nan
+    with (
+        guarded(network()) as pipe,
+        pytest.raises(FloatingPointError, match=r"^the mini-batch has nan in its input; .* micro-batch 1$"),
+    ):
+        pipe.step(x, target=y)
+
+
+def test_the_loss():
+    x, y = batch()
+    y[5] = math.inf
+    with (
+        guarded(network()) as pipe,
+        pytest.raises(FloatingPointError, match=r"^the loss made an infinite number, .*; micro-batch 2$"),
+    ):
+        pipe.step(x, target=y)
+
+
+def test_the_gradient_that_the_loss_makes():
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().sum(1).sqrt().mean()  # its derivative at 0 is none
+
+    x, y = torch.zeros(8, 4), torch.zeros(8, 4)
+    with guarded(network(), loss_fn) as pipe:
+        for parameter in pipe.parameters():
+            parameter.data.zero_()
+        with pytest.raises(FloatingPointError, match=r"^the loss made nan in the gradient of its input"):
+            pipe.step(x, target=y)
+
+
+def test_an_exception_that_such_numbers_lead_to_is_the_cause():
+    class Refuses(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not bool(x.isfinite().all()):
+                raise ArithmeticError("not with me")
+            return x
+
+    x, y = batch(1)
+    with (
+        guarded(network(at_1=Wrong("output"), at_4=Refuses())) as pipe,
+        pytest.raises(FloatingPointError, match=r"layer '1' \(Wrong\)") as caught,
+    ):
+        pipe.step(x, target=y)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+def test_a_gradient_from_before_the_step():
+    model = network()
+    x, y = batch()
+    weight = model[3].weight
+    assert isinstance(weight, Tensor)
+    weight.grad = torch.full((4, 4), math.nan)
+    with (
+        guarded(model) as pipe,
+        pytest.raises(
+            FloatingPointError, match=r"gradient of parameter '3\.weight' has nan from before the step"
+        ),
+    ):
+        pipe.step(x, target=y)
+
+
+def test_a_mask_of_minus_infinity_goes_through():
+    class Masks(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, torch.zeros(x.shape).masked_fill(x > 0, -math.inf)
+
+    class Softmax(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return torch.softmax(torch.cat([pair[0] + pair[1], torch.zeros(2, 1)], 1), 1)[:, :4]
+
+    x, y = batch()
+    with guarded(network(at_2=Masks(), at_3=Softmax())) as pipe:
+        assert bool(pipe.step(x, target=y).isfinite())
+
+
+def test_under_a_scaler_gradients_may_overflow_and_outputs_may_not():
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = batch(2)
+    with guarded(network(at_2=Wrong("gradient of its parameter"))) as pipe:
+        pipe.step(x, target=y, scaler=scaler)
+        assert not bool(pipe.module.get_parameter("2.weight").grad.isfinite().all())  # type: ignore[union-attr]
+    with (
+        guarded(network(at_2=Wrong("output"))) as pipe,
+        pytest.raises(FloatingPointError, match="layer '2'"),
+    ):
+        pipe.step(x, target=y, scaler=scaler)
+
+
+def test_no_optimizer_of_a_stage_steps_by_such_gradients():
+    model = network(at_2=Wrong("gradient of its parameter"))
+    before = [parameter.detach().clone() for parameter in model[2:4].parameters()]
+    x, y = batch(2)
+    with (
+        guarded(model, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)) as pipe,
+        pytest.raises(FloatingPointError, match="layer '2'"),
+    ):
+        pipe.step(x, target=y)
+    for parameter, value in zip(model[2:4].parameters(), before, strict=True):
+        assert parameter.equal(value)
+
+
+def test_in_the_place_of_the_model():
+    x, _ = batch(2)
+    wrong = Wrong("output")
+    with guarded(network(at_3=wrong)) as pipe:
+        with torch.no_grad(), pytest.raises(FloatingPointError, match="layer '3'"):
+            pipe(x)
+        wrong.where = "gradient of its parameter"
+        output = pipe(x)
+        with pytest.raises(FloatingPointError, match=r"gradient of its parameter '3\.weight'"):
+            output.sum().backward()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_guarded_step_has_the_numbers_of_one_that_is_not(schedule):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+    reference = plain.twin(model)
+    x, y = batch()
+    with guarded(model, schedule=schedule) as pipe:
+        for _ in range(2):
+            pipe.zero_grad()
+            pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_after_it_the_pipeline_goes_on():
+    model = network(at_2=Wrong("output"))
+    with guarded(model) as pipe:
+        x, y = batch(1)
+        with pytest.raises(FloatingPointError):
+            pipe.step(x, target=y)
+        x, y = batch()
+        pipe.zero_grad()
+        pipe.step(x, target=y)
+        reference = plain.twin(model)
+        reference.zero_grad()
+        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_auto_takes_it():
+    model = network(at_2=Wrong("output"))
+    x, y = batch()
+    marked, _ = batch(0)
+    with (
+        Pipeline.auto(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=4, nan_guard=True) as pipe,
+        pytest.raises(FloatingPointError, match="layer '2'"),
+    ):
+        pipe.step(marked, target=y)
+    assert isinstance(pipe.plan, pipepart.Plan)

@@ -1,0 +1,186 @@
+"""Memory that is out: torch's error for it, what was held, nothing of it kept by the error, and the next step works."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import Pipeline
+from pipepart.units import format_bytes
+from tests import plain
+from tests.chains import plan_by_hand
+from tests.fuses import notes
+
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+
+
+class Tag:
+    """Something to hold weakly: an attribute of a tensor's memory."""
+
+
+class Large(nn.Module):
+    """Makes tensors that its backward needs, of which it is known which are alive; fails where it is told to."""
+
+    alive: list[weakref.ref[Tag]] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_at: int | None = None
+        self.where = "forward"
+        self.calls = self.backwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        call, self.calls = self.calls, self.calls + 1
+        inner = x.exp()
+        tag = Tag()
+        inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
+        Large.alive.append(weakref.ref(tag))
+        if self.where == "forward" and call == self.fails_at:
+            raise torch.OutOfMemoryError("device is full")
+        y = (inner * inner).log()
+        if y.requires_grad:
+            y.register_hook(self.go_back)
+        return y
+
+    def go_back(self, gradient: Tensor) -> None:
+        call, self.backwards = self.backwards, self.backwards + 1
+        if self.where == "backward" and call == self.fails_at:
+            raise torch.OutOfMemoryError("device is full")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_collects() -> Iterator[None]:
+    """What is let go of must not have to wait for the collector."""
+    Large.alive.clear()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large())
+
+
+@pytest.mark.parametrize("call", [0, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("schedule", "recompute"), [("1f1b", "never"), ("gpipe", "never"), ("zb-h1", "never"), ("1f1b", "always")]
+)
+def test_nothing_of_a_step_lives_in_the_error(schedule, recompute, where, stage, call):
+    model = network()
+    plan = plan_by_hand(
+        [str(index) for index in range(6)], [2, 4], micro_batches=4, schedule=schedule, recompute=recompute
+    )
+    layer = model[2 * stage + 1]
+    assert isinstance(layer, Large)
+    layer.where, layer.fails_at = where, call
+    x = X.clone().requires_grad_()
+    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+        with pytest.raises(torch.OutOfMemoryError, match="device is full") as caught:
+            pipe.step(x, target=Y)
+        assert f"layer '{2 * stage + 1}' (Large)" in notes(caught.value)
+        assert f"pipepart: on stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
+        assert Large.alive
+        assert [ref for ref in Large.alive if ref() is not None] == []
+
+        layer.fails_at = None
+        pipe.zero_grad()
+        pipe.step(X[:4], target=Y[:4])
+    reference = plain.twin(model)
+    reference.zero_grad()
+    plain.micro_batched_step(reference, X[:4], Y[:4], nn.MSELoss(), 4)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_nothing_of_a_differentiable_forward_lives_in_the_error(where):
+    model = network()
+    layer = model[3]
+    assert isinstance(layer, Large)
+    layer.where, layer.fails_at = where, 1
+    with Pipeline(model, plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)) as pipe:
+        with pytest.raises(torch.OutOfMemoryError):
+            pipe(X).sum().backward()
+        assert [ref for ref in Large.alive if ref() is not None] == []
+        layer.fails_at = None
+        pipe(X[:4]).sum().backward()
+
+
+def test_the_cpus_own_error_becomes_torchs():
+    class Huge(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.empty(10**15)
+
+    model = nn.Sequential(nn.Linear(4, 4), Huge())
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    with (
+        Pipeline(model, plan, nn.MSELoss(), reduction="mean") as pipe,
+        pytest.raises(torch.OutOfMemoryError, match="can't allocate memory") as caught,
+    ):
+        pipe.step(X, target=Y)
+    assert type(caught.value.__cause__) is RuntimeError
+    assert "in the forward of layer '1' (Huge)" in notes(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_other_errors_keep_their_type_and_their_frames(kind):
+    class Raise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mine = 7
+            raise kind(f"not out of memory {mine}")
+
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    with (
+        Pipeline(nn.Sequential(nn.Linear(4, 4), Raise()), plan, nn.MSELoss()) as pipe,
+        pytest.raises(kind, match="not out of memory") as caught,
+    ):
+        pipe.step(X, target=Y)
+    trace = caught.value.__traceback__
+    assert trace is not None
+    while trace.tb_next:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_locals["mine"] == 7
+
+
+def fail_with_a_plan(fails_at: int, **how: Any) -> tuple[str, pipepart.Plan]:
+    """The notes of a step whose second stage fails in a forward, and its plan with figures."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Large())
+    profile = pipepart.profile(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.01)
+    cluster = pipepart.Cluster.virtual(2, memory="1MiB", threads=1)
+    plan = pipepart.plan(profile, cluster, micro_batches=4, pin={"2": 1, "1": 0}, **how)
+    layer = model[3]
+    assert isinstance(layer, Large)
+    layer.calls, layer.fails_at = 0, fails_at
+    with (
+        Pipeline(model, plan, nn.MSELoss()) as pipe,
+        pytest.raises(torch.OutOfMemoryError) as caught,
+    ):
+        pipe.step(X, target=Y)
+    return notes(caught.value), plan
+
+
+def test_the_error_says_what_the_stage_held_and_what_the_plan_knows_of_it():
+    text, plan = fail_with_a_plan(2, schedule="gpipe")
+    one = plan.stages[1]
+    size = format_bytes(2 * one.stash_bytes)
+    state = format_bytes(one.static_bytes)
+    assert (
+        f"stage 1 on virtual:1 held 2 micro-batches kept for the backward ({size} as planned), {state} of state"
+        in text
+    )
+    peak = format_bytes(plan.predicted.memory_bytes[1])
+    assert f"predicts at most {peak} on virtual:1, taken to have 1.0 MiB" in text
+    assert "plan with more micro-batches" in text
+
+
+def test_the_error_tells_inputs_that_wait_for_a_second_forward_from_stashes():
+    text, plan = fail_with_a_plan(2, schedule="gpipe", recompute="always")
+    size = format_bytes(2 * plan.stages[1].boundary_bytes)
+    assert f"stage 1 on virtual:1 held 2 inputs kept for a second forward ({size} as planned)" in text

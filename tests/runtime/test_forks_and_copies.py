@@ -1,0 +1,156 @@
+"""A pipeline cannot be carried into a forked process, pickled or copied, and says so instead of hanging."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.chains import cut_by_hand
+
+PRELUDE = """
+import multiprocessing, os, sys, threading
+import torch
+from torch import nn
+from tests.chains import cut_by_hand
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+X = torch.randn(6, 4)
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def refused(use):
+    try:
+        use()
+        print("it was done")
+    except RuntimeError as error:
+        print("threads do not survive a fork: make the pipeline in this process" in str(error))
+"""
+
+
+def run(script: str) -> list[str]:
+    """Runs the script in a process of its own; the lines that it printed, and nothing on the error stream."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_in_a_forked_child_every_use_is_refused_and_its_end_does_not_hang():
+    printed = run("""
+        pipe = cut_by_hand(network(), [2], loss_fn=nn.MSELoss())
+        output = pipe(X)
+        going = iter(pipe.prefetch([(X, X)] * 2))
+        next(going)
+        loads = [thread for thread in threading.enumerate() if thread.name == "pipepart-prefetch"]
+        for thread in loads:
+            thread.join(60)  # what a thread of torch's own may be in at a fork is not ours to tell
+        child = os.fork()
+        if child == 0:
+            refused(lambda: pipe.step(X, target=X))
+            refused(lambda: pipe(X))
+            refused(lambda: output.sum().backward())
+            refused(lambda: next(going))
+            refused(lambda: next(iter(pipe.prefetch([(X, X)]))))
+            pipe.close()
+            del pipe
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(float(pipe.step(X, target=X)) > 0)  # the parent's goes on
+        pipe.close()
+    """)
+    assert sorted(printed) == sorted(["True"] * 6 + ["0"])
+
+
+def test_a_fork_while_another_thread_is_in_a_step():
+    """The claim and the locks of the step belong to a thread that the child has not."""
+    printed = run(
+        """
+        inside, leave = threading.Event(), threading.Event()
+
+        class Wait(nn.Module):
+            def forward(self, x):
+                inside.set()
+                leave.wait(60)
+                return x * 1
+
+        pipe = cut_by_hand(nn.Sequential(nn.Linear(4, 4), Wait(), nn.Linear(4, 4)), [2], loss_fn=nn.MSELoss())
+        other = threading.Thread(target=lambda: pipe.step(X, target=X))
+        other.start()
+        inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            refused(lambda: pipe.step(X, target=X))
+            pipe.close()
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        leave.set()
+        other.join(60)
+        pipe.close()
+    """.replace("os._exit(0)", "sys.stdout.flush(); os._exit(0)")
+    )
+    assert sorted(printed) == ["0", "True"]
+
+
+def test_a_process_of_multiprocessing_that_is_given_one_by_a_fork():
+    printed = run("""
+        pipe = cut_by_hand(network(), [2], loss_fn=nn.MSELoss())
+
+        def train():
+            refused(lambda: pipe.step(X, target=X))
+            with cut_by_hand(network(), [2], loss_fn=nn.MSELoss()) as own:
+                print(float(own.step(X, target=X)) > 0)
+
+        child = multiprocessing.get_context("fork").Process(target=train)
+        child.start()
+        child.join(60)
+        print(child.exitcode)
+    """)
+    assert sorted(printed) == ["0", "True", "True"]
+
+
+def test_a_process_ends_with_a_pipeline_open_and_says_nothing():
+    printed = run("""
+        pipe = cut_by_hand(network(), [2], loss_fn=nn.MSELoss())
+        pipe.step(X, target=X)
+        print("end")
+    """)
+    assert printed == ["end"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [pickle.dumps, copy.copy, copy.deepcopy, lambda pipe: torch.save(pipe, io.BytesIO())],
+    ids=["pickle", "copy", "deepcopy", "torch.save"],
+)
+def test_it_is_not_pickled_or_copied(use: Callable[[Any], object]):
+    with (
+        cut_by_hand(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [1]) as pipe,
+        pytest.raises(TypeError, match=r"Save pipe\.state_dict\(\), .* and pipe\.plan\.save\(path\)"),
+    ):
+        use(pipe)
+
+
+def test_what_holds_a_model_of_a_pipeline_is_pickled_and_copied_as_ever():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(torch.ones(3, 4), target=torch.ones(3, 4))
+        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            for key, value in model.state_dict().items():
+                assert made.state_dict()[key].equal(value)

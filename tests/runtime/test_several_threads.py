@@ -1,0 +1,204 @@
+"""Steps, closing and the collector from whatever thread, at whatever time: refused, waited for, never hanging."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import cut_by_hand
+
+X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
+
+
+class Calls(nn.Module):
+    """Calls something in one place: its forward, a hook of a tensor in the backward."""
+
+    def __init__(self, where: str, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.where, self.call = where, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        if self.where == "forward":
+            self.call()
+        elif y.requires_grad:
+            y.register_hook(lambda gradient: self.call() and None)
+        return y
+
+
+def cut(layer: nn.Module, **how: Any) -> Pipeline:
+    return cut_by_hand(
+        nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)), [2], loss_fn=nn.MSELoss(), **how
+    )
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
+
+
+@pytest.mark.parametrize("where", ["forward", "hook"])
+def test_a_step_within_a_step(where):
+    holder: list[Pipeline] = []
+    with cut(Calls(where, lambda: holder[0].step(X, target=Y))) as pipe:
+        holder.append(pipe)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="busy"):
+                pipe.step(X, target=Y)
+        holder.clear()
+
+
+def test_of_many_threads_one_steps_at_a_time():
+    """Each tries until it has had its steps; whoever comes in between is told so and nothing else."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    errors: list[str] = []
+
+    def train() -> None:
+        left = 5
+        while left:
+            try:
+                pipe.step(X, target=Y)
+                left -= 1
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        threads = [threading.Thread(target=train) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not any("busy" not in error for error in errors)
+    for _ in range(20):
+        plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 3)
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+
+
+def test_closing_while_another_thread_is_in_a_step_waits_for_it():
+    inside, leave = threading.Event(), threading.Event()
+    losses: list[Tensor] = []
+
+    def wait() -> None:
+        inside.set()
+        assert leave.wait(60)
+
+    pipe = cut(Calls("forward", wait))
+    stepping = threading.Thread(target=lambda: losses.append(pipe.step(X, target=Y)))
+    stepping.start()
+    assert inside.wait(60)
+    closing = threading.Thread(target=pipe.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    with pytest.raises(RuntimeError, match="the pipeline is closed"):
+        pipe.step(X, target=Y)
+    leave.set()
+    stepping.join(60)
+    closing.join(60)
+    assert not closing.is_alive()
+    assert len(losses) == 1
+    assert workers() == []
+
+
+@pytest.mark.parametrize("where", ["forward", "hook"])
+def test_a_layer_that_closes_its_own_pipeline(where):
+    """The step goes on to its end, and is the last."""
+    holder: list[Pipeline] = []
+    pipe = cut(Calls(where, lambda: holder[0].close()))
+    holder.append(pipe)
+    threads = workers()
+    assert bool(pipe.step(X, target=Y).isfinite())
+    with pytest.raises(RuntimeError, match="the pipeline is closed"):
+        pipe.step(X, target=Y)
+    for thread in threads:
+        thread.join(60)
+    assert workers() == []
+
+
+def test_closing_while_steps_begin_and_end():
+    """Whenever it comes, a step is done or refused, and no worker is left."""
+    for _ in range(30):
+        pipe = cut_by_hand(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [1], loss_fn=nn.MSELoss())
+        ends: list[str] = []
+
+        def train(pipe: Pipeline = pipe, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    pipe.step(X, target=Y)
+            except RuntimeError as error:
+                ends.append(str(error))
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        pipe.close()
+        thread.join(60)
+        assert ends == ["the pipeline is closed"]
+    assert workers() == []
+
+
+def test_two_pipelines_of_one_model_in_turns():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    reference = plain.twin(model)
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as one,
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss(), schedule="gpipe", recompute="always") as other,
+    ):
+        for pipe in (one, other, one):
+            pipe.step(X, target=Y)
+            plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 3)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("on purpose")
+
+
+class Full(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("on purpose")
+
+
+@pytest.mark.parametrize("layer", [Fails, Full])
+def test_a_pipeline_whose_last_holder_was_a_traceback_is_collected_with_it(layer):
+    def fail() -> BaseException:
+        pipe = cut(layer())
+        weights.append(weakref.ref(pipe.module))
+        try:
+            pipe.step(X, target=Y)
+        except (ValueError, torch.OutOfMemoryError) as caught:
+            return caught
+        raise AssertionError
+
+    weights: list[weakref.ref[nn.Module]] = []
+    error = fail()
+    threads = workers()
+    assert len(threads) == 2
+    assert error.__traceback__ is not None
+    del error
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+    assert workers() == []
+    assert weights[0]() is None
+
+
+def test_without_a_failure_a_collected_pipeline_frees_the_model_and_says_nothing(recwarn):
+    pipe = cut(nn.Tanh(), schedule="gpipe")
+    pipe.step(X, target=Y)
+    pipe(X).sum().backward()
+    model = weakref.ref(pipe.module)
+    threads = workers()
+    del pipe
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+    assert model() is None
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]

@@ -1,0 +1,205 @@
+"""A step in which nothing goes on any more ends with word of who waits for whom, and never hangs."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests import plain
+from tests.chains import plan_by_hand
+from tests.copies import plan_copies
+
+SECONDS = 0.6
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
+
+
+class Stuck(nn.Module):
+    """Waits in one call, in its forward or in its backward, until it is let go."""
+
+    def __init__(self, where: str = "forward", at: int = 0) -> None:
+        super().__init__()
+        self.where, self.at, self.calls = where, at, 0
+        self.released = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        call, self.calls = self.calls, self.calls + 1
+        if self.where == "backward":
+            return Waits.apply(x, self, call)
+        self.wait(call)
+        return x * 1
+
+    def wait(self, call: int) -> None:
+        if call == self.at:
+            assert self.released.wait(60)
+
+
+class Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Stuck, call: int) -> Tensor:
+        ctx.layer, ctx.call = layer, call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.layer.wait(ctx.call)
+        return gradients[0], None, None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_is_warm() -> None:
+    """The first of some operations has torch import modules, which takes longer than these tests wait."""
+    stuck = Stuck("backward", at=-1)
+    with cut(stuck, timeout=None) as pipe:
+        pipe.step(X, target=Y)
+
+
+def cut(stuck: nn.Module, timeout: float | None = SECONDS, **how: Any) -> Pipeline:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), stuck, nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4, **how)
+    return Pipeline(model, plan, nn.MSELoss(), timeout=timeout)
+
+
+def workers_of(pipe: Pipeline) -> list[threading.Thread]:
+    mine = {worker.ident for worker in pipe._engine.workers}
+    return [thread for thread in threading.enumerate() if thread.ident in mine]
+
+
+def test_a_forward_that_does_not_return():
+    """Its layer is named and its stack shown; the other device waits for it."""
+    stuck = Stuck(at=1)
+    pipe = cut(stuck)
+    threads = workers_of(pipe)
+    try:
+        with pytest.raises(TimeoutError, match=r"for 0\.6 s, the pipeline's timeout") as caught:
+            pipe.step(X, target=Y)
+        _, first, second = str(caught.value).splitlines()
+        assert first.startswith(
+            "  virtual:0 waits for the gradients of stage 1 on virtual:1 for micro-batch 1 (action 0B1), for "
+        )
+        assert second.startswith(
+            "  virtual:1 is in the forward of layer '2' (Stuck): stage 1, micro-batch 1 (action 1F1), for "
+        )
+        (stack,) = caught.value.__notes__
+        assert stack.startswith("pipepart: the stack of virtual:1:")
+        assert "in wait" in stack
+        closed = "the pipeline is closed: a layer on virtual:1 did not return when a step was given up"
+        for use in (lambda: pipe.step(X, target=Y), lambda: pipe(X)):
+            with pytest.raises(RuntimeError, match=closed):
+                use()
+        pipe.close()  # does not wait for it
+        assert "closed" in repr(pipe)
+    finally:
+        stuck.released.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_backward_that_does_not_return():
+    stuck = Stuck("backward")
+    pipe = cut(stuck, schedule="gpipe")
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            pipe.step(X, target=Y)
+        assert (
+            "virtual:1 is in the backward of layer '2' (Stuck): stage 1, micro-batch 0 (action 1B0)"
+            in str(caught.value)
+        )
+    finally:
+        stuck.released.set()
+
+
+def test_layers_that_wait_for_each_other():
+    """Each of two stages waits for the other to come to a call that comes behind its own."""
+    first, second = Stuck(at=2), Stuck(at=1)
+    model = nn.Sequential(nn.Linear(4, 4), first, second, nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4, schedule="gpipe")
+    pipe = Pipeline(model, plan, nn.MSELoss(), timeout=SECONDS)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            pipe.step(X, target=Y)
+        assert "virtual:0 is in the forward of layer '1' (Stuck)" in str(caught.value)
+        assert "virtual:1 is in the forward of layer '2' (Stuck)" in str(caught.value)
+        assert len(caught.value.__notes__) == 2
+    finally:
+        first.released.set()
+        second.released.set()
+
+
+def test_a_layer_that_returns_late_leaves_a_pipeline_that_works():
+    """It comes back while the others are told: nothing is closed."""
+    stuck = Stuck(at=1)
+
+    pipe = cut(stuck)
+    original = pipe._engine._wait_until_idle
+
+    def release_first(seconds: float | None) -> None:
+        stuck.released.set()
+        original(seconds)
+
+    pipe._engine._wait_until_idle = release_first
+    with pipe:
+        with pytest.raises(TimeoutError):
+            pipe.step(X, target=Y)
+        assert len(workers_of(pipe)) == 2
+        model = pipe.module
+        reference = plain.twin(
+            nn.Sequential(*(nn.Identity() if layer is stuck else layer for layer in model.children()))
+        )
+        reference.zero_grad()
+        pipe.zero_grad()
+        pipe.step(X, target=Y)
+        plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 4)
+        plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_wait_for_the_gradients_of_a_copy():
+    released = threading.Event()
+
+    class Apart(nn.Module):
+        """Waits where the copy runs."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            y.register_hook(self.wait)
+            return y
+
+        def wait(self, gradient: Tensor) -> None:
+            if threading.current_thread().name.endswith("virtual:3"):
+                assert released.wait(60)
+
+    model = nn.Sequential(nn.Linear(4, 4), Apart(), nn.Linear(4, 4))
+    pipe = Pipeline(model, plan_copies(["0", "1", "2"], [1], 2), nn.MSELoss(), timeout=SECONDS)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            pipe.step(X, target=Y)
+        text = str(caught.value)
+        assert "virtual:3 is in the backward: stage 1 of copy 1, micro-batch 1 (action 3B1)" in text
+        assert (
+            "virtual:1 waits for the gradients of stage 1 of copy 1 on virtual:3 (action 1REDUCE_GRAD)"
+            in text
+        )
+    finally:
+        released.set()
+
+
+@pytest.mark.slow
+def test_a_slow_step_that_goes_on_is_not_given_up():
+    """Each action takes less than the timeout, all together more."""
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            threading.Event().wait(0.5)
+            return x * 1
+
+    with cut(Slow(), timeout=1.9) as pipe:
+        assert bool(pipe.step(X, target=Y).isfinite())
+
+
+def test_no_timeout_that_is_none():
+    for timeout in (0, -1.0):
+        with pytest.raises(ValueError, match="timeout is a number of seconds above 0"):
+            cut(Stuck(), timeout=timeout)
