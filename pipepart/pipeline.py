@@ -329,7 +329,10 @@ class Pipeline(Wrapped):
         return Prefetch(loader, self._plan, self._split, self._passes, depth, to_arguments)
 
     def close(self) -> None:
-        """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing."""
+        """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
+
+        A step that another thread is in, or the layer that calls this, goes on to its end and is the last.
+        """
         self._passes.end("the pipeline is closed")
         self._close()
         self._engine.join()
