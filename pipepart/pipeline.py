@@ -95,21 +95,19 @@ class Pipeline(Wrapped):
             every output and gradient, and a wait for each device once a step. Under ``scaler``, where gradients
             overflow in the course of things, they are not looked at; nor is -inf in a mask, which has no gradient.
             Layers run one by one, not compiled.
-        compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together, from the
-            second step in a mode on. The first shows which layers draw random numbers or add losses: these run by
-            themselves as ever, and so do layers with hooks. Compiled kernels round in their own way, and a split
-            backward computes all gradients of compiled layers in its first part.
-        cuda_graphs: whether what such layers launch is recorded at the third step and replayed from then on, for
-            micro-batches of the shape that came first in a mode; others run as ever. Layers whose Python does
-            otherwise from step to step are not for that, nor is a change of their settings noticed but for modes, what
-            is frozen, and autocast. Each micro-batch in flight has memory of its own, with a set of gradients.
+        compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
+            second step in a mode on. Those that draw, add losses or have hooks run by themselves, as the first step
+            shows. Kernels round in their own way, and a split backward does all of compiled layers in its first part.
+        cuda_graphs: whether what such layers launch is recorded at the third step and replayed from then on, for the
+            shape that came first in a mode; others run as ever. No other change in what layers' Python does is noticed
+            but of modes, what is frozen, and autocast. Each micro-batch in flight has memory and gradients of its own.
 
     Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
     stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
     micro-batch keeps to the weights of its forward. At the end of :meth:`step` all stages have taken all steps.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, or ``optimizer`` makes none.
+        TypeError: ``model`` is no ``nn.Sequential``, ``optimizer`` makes none, or ``compile`` is no keywords.
         ValueError: the plan's layers are not the model's, layers in different stages write one buffer, the loss
             reduces nothing, there are to be several copies of a layer that cannot be copied, or the schedule changes
             weights within a step and there is no ``optimizer``, or stages share parameters.

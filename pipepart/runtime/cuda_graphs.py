@@ -65,8 +65,8 @@ def check_cuda_graphs(plan: Plan) -> None:
     Raises:
         ValueError: a stage is on no CUDA device or is recomputed, or weights change their place within a step.
     """
-    for number, stage in enumerate(plan.stages):
-        device = next(device for device in plan.devices if device.name == stage.device)
+    for number, stage in enumerate(plan.all_stages):
+        device = plan.cluster.device(stage.device)
         if not (device.torch_device or "").startswith("cuda"):
             raise ValueError(
                 f"cuda_graphs=True needs CUDA devices; stage {number} is on {device.name} "
