@@ -252,6 +252,7 @@ def test_what_cannot_be_gone_over_is_refused(pipe):
 def test_a_mini_batch_that_is_let_go_of_is_gone():
     """At once, for the sake of the devices' memory, and not when a collector comes by."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    values: list[weakref.ref[Tensor]] = []
     gc.collect()
     gc.disable()
     try:

@@ -10,7 +10,7 @@ from tests import plain
 from tests.chains import Recompute
 from tests.copies import batch, model_for, plan_copies, summed_step
 from tests.on_devices import AND_BACK, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
-from tests.pieces import WIDTH, Fork, Join, Middle
+from tests.pieces import WIDTH, Fork, Join, Middle, Noise
 
 pytestmark = pytest.mark.usefixtures("late_devices")
 
@@ -166,29 +166,30 @@ def test_stages_on_other_devices_follow_a_parameter_that_they_share(schedule, de
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])
-def test_random_layers_draw_what_they_draw_without_lateness(recompute):
-    def trained(seed: int | None, rushed: bool) -> dict[str, Tensor | None]:
-        torch.manual_seed(5)
-        layers: list[nn.Module] = [
-            nn.Linear(6, 6),
-            nn.Dropout(0.4),
-            nn.Linear(6, 6),
-            nn.RReLU(),
-            nn.Linear(6, 6),
-        ]
-        model = plain.in_double(layers)
-        x, y = sample(8, 6)
-        with cut_on(TWO, model, [2], nn.MSELoss(), recompute=recompute) as pipe:
-            if rushed:
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                return gradients(model)
+def test_random_layers_draw_by_their_place_and_micro_batch(recompute):
+    layers = [
+        nn.Linear(WIDTH, WIDTH),
+        Noise(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.RReLU(),
+        Noise(),
+        nn.Linear(WIDTH, 2),
+    ]
+    model = plain.in_double(layers)
+    reference = plain.twin(model).to("vdev:2")
+    x, y = sample(8, WIDTH, 2)
+    with cut_on(TWO, model, [3], nn.MSELoss(), recompute=recompute) as pipe:
+        for seed in (0, None):
+            pipe.zero_grad()
+            reference.zero_grad()
+            torch.manual_seed(5)
             with late(seed):
                 pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                return gradients(model)
-
-    expected = trained(0, rushed=True)
-    for seed in (0, None):
-        plain.assert_same(trained(seed, rushed=False), expected)
+                found = gradients(model)
+            torch.manual_seed(5)
+            there = x.to("vdev:2"), y.to("vdev:2")
+            plain.micro_batched_step(reference, *there, nn.MSELoss(), 4, drawing=True)
+            plain.assert_same(found, gradients(reference))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

@@ -1,8 +1,9 @@
 """What a caller gives to late devices and gets from them: no order but that of the caller's own streams is needed."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -269,3 +270,36 @@ def test_the_step_after_one_that_failed_gives_the_right_numbers(place):
                 pipe.zero_grad()
                 pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
                 plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+class Looked(Exception):
+    """The host has waited for a device."""
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, schedule, recompute):
+    """After the first steps, in which what layers and loss do is found out."""
+    model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
+    with cut_on(
+        TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute, deferred_batch_norm=True
+    ) as pipe:
+        x, y = sample(8, 4)
+        x, y = x.to("vdev:0"), y.to("vdev:1")
+        for _ in range(2):
+            pipe.step(x, target=y)
+
+        def refused(function: Callable[..., Any]) -> Callable[..., Any]:
+            def look(tensor: Tensor, *given: Any) -> Any:
+                if tensor.device.type != "cpu":
+                    raise Looked
+                return function(tensor, *given)
+
+            return look
+
+        for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "cpu", "equal"):
+            monkeypatch.setattr(Tensor, name, refused(getattr(Tensor, name)))
+        monkeypatch.setattr(torch, "equal", refused(torch.equal))
+        loss = pipe.step(x, target=y)
+        with pytest.raises(Looked):
+            loss.item()

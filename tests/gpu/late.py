@@ -1,0 +1,40 @@
+"""Layers that hold their GPU up, so that streams which wait for too little are seen to."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CYCLES = 2_000_000  # about a millisecond
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        torch.cuda._sleep(_CYCLES)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        torch.cuda._sleep(_CYCLES)
+        return gradients[0].clone()
+
+
+class Late(nn.Module):
+    """Passes on what it gets, late in either direction; on the CPU at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Sleep.apply(x) if x.is_cuda else x * 1
+
+
+def late_chain(stages: int, width: int = 64) -> nn.Sequential:
+    """Three layers for each stage, in float64, so that sums in another order differ in the last bits alone."""
+    layers: list[nn.Module] = []
+    for stage in range(stages):
+        layers += [Late(), nn.Linear(width, width), nn.BatchNorm1d(width) if stage % 3 == 1 else nn.Tanh()]
+    return nn.Sequential(*layers).double()
+
+
+def borders(stages: int) -> list[int]:
+    """Where the stages of :func:`late_chain` begin, but for the first."""
+    return [3 * stage for stage in range(1, stages)]

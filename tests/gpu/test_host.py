@@ -1,0 +1,104 @@
+"""Within a step the host waits for no GPU, and a GPU holds what the plan says."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from tests.gpu.late import borders, late_chain
+from tests.on_devices import cut_on, sample
+
+
+@pytest.fixture
+def no_waits() -> Iterator[None]:
+    """Raises where an operation has the host wait, on whatever thread; switched on by the test."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_no_operation_of_a_step_has_the_host_wait(devices, schedule, recompute):
+    """After the first steps, in which libraries set themselves up and layers are looked at."""
+    model = late_chain(len(devices))
+    with cut_on(
+        devices, model, borders(len(devices)), nn.MSELoss(), schedule=schedule, recompute=recompute
+    ) as pipe:
+        x, y = sample(16, 64)
+        x, y = x.to(devices[0]), y.to(devices[-1])
+        for _ in range(3):
+            pipe.step(x, target=y)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        loss = pipe.step(x, target=y)
+        torch.cuda.set_sync_debug_mode("default")
+        assert torch.isfinite(loss).item()
+
+
+@pytest.mark.usefixtures("no_waits")
+def test_no_operation_of_a_backward_has_the_host_wait(devices):
+    model = late_chain(len(devices))
+    with cut_on(devices, model, borders(len(devices))) as pipe:
+        x, _ = sample(16, 64)
+        x = x.to(devices[0])
+        for _ in range(3):
+            pipe(x).square().sum().backward()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        pipe(x).square().sum().backward()
+
+
+def test_a_step_returns_before_the_devices_are_done():
+    model = late_chain(2)
+    with cut_on(("cuda:0", "cuda:0"), model, borders(2), nn.MSELoss()) as pipe:
+        x, y = sample(16, 64)
+        x, y = x.cuda(), y.cuda()
+        pipe.step(x, target=y)
+        torch.cuda.synchronize()
+        pipe.step(x, target=y)
+        assert not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
+        assert torch.cuda.current_stream().query()
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_device_holds_what_the_plan_says(devices, schedule):
+    """Within a tenth, what libraries keep for themselves left out; where workers share a device, their sum."""
+    layers = [part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())]
+    model = nn.Sequential(*layers)
+    x, y = torch.randn(1024, 1024, device="cuda:0"), torch.randn(1024, 1024, device="cuda:0")
+    profile = pipepart.profile(
+        model.cuda(), x, loss_fn=nn.MSELoss(), target=y, micro_batches=8, optimizer="sgd"
+    )
+    plan = pipepart.plan(profile, pipepart.Cluster.of(devices), schedule=schedule, micro_batches=8)
+    assert plan.prediction is not None
+    predicted: dict[str, int] = {}
+    for device, held in zip(plan.workers, plan.prediction.memory_bytes, strict=True):
+        assert device.torch_device is not None
+        predicted[device.torch_device] = predicted.get(device.torch_device, 0) + held
+    with pipepart.Pipeline(model, plan, nn.MSELoss()) as pipe:
+        x, y = x.to(devices[0]), y.to(devices[-1])
+        pipe.step(x, target=y)
+        torch.cuda.synchronize()
+        gc.collect()
+        batch = dict.fromkeys(predicted, 0)
+        for tensor in (x, y):
+            batch[str(tensor.device)] += tensor.nbytes
+        for device in predicted:
+            torch.cuda.reset_peak_memory_stats(device)
+        pipe.step(x, target=y)
+        torch.cuda.synchronize()
+        for device, held in predicted.items():
+            found = torch.cuda.max_memory_allocated(device) - batch[device] - _workspaces()
+            assert held / 1.1 <= found <= held * 1.1, (device, found, held)
+
+
+def _workspaces() -> int:
+    """What cuBLAS has allocated, for each stream that it was used on."""
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated()
