@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from pipepart import Cluster, Plan, Profile, plan
+import schedules
+from pipepart import Cluster, Plan, Profile, Trace, plan
 
 Run = Callable[[str], Result]
 
@@ -104,3 +105,30 @@ def test_a_plan_that_is_not_there_is_told_so(run: Run) -> None:
     result = run("explain gone.json")
     assert result.exit_code == 2
     assert "cannot read the plan 'gone.json'" in result.stderr
+
+
+def test_a_measured_step_is_held_against_the_plan(run: Run, planned: Plan, directory: Path) -> None:
+    Trace(planned, [planned.simulate()]).save(directory / "trace.json")
+    result = run("explain plan.json --trace trace.json")
+    assert result.exit_code == 0, result.stderr
+    assert "the median is as predicted (ratio 1.00)" in result.stdout
+    assert "Measured timeline of the median step" in result.stdout
+
+
+def test_a_step_of_another_plan_is_refused(run: Run, planned: Plan, directory: Path) -> None:
+    other = schedules.simulate(schedules.build("1f1b", 2, 3), schedules.StageCosts([1, 1], [1, 1], [1, 1]))
+    (directory / "trace.json").write_text(json.dumps(other.to_trace()))
+    result = run("explain plan.json --trace trace.json")
+    assert result.exit_code == 2
+    assert (
+        "trace.json is no step of plan.json: it has 3 micro-batches and stages on devices [0, 1]"
+        in " ".join(result.stderr.split())
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"otherData": {"timelines": 3}}', '{"otherData": []}'])
+def test_a_file_without_a_step_is_refused(run: Run, planned: Plan, directory: Path, text: str) -> None:
+    (directory / "trace.json").write_text(text)
+    result = run("explain plan.json --trace trace.json")
+    assert result.exit_code == 2
+    assert "trace.json is no trace that pipe.trace() has saved" in result.stderr
