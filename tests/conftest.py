@@ -22,6 +22,15 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
+_BUILD_SECONDS = 600  # the first test of a process on faithful devices may wait for the compiler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "late_devices" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
+
+
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
