@@ -22,6 +22,7 @@ Tracing = Callable[[Pipeline], AbstractContextManager[object]]
 WAYS: dict[str, Tracing] = {
     "untraced": lambda pipe: nullcontext(),
     "traced": lambda pipe: pipe.trace(),
+    "with memory": lambda pipe: pipe.trace(memory=True),
 }
 
 
