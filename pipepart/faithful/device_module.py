@@ -66,6 +66,7 @@ def _module(backend: ModuleType) -> ModuleType:
     module.default_generators = generators
     module.is_available = lambda: _Presence.shown
     module.is_initialized = lambda: True
+    module._initialized = True  # so that torch.utils.checkpoint keeps the state of the generators
     module._lazy_init = lambda: None
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: len(generators) if _Presence.shown else 0

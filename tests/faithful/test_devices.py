@@ -171,6 +171,16 @@ def test_each_device_draws_from_its_own_generator():
     assert not torch.equal(first.cpu(), torch.randn(4, device="vdev:0").cpu())
 
 
+def test_layers_draw_from_the_generator_of_their_device():
+    layer, x = torch.nn.Dropout(0.5), torch.ones(64, device="vdev:1")
+    on_host = torch.get_rng_state()
+    torch.vdev.manual_seed_all(9)  # pyright: ignore[reportAttributeAccessIssue]
+    dropped = layer(x).cpu()
+    assert torch.equal(torch.get_rng_state(), on_host)
+    torch.manual_seed(9)
+    assert torch.equal(layer(torch.ones(64)), dropped)
+
+
 def test_a_generator_draws_for_its_device_alone():
     drawn = torch.rand(3, device="vdev:1", generator=torch.Generator("vdev:1").manual_seed(5))
     assert torch.equal(drawn.cpu(), torch.rand(3, generator=torch.Generator().manual_seed(5)))

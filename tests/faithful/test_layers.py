@@ -57,6 +57,11 @@ class Words(nn.Module):
         return self.table((x * 3).abs().long().clamp(max=9)) * x.unsqueeze(-1)
 
 
+class Permuted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(2, 0, 1)
+
+
 class SelfAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +94,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "packed": (lambda: Packed(nn.LSTM(16, 8, batch_first=True)), (2, 5, 16)),
     "embedding": (Words, (4, 5)),
     "dropout": (lambda: nn.Dropout(0.3), (64, 16)),
+    "permuted dropout": (lambda: nn.Sequential(Permuted(), nn.Dropout(0.37)), (6, 5, 4)),
     "channel dropout": (lambda: nn.Dropout2d(0.3), (8, 16, 2, 2)),
     "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2)), (2, 3, 8, 8)),
     "activations": (
@@ -146,6 +152,22 @@ def test_a_layer_trains_as_on_the_cpu(name: str, seed: int | None):
     expected = _trained("cpu", make, shape)
     with contextlib.nullcontext() if seed is None else faithful.delayed(seed):
         assert _equal(_trained("vdev:1", make, shape), expected)
+
+
+RECURRENT = {"gru", "lstm", "rnn", "packed"}  # which the host waits for
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in RECURRENT])
+def test_a_step_is_launched_without_waiting(name: str):
+    make, shape = LAYERS[name]
+    layer, x = make().to("vdev:0"), torch.randn(shape).to("vdev:0").requires_grad_()
+    weights = list(layer.parameters())
+    with faithful.delayed(lateness=1.0):
+        begun = torch.accelerator.current_stream("vdev:0").record_event()
+        layer(x * 1).sum().backward()
+        if weights:
+            torch.optim.AdamW(weights).step()
+        assert not begun.query()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -25,7 +25,7 @@ bool draws(const c10::OperatorHandle& op) {
       return true;
     }
   }
-  return op.hasTag(at::Tag::nondeterministic_seeded);
+  return false;
 }
 
 at::Tensor on_device(const at::Tensor& shape, c10::Device device) {
@@ -47,8 +47,6 @@ at::Tensor as_of_now(const at::Tensor& tensor) {
 // Stand-ins without values, one a tensor, so that what a kernel returns of its arguments is known again.
 class Shapes {
  public:
-  explicit Shapes(c10::Device device) : device_(device) {}
-
   at::Tensor of(const at::Tensor& tensor) {
     if (!tensor.defined() || (tensor.dim() == 0 && tensor.device().is_cpu())) {
       return tensor;
@@ -72,17 +70,22 @@ class Shapes {
     return std::find(storages_.begin(), storages_.end(), storage) != storages_.end();
   }
 
-  bool changed() const { // an argument was given another shape, which the host has to know now
+  // An empty tensor that is to hold a result grows now; false where one with values changes its shape.
+  bool settle() const {
     for (const auto& [impl, shape] : shapes_) {
-      if (impl->sizes() != shape.sizes() || impl->strides() != shape.strides()) {
-        return true;
+      if (impl->sizes() == shape.sizes() && impl->strides() == shape.strides()) {
+        continue;
       }
+      if (impl->numel() > 0) {
+        return false;
+      }
+      tensors_.at(shape.unsafeGetTensorImpl()).resize_(shape.sizes());
+      impl->set_sizes_and_strides(shape.sizes(), shape.strides());
     }
-    return false;
+    return true;
   }
 
  private:
-  c10::Device device_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> shapes_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> tensors_;
   std::vector<c10::StorageImpl*> storages_;
@@ -102,10 +105,7 @@ std::optional<Stack> shapes_of_results(const c10::OperatorHandle& op, const Stac
   } catch (const std::exception&) {
     return std::nullopt;
   }
-  if (shapes.changed()) {
-    return std::nullopt;
-  }
-  return call;
+  return shapes.settle() ? std::optional<Stack>(std::move(call)) : std::nullopt;
 }
 
 void put(const at::Tensor& value, const at::Tensor& place, const c10::OperatorHandle& op) {
@@ -160,7 +160,7 @@ bool launch_late(const c10::OperatorHandle& op, Stack* stack, c10::Device device
   if (!returns_tensors_only(op.schema())) {
     return false;
   }
-  Shapes shapes(device);
+  Shapes shapes;
   const auto results = shapes_of_results(op, *stack, shapes);
   if (!results) {
     return false;

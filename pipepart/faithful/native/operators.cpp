@@ -124,7 +124,8 @@ void on_kernels_of_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     run_at_once(op, stack, device);
     return;
   }
-  if (!launch_late(op, stack, device)) {
+  // A kernel from elsewhere may be Python, which no other thread must wait for.
+  if (op.schema().name().rfind("aten::", 0) != 0 || !launch_late(op, stack, device)) {
     finish(current_queue(device.index()));
     run_at_once(op, stack, device);
   }

@@ -9,12 +9,12 @@
 namespace vdev {
 namespace {
 
-std::mutex g_lock;
+std::mutex g_pinned_lock;
 std::map<const char*, size_t> g_ranges;
 
 void unpin(void* data) {
   {
-    const std::lock_guard<std::mutex> guard(g_lock);
+    const std::lock_guard<std::mutex> guard(g_pinned_lock);
     g_ranges.erase(static_cast<const char*>(data));
   }
   c10::free_cpu(data);
@@ -29,7 +29,7 @@ struct Pinned final : c10::Allocator {
     if (delayed()) {
       std::memset(data, 0xFF, bytes); // NaN, so that a read before the copy that fills it shows
     }
-    const std::lock_guard<std::mutex> guard(g_lock);
+    const std::lock_guard<std::mutex> guard(g_pinned_lock);
     g_ranges[static_cast<const char*>(data)] = bytes;
     return {data, data, &unpin, c10::kCPU};
   }
@@ -45,7 +45,7 @@ c10::Allocator* pinned_allocator() {
 }
 
 bool is_pinned(const void* data) {
-  const std::lock_guard<std::mutex> guard(g_lock);
+  const std::lock_guard<std::mutex> guard(g_pinned_lock);
   const auto* address = static_cast<const char*>(data);
   auto range = g_ranges.upper_bound(address);
   if (address == nullptr || range == g_ranges.begin()) {

@@ -8,7 +8,7 @@ constexpr int kPool = 32; // a stream that is asked for beyond these is one of t
 
 std::vector<Queue*> g_queues; // of a device: the default one, then the pool; they live as long as the process
 std::vector<std::atomic<uint64_t>> g_handed_out;
-thread_local std::vector<c10::StreamId> t_current;
+thread_local std::vector<c10::StreamId> t_streams;
 
 } // namespace
 
@@ -24,18 +24,10 @@ void create_streams(int devices) {
   }
 }
 
-const std::vector<Queue*>& all_queues() {
-  return g_queues;
-}
-
 Queue& queue_of(const c10::Stream& stream) {
   TORCH_CHECK(stream.device_type() == kVdev && stream.id() >= 0 && stream.id() <= kPool, "not a stream of vdev: ",
               stream);
   return *g_queues[stream.device_index() * (kPool + 1) + stream.id()];
-}
-
-c10::Stream stream_of(const Queue& queue) {
-  return c10::Stream(c10::Stream::UNSAFE, {kVdev, queue.device}, queue.id);
 }
 
 Queue& current_queue(c10::DeviceIndex device) {
@@ -43,13 +35,13 @@ Queue& current_queue(c10::DeviceIndex device) {
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {
-  t_current.resize(device_count(), 0);
-  return c10::Stream(c10::Stream::UNSAFE, {kVdev, device}, t_current.at(device));
+  t_streams.resize(device_count(), 0);
+  return c10::Stream(c10::Stream::UNSAFE, {kVdev, device}, t_streams.at(device));
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
   const auto before = current_stream(stream.device_index());
-  t_current.at(stream.device_index()) = queue_of(stream).id;
+  t_streams.at(stream.device_index()) = queue_of(stream).id;
   return before;
 }
 

@@ -1,23 +1,25 @@
 // When the tasks of the streams run: at once in normal mode; late, in an order that a seed draws, in delay mode.
 #include "vdev.h"
 
+#include <algorithm>
 #include <random>
 
 namespace vdev {
 namespace {
 
 // In delay mode one task runs at a time, under this lock, on whichever thread of the host lets the streams go on.
-std::mutex g_lock;
+std::mutex g_timetable_lock;
 std::atomic<bool> g_delayed{false};
 std::optional<double> g_lateness; // of every stream; by default each one's is drawn
 std::mt19937_64 g_chance;
 std::exception_ptr g_failure; // of a late task; the next thread of the host that waits gets it
 std::vector<std::function<void()>> g_spent;
+std::vector<Queue*> g_used; // in this delay, in the order of their first use, whichever number they have
 
 // Holds the lock; what tasks held is let go after it, since that may want Python's.
 class Turn {
  public:
-  Turn() : lock_(g_lock) {}
+  Turn() : lock_(g_timetable_lock) {}
   Turn(const Turn&) = delete;
   ~Turn() {
     std::vector<std::function<void()>> spent;
@@ -58,14 +60,32 @@ void run_next(Queue& queue) {
   g_spent.push_back(std::move(task.run));
 }
 
+void let_go_on() {
+  for (auto* queue : g_used) {
+    if (queue->waiting.empty()) {
+      continue;
+    }
+    // A stream that lags or keeps up does so for a while.
+    if (g_chance() % 16 == 0) {
+      queue->lateness = drawn_lateness();
+    }
+    while (can_run(*queue) && drawn() >= queue->lateness) {
+      run_next(*queue);
+    }
+  }
+}
+
+// What is waited for runs, with what it waits for; while it does, other streams may go on.
 void run_until(const Mark& mark) {
   auto& queue = *mark.queue;
   while (queue.done < mark.position) {
     const auto after = queue.waiting.front().after;
     if (!reached(after)) {
       run_until(after);
+      continue; // other tasks may have run meanwhile
     }
     run_next(queue);
+    let_go_on();
   }
 }
 
@@ -75,22 +95,11 @@ void raise_failure() {
   }
 }
 
-void let_go_on() {
-  for (auto* queue : all_queues()) {
-    if (queue->waiting.empty()) {
-      continue;
-    }
-    // A stream that lags or keeps up does so for a while.
-    if (g_chance() % 64 == 0) {
-      queue->lateness = drawn_lateness();
-    }
-    while (can_run(*queue) && drawn() >= queue->lateness) {
-      run_next(*queue);
-    }
-  }
-}
-
 void push(Queue& queue, Task task) {
+  if (std::find(g_used.begin(), g_used.end(), &queue) == g_used.end()) {
+    g_used.push_back(&queue);
+    queue.lateness = drawn_lateness();
+  }
   queue.waiting.push_back(std::move(task));
   ++queue.enqueued;
   let_go_on();
@@ -100,7 +109,7 @@ void push(Queue& queue, Task task) {
 void drain(const std::function<bool(const Queue&)>& wanted) {
   for (;;) {
     std::vector<Queue*> busy;
-    for (auto* queue : all_queues()) {
+    for (auto* queue : g_used) {
       if (wanted(*queue) && !queue->waiting.empty()) {
         busy.push_back(queue);
       }
@@ -124,9 +133,7 @@ void enter_delay(uint64_t seed, std::optional<double> lateness) {
   TORCH_CHECK(!g_delayed, "the streams are delayed already; leave that first");
   g_chance.seed(seed);
   g_lateness = lateness;
-  for (auto* queue : all_queues()) {
-    queue->lateness = drawn_lateness();
-  }
+  g_used.clear();
   g_delayed = true;
 }
 

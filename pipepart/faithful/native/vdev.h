@@ -54,11 +54,9 @@ struct Queue {
 };
 Queue& queue_of(const c10::Stream& stream);
 Queue& current_queue(c10::DeviceIndex device);
-c10::Stream stream_of(const Queue& queue);
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(const c10::Stream& stream);
 c10::Stream next_stream(c10::DeviceIndex device);
-const std::vector<Queue*>& all_queues();
 void create_streams(int devices);
 
 // timetable.cpp: when the tasks of the streams run.

@@ -1,0 +1,65 @@
+"""The backend is built where it can be, once, and after a build that was killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+from pipepart import faithful
+from pipepart.faithful import build
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("CXX", "no-such-compiler")
+        patched.setattr(faithful, "_backend", None)
+        assert "install g++ or clang++" in faithful.reason_unavailable()
+        with pytest.raises(
+            RuntimeError, match="not available: there is no C\\+\\+ compiler 'no-such-compiler'"
+        ):
+            faithful.load()
+
+
+def test_without_ninja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
+    assert faithful.reason_unavailable() == "there is no ninja: pip install ninja"
+
+
+def test_the_mark_of_a_killed_build_stops_no_later_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    names = []
+
+    def load(name: str, sources: list[str], **_: object) -> object:
+        folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+        assert not (folder / "lock").exists()
+        assert {Path(source).suffix for source in sources} == {".cpp"}
+        (folder / "lock").touch()  # and then it is killed
+        names.append(name)
+        return object()
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    build.built()
+    build.built()
+    assert len(set(names)) == 1
+
+
+PROGRAM = """
+import torch
+from pipepart import faithful
+
+torch.ones(1, requires_grad=True).sum().backward()  # starts the threads of autograd, without the devices
+faithful.load(devices=2)
+x = torch.ones(2, device="vdev:0", requires_grad=True)
+(x.to("vdev:1") * 3).sum().backward()
+print(x.grad.tolist())
+"""
+
+
+def test_the_devices_may_come_after_the_first_backward():
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.stdout == "[3.0, 3.0]\n", ran.stderr
+    assert ran.returncode == 0

@@ -1,0 +1,261 @@
+"""Streams and events order the work of a device, late or at once."""
+
+import pytest
+import torch
+from torch import nn
+
+from pipepart import faithful
+
+LATE = 1.0  # a stream runs only when something waits for it
+
+
+def test_a_stream_is_current_within_its_block():
+    stream = torch.Stream(device="vdev:1")
+    before = torch.accelerator.current_stream("vdev:1")
+    with stream:
+        assert torch.accelerator.current_stream("vdev:1") == stream
+    assert torch.accelerator.current_stream("vdev:1") == before
+    torch.accelerator.set_stream(stream)
+    assert torch.accelerator.current_stream("vdev:1") == stream
+    torch.accelerator.set_stream(before)
+    torch.accelerator.set_device_index(0)
+
+
+def test_events_take_their_time_in_normal_mode():
+    stream = torch.Stream(device="vdev:0")
+    first, last = (torch.Event(device="vdev:0", enable_timing=True) for _ in range(2))
+    first.record(stream)
+    last.record(stream)
+    assert first.query()
+    assert stream.query()
+    assert first.elapsed_time(last) >= 0
+
+
+def test_events_without_timing_have_no_time():
+    one = torch.Event(device="vdev:0")
+    one.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        one.elapsed_time(one)
+
+
+def test_a_late_stream_has_not_run_until_it_is_waited_for():
+    x = torch.zeros(3, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        first, last = (torch.Event(device="vdev:0", enable_timing=True) for _ in range(2))
+        first.record()
+        x.add_(1)
+        last.record()
+        with pytest.raises(RuntimeError, match="must be completed"):
+            first.elapsed_time(last)
+        assert not last.query()
+        last.synchronize()
+        assert first.query()
+        assert first.elapsed_time(last) >= 0
+        assert x.tolist() == [1, 1, 1]
+
+
+def test_a_host_that_asks_again_and_again_gets_there():
+    x = torch.zeros(3, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        for _ in range(5):
+            x.add_(1)
+        done = torch.accelerator.current_stream("vdev:0").record_event()
+        asked = 1
+        while not done.query():
+            asked += 1
+        assert asked == 7  # one task at a time, the event among them
+
+
+def test_a_host_read_waits_for_its_stream_alone():
+    stream = torch.Stream(device="vdev:0")
+    x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        with stream:
+            x.add_(1)
+        y.add_(2)
+        assert y.sum().item() == 6
+        assert not stream.query()
+        torch.accelerator.synchronize("vdev:0")
+        assert stream.query()
+
+
+def test_another_device_is_not_waited_for():
+    x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:1")
+    with faithful.delayed(lateness=LATE):
+        x.add_(1)
+        y.add_(1)
+        torch.accelerator.synchronize("vdev:0")
+        assert torch.accelerator.current_stream("vdev:0").query()
+        assert not torch.accelerator.current_stream("vdev:1").query()
+
+
+def test_an_event_is_waited_for_as_it_was_recorded_last_before():
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(3, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        event = torch.Event(device="vdev:0")
+        with side:
+            x.add_(1)
+            event.record()
+        torch.accelerator.current_stream("vdev:0").wait_event(event)
+        with side:
+            event.record()
+        y = x * 1
+        assert y.tolist() == [1, 1, 1]
+        assert not side.query()  # its second record has not run
+
+
+def test_what_has_no_shape_before_its_values_is_waited_for():
+    x = torch.zeros(4, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        x[2] += 1
+        assert x.nonzero().tolist() == [[2]]
+        assert x[x > 0].tolist() == [1]
+        assert torch.equal(x, x.clone())
+
+
+def test_random_numbers_are_drawn_in_the_order_of_launches():
+    def numbers() -> list[float]:
+        torch.manual_seed(7)
+        side = torch.Stream(device="vdev:0")
+        with side:
+            first = torch.rand(3, device="vdev:0")
+        second = nn.functional.dropout(torch.ones(8, device="vdev:0"), 0.5)
+        chosen = torch.multinomial(torch.ones(5, device="vdev:0"), 3)
+        third = torch.randperm(6, device="vdev:0")
+        torch.accelerator.synchronize("vdev:0")
+        return [*first.tolist(), *second.tolist(), *chosen.tolist(), *third.tolist()]
+
+    expected = numbers()
+    for seed in range(8):
+        with faithful.delayed(seed):
+            assert numbers() == expected
+
+
+def test_a_number_of_the_host_is_read_at_the_launch():
+    factor = torch.tensor(2.0)
+    x = torch.ones(3, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        y = x * factor
+        factor.fill_(100)
+        assert y.tolist() == [2, 2, 2]
+
+
+def test_pinned_memory_is_read_late_and_other_memory_at_the_launch():
+    plain, pinned = torch.ones(3), torch.ones(3).pin_memory()
+    with faithful.delayed(lateness=LATE):
+        one = plain.to("vdev:0", non_blocking=True)
+        other = pinned.to("vdev:0", non_blocking=True)
+        plain.fill_(7)
+        pinned.fill_(7)
+        assert one.tolist() == [1, 1, 1]
+        assert other.tolist() == [7, 7, 7]
+
+
+def test_shapes_that_do_not_fit_are_refused_at_the_launch():
+    x = torch.zeros(2, 3, device="vdev:0")
+    with faithful.delayed(lateness=LATE), pytest.raises(RuntimeError, match="must match the size"):
+        _ = x + torch.zeros(4, device="vdev:0")
+
+
+def test_values_that_do_not_fit_are_told_at_the_next_wait():
+    table = torch.ones(3, 2, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        found = nn.functional.embedding(torch.tensor([5], device="vdev:0"), table)
+        with pytest.raises(IndexError, match="index out of range"):
+            torch.accelerator.synchronize("vdev:0")
+        assert found.shape == (1, 2)
+        assert table.sum().item() == 6  # the device goes on
+
+
+def test_a_failure_that_nobody_waited_for_is_told_at_the_end():
+    table = torch.ones(3, 2, device="vdev:0")
+    with pytest.raises(IndexError, match="index out of range"), faithful.delayed(lateness=LATE):
+        nn.functional.embedding(torch.tensor([5], device="vdev:0"), table)
+
+
+def test_streams_are_not_delayed_twice():
+    with (
+        faithful.delayed(),
+        pytest.raises(RuntimeError, match="delayed already"),
+        faithful.delayed(),
+    ):
+        pass
+
+
+def test_fresh_memory_is_no_number_until_it_is_written():
+    with faithful.delayed():
+        assert torch.empty(3, device="vdev:0").isnan().all().item()
+
+
+def test_freed_memory_is_handed_out_again_on_its_stream_alone():
+    side = torch.Stream(device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        one = torch.empty(100, device="vdev:0")
+        address = one.data_ptr()
+        del one
+        with side:
+            assert torch.empty(100, device="vdev:0").data_ptr() != address
+        assert torch.empty(90, device="vdev:0").data_ptr() == address
+
+
+def test_memory_that_another_stream_uses_is_kept_until_that_has_run():
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(100, device="vdev:0")
+    with faithful.delayed(lateness=LATE):
+        one = torch.empty(100, device="vdev:0")
+        address = one.data_ptr()
+        with side:
+            x.add_(1)
+        one.record_stream(side)
+        del one
+        assert torch.empty(100, device="vdev:0").data_ptr() != address
+        side.synchronize()
+        two = torch.empty(100, device="vdev:0")
+        three = torch.empty(100, device="vdev:0")
+        assert address in (two.data_ptr(), three.data_ptr())
+
+
+def test_short_of_memory_the_host_waits_for_blocks_in_use():
+    side, x = torch.Stream(device="vdev:7"), torch.zeros(100, device="vdev:7")
+    faithful.set_capacity("vdev:7", 900)
+    with faithful.delayed(lateness=LATE):
+        one = torch.empty(100, device="vdev:7")
+        with side:
+            x.add_(1)
+        one.record_stream(side)
+        del one
+        two = torch.empty(100, device="vdev:7")
+        assert side.query()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(100, device="vdev:7")
+        assert two.fill_(1).sum().item() == 100
+
+
+def test_memory_is_counted_the_same_when_streams_are_late():
+    def figures() -> tuple[int, int]:
+        faithful.reset_peak("vdev:0")
+        layer = nn.Linear(8, 8).to("vdev:0")
+        layer(torch.ones(4, 8, device="vdev:0")).sum().backward()
+        memory = faithful.memory("vdev:0")
+        return memory.allocated, memory.peak
+
+    expected = figures()
+    for seed in range(4):
+        with faithful.delayed(seed):
+            assert figures() == expected
+
+
+def test_a_seed_gives_the_same_course_again():
+    def course() -> list[bool]:
+        seen = []
+        streams = [torch.Stream(device=f"vdev:{index % 2}") for index in range(4)]
+        x = [torch.zeros(2, device=stream.device) for stream in streams]
+        with faithful.delayed(seed=5):
+            for step in range(40):
+                with streams[step % 4]:
+                    x[step % 4].add_(1)
+                seen.append(streams[(step * 7) % 4].query())
+        return seen
+
+    expected = course()
+    assert 0 < sum(expected) < 40
+    assert course() == expected
