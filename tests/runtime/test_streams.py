@@ -12,7 +12,8 @@ from tests.copies import batch, model_for, plan_copies, summed_step
 from tests.on_devices import AND_BACK, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
 from tests.pieces import WIDTH, Fork, Join, Middle, Noise
 
-pytestmark = pytest.mark.usefixtures("late_devices")
+# The devices are compiled at their first use on a machine.
+pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
 CHUNKS = {
     "gpipe": 1,

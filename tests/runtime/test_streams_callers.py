@@ -17,7 +17,8 @@ from tests.chains import plan_by_hand
 from tests.delayed import DelayedTraining, batches, borders_of
 from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
 
-pytestmark = pytest.mark.usefixtures("late_devices")
+# The devices are compiled at their first use on a machine.
+pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
 SEEDS = (0, None)
 

@@ -18,7 +18,8 @@ from tests import plain
 from tests.copies import plan_copies, summed_step
 from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample
 
-pytestmark = pytest.mark.usefixtures("late_devices")
+# The devices are compiled at their first use on a machine.
+pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
 Scenario = Callable[[int | None], None]
 SEEDS = (None, *range(12))
