@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import torch
 
 Job = Callable[[], None]
+Jobs = SimpleQueue[tuple[Job, Job | None] | None]
 
 
 class Worker:
@@ -19,15 +20,15 @@ class Worker:
     """
 
     def __init__(self, name: str, device: torch.device, threads: int | None) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: Jobs = SimpleQueue()
         self._thread = threading.Thread(
             target=_work, args=(self._jobs, device, threads), name=f"pipepart-{name}", daemon=True
         )
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Has ``job`` run when all before it are done."""
-        self._jobs.put(job)
+    def submit(self, job: Job, then: Job | None = None) -> None:
+        """Has ``job`` run when all before it are done, and ``then`` when the thread holds nothing of it any more."""
+        self._jobs.put((job, then))
 
     def stop(self) -> None:
         """Ends the thread when its jobs are done."""
@@ -44,16 +45,22 @@ class Worker:
         return self._thread.ident
 
 
-def _work(jobs: SimpleQueue[Job | None], device: torch.device, threads: int | None) -> None:
+def _work(jobs: Jobs, device: torch.device, threads: int | None) -> None:
     if threads is not None:
         # A thread takes over the process's number when it first asks for it: so ask, and set its own behind that.
         torch.get_num_threads()
         torch.set_num_threads(threads)
     if device.type != "cpu" and device.index is not None:
         torch.accelerator.set_device_index(device)
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # an idle worker holds nothing of the last step
+    while (given := jobs.get()) is not None:
+        job, then = given
+        del given
+        try:
+            job()
+        finally:
+            del job
+            if then is not None:
+                then()
 
 
 def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> list[Worker]:

@@ -67,7 +67,9 @@ class Engine:
         if self._guard is not None:
             self._guard.begin(run.schedule, scaled)
         try:
-            self._hand_out(partial(run.work, device, done) for device in range(len(self.workers)))
+            self._hand_out(
+                (partial(run.work, device) for device in range(len(self.workers))), partial(done.put, None)
+            )
             if self._timeout is None:
                 for _ in self.workers:
                     done.get()
@@ -138,13 +140,13 @@ class Engine:
         self._stuck = set(range(len(self.workers)))
         self.closed = FORKED
 
-    def _hand_out(self, jobs: Iterable[Job]) -> None:
+    def _hand_out(self, jobs: Iterable[Job], then: Job | None = None) -> None:
         with self._lock:
             self.check_open()
             self._handing_out = True
             try:
                 for worker, job in zip(self.workers, jobs, strict=True):
-                    worker.submit(job)
+                    worker.submit(job, then)
             finally:
                 self._handing_out = False
                 if self.closed:  # by the handler of a signal

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from queue import SimpleQueue
 from typing import Any
 
 from torch.optim import Optimizer
@@ -80,8 +79,8 @@ class Run:
         """Of each micro-batch's input, once the run has ended."""
         return self.actions.input_gradients
 
-    def work(self, device: int, done: SimpleQueue[None]) -> None:
-        """Goes through the actions of one device, on its worker; reports to ``done`` whatever happens."""
+    def work(self, device: int) -> None:
+        """Goes through the actions of one device, on its worker; raises nothing."""
         try:
             with (
                 quick_turns,
@@ -93,8 +92,6 @@ class Run:
             pass
         except BaseException as error:
             self.fail(error, device)
-        finally:
-            done.put(None)
 
     def backward_here(self) -> None:
         """Goes backward through all stages on the calling thread, one micro-batch after the other.
