@@ -16,9 +16,9 @@ Printed = Callable[[RenderableType], str]
 
 def stretched(step: Timeline, factor: float) -> Timeline:
     """The same step at another pace."""
-    rows = ([[factor * time for time in row] for row in times] for times in (step.starts, step.ends))
+    starts, ends = ([[factor * time for time in row] for row in times] for times in (step.starts, step.ends))
     moved = [t._replace(start=factor * t.start, end=factor * t.end) for t in step.transfers]
-    return Timeline(step.schedule, *rows, transfers=moved)
+    return Timeline(step.schedule, starts, ends, transfers=moved)
 
 
 def late(step: Timeline, stage: int, seconds: float) -> Timeline:
