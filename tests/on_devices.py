@@ -12,6 +12,21 @@ from pipepart.capture import flatten
 from tests import plain
 from tests.chains import Recompute, plan_by_hand
 
+CHUNKS = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "eager-1f1b": 1,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "interleaved-1f1b": 2,
+    "interleaved-zb": 2,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipe-v": 2,
+    "hanayo": 2,
+}
+
 TWO = ("vdev:0", "vdev:1")
 SHARED = ("vdev:0", "vdev:0")  # one device of two workers
 AND_BACK = ("vdev:0", "vdev:1", "vdev:0")

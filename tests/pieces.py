@@ -128,3 +128,17 @@ RANDOM_PIECES: list[Callable[[], list[nn.Module]]] = [
     lambda: [Noise()],
     lambda: [Attention(dropout=0.3)],
 ]
+
+
+class Fails(nn.Module):
+    """Fails at its third call, with work queued before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise ArithmeticError("third call")
+        return x * 1

@@ -13,23 +13,10 @@ from tests.chains import plan_by_hand
 from tests.copies import batch, model_for, plan_copies, summed_step
 from tests.delayed import DelayedTraining, batches, borders_of
 from tests.gpu.late import Late, borders, late_chain
-from tests.on_devices import cut_on, gradients, on_devices, sample, state
-from tests.pieces import WIDTH, Fork, Join, Middle
+from tests.on_devices import CHUNKS, cut_on, gradients, on_devices, sample, state
+from tests.pieces import WIDTH, Fails, Fork, Join, Middle
 
 CLOSE = 1e-9
-CHUNKS = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "zb-h1": 1,
-    "zb-h2": 1,
-    "interleaved-1f1b": 2,
-    "interleaved-zb": 2,
-    "zb-v": 2,
-    "v-half": 2,
-    "v-min": 2,
-    "dualpipe-v": 2,
-    "hanayo": 2,
-}
 
 
 def numbers(model: nn.Module) -> dict[str, Tensor]:
@@ -209,20 +196,6 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(devices, sc
     theirs = [parameter for stage in oracle.stages for parameter in stage.parameters()]
     for parameter, expected in zip(model.parameters(), theirs, strict=True):
         plain.assert_near(parameter.detach().cpu(), expected.detach(), 1e-6)
-
-
-class Fails(nn.Module):
-    """Fails at its third call, with work queued before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 3:
-            raise ArithmeticError("third call")
-        return x * 1
 
 
 def test_the_step_after_one_that_failed_gives_the_right_numbers(devices):

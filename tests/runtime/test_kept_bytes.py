@@ -2,24 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import pipepart
 from pipepart import Pipeline
 from tests.chains import Recompute, cut_by_hand
-
-
-class Wide(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(*(layer for _ in range(4) for layer in (Wide(), nn.Linear(16, 16), nn.GELU())))
+from tests.saving import saving_network
 
 
 @pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
@@ -27,7 +15,7 @@ def network() -> nn.Sequential:
     ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved-1f1b", 2)]
 )
 def test_the_measured_peak_is_the_planned_one(schedule: str, chunks: int, recompute: Recompute):
-    model = network()
+    model = saving_network()
     x, y = torch.randn(64, 16), torch.randint(16, (64,))
     loss_fn = nn.CrossEntropyLoss()
     profile = pipepart.profile(model, x, loss_fn=loss_fn, target=y, micro_batches=8, seconds=0.01, threads=1)
@@ -55,7 +43,7 @@ def test_counting_changes_no_number():
     found = []
     for memory in (False, True):
         torch.manual_seed(1)
-        model = network()
+        model = saving_network()
         with cut_by_hand(model, [5], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
             with pipe.trace(memory=memory):
                 pipe.step(x, target=y)
@@ -64,7 +52,7 @@ def test_counting_changes_no_number():
 
 
 def test_nothing_is_counted_unless_it_is_asked_for():
-    with cut_by_hand(network(), [5], loss_fn=nn.MSELoss(), trace=True) as pipe:
+    with cut_by_hand(saving_network(), [5], loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(torch.randn(8, 16), target=torch.randn(8, 16))
         assert pipe.last_trace is not None
         assert (pipe.last_trace.peak_bytes, pipe.last_trace.peak_at) == ((), ())

@@ -17,6 +17,7 @@ from pipepart.pipeline import Pipeline
 from pipepart.runtime.actions import Actions
 from pipepart.runtime.own_copy import tensors
 from tests.chains import Recompute, cut_by_hand
+from tests.saving import saving_network
 
 
 class Slot:
@@ -79,23 +80,6 @@ def bytes_of(held: Iterable[Tensor]) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
 
 
-def network() -> nn.Sequential:
-    """Twelve layers that save their input, their output, both, or much more than either."""
-
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.down(torch.tanh(self.up(x)))
-
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [Wide(), nn.Linear(16, 16), nn.GELU()]
-    return nn.Sequential(*layers)
-
-
 CASES = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)]
 
 
@@ -103,7 +87,7 @@ CASES = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)]
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
 def test_a_device_keeps_as_much_as_the_plan_says(schedule, chunks, recompute: Recompute, monkeypatch):
     saved.clear()
-    model = network()
+    model = saving_network()
     x, y = torch.randn(64, 16), torch.randn(64, 16)
     profile = pipepart.profile(
         model, x, loss_fn=nn.MSELoss(), target=y, micro_batches=8, seconds=0.01, threads=1

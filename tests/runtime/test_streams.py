@@ -9,26 +9,11 @@ from pipepart.capture import flatten
 from tests import plain
 from tests.chains import Recompute
 from tests.copies import batch, model_for, plan_copies, summed_step
-from tests.on_devices import AND_BACK, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+from tests.on_devices import AND_BACK, CHUNKS, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
 from tests.pieces import WIDTH, Fork, Join, Middle, Noise
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
-
-CHUNKS = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "eager-1f1b": 1,
-    "zb-h1": 1,
-    "zb-h2": 1,
-    "interleaved-1f1b": 2,
-    "interleaved-zb": 2,
-    "zb-v": 2,
-    "v-half": 2,
-    "v-min": 2,
-    "dualpipe-v": 2,
-    "hanayo": 2,
-}
 
 
 def network(stages: int) -> nn.Sequential:

@@ -16,6 +16,7 @@ from tests import plain
 from tests.chains import plan_by_hand
 from tests.delayed import DelayedTraining, batches, borders_of
 from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+from tests.pieces import Fails
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
@@ -237,20 +238,6 @@ def test_scaled_gradients_are_those_of_the_scaled_loss():
                 pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
                 found = {name: None if g is None else g / 4 for name, g in gradients(model).items()}
                 plain.assert_same(found, plain.gradients(reference))
-
-
-class Fails(nn.Module):
-    """Fails at its third call, with work queued before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 3:
-            raise ArithmeticError("third call")
-        return x * 1
 
 
 @pytest.mark.parametrize("place", [0, 4])
