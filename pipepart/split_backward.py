@@ -8,7 +8,8 @@
 
 The first part is one run of autograd's engine that is told to stay out of those weights; a hook on the node of each
 such layer keeps the gradient that arrives. The second part computes what the node would have, and lets autograd carry
-it to the weight. What is no weight of a known type of layer is done in the first part. The forward knows nothing of it.
+it to the weight, or adds it to the weight's ``grad`` itself where that is quicker. What is no weight of a known type of
+layer is done in the first part. The forward knows nothing of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from . import boundary
+from .added_products import add_product
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
 # Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
@@ -74,7 +76,7 @@ class WeightGradients:
             while self._arrived:
                 use, gradient = self._arrived.popleft()
                 self.computed = _weights(use.ends)
-                for found in _compute(use, gradient):
+                for found in _compute(use, gradient, alone=use.ends[0] not in shared):
                     if found.end not in shared or found.end in halves:
                         ready.append(found)
                         ready += [halves.pop(found.end)] if found.end in shared else []
@@ -104,13 +106,15 @@ def backward_inputs(roots: Sequence[GradientEdge], gradients: boundary.Gradients
 class _Use(NamedTuple):
     """One use of weights: for each the edge from the layer's node towards it, and the node that accumulates there.
 
-    It does not hold the layer's node, and with it the graph.
+    ``direct`` says whether the first is a product that could be added to the weight's ``grad`` as it is. It does not
+    hold the layer's node, and with it the graph.
     """
 
     edges: list[tuple[Node, int]]
     ends: list[Node]
     formula: Formula
     versions: list[int]
+    direct: bool
 
 
 class _Found(NamedTuple):
@@ -153,7 +157,8 @@ def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, S
     if formula is None:
         return None, edges
     versions = [tensor._version for tensor in formula.kept]
-    use = _Use([edges[slot] for slot in ends], list(ends.values()), formula, versions)
+    own = [edges[slot] for slot in ends]
+    use = _Use(own, list(ends.values()), formula, versions, _is_direct(formula, own[0][0]))
     return use, [edge for slot, edge in enumerate(edges) if slot not in ends]
 
 
@@ -167,6 +172,15 @@ def _weight(node: Any) -> Node | None:
     # A hook expects to be called in the one backward, with the others.
     hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
     return node if type(weight) is nn.Parameter and not hooked else None
+
+
+def _is_direct(formula: Formula, node: Any) -> bool:
+    """Whether the first gradient of a formula is a product that has the weight's own shape behind a node."""
+    if formula.transposed:
+        if type(node).__name__ != "TBackward0":
+            return False
+        node = node.next_functions[0][0]
+    return formula.factors is not None and type(node).__name__ == "AccumulateGrad"
 
 
 def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
@@ -207,16 +221,27 @@ def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
     return shared
 
 
-def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
-    """The gradient of each weight of one use."""
+def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
+    """The gradient of each weight of one use, but for one that has been added to the weight's ``grad`` already."""
     if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
             "the input of a layer has been written into before the gradients of the layer's weights were computed "
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    found = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
+    added = alone and use.direct and _add(use, gradient)
+    computed = [gradient for _ in use.ends[1:]] if added else use.formula.gradients(gradient)
+    found = zip(use.ends[added:], use.edges[added:], computed, strict=True)
     return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
+
+
+def _add(use: _Use, gradient: Tensor) -> bool:
+    """Adds the first gradient of a use to its weight's ``grad``, if that is the same to the bit."""
+    assert use.formula.factors is not None
+    into = _weights(use.ends[:1])[0].grad
+    if type(into) is not Tensor or into.layout is not torch.strided or into.requires_grad:
+        return False
+    return add_product(into, *use.formula.factors(gradient))
 
 
 def _weights(ends: Iterable[Any]) -> list[nn.Parameter]:

@@ -8,7 +8,6 @@ and not the node, which holds the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,15 @@ class Formula(NamedTuple):
     Attributes:
         kept: the tensors that the gradients depend on, apart from the gradient of the output.
         gradients: takes the gradient of the output; returns one for each slot that was asked for, in their order.
+        factors: takes it, and returns two matrices whose product is the first of these, transposed where the weight
+            is; None where it is no product.
+        transposed: whether the weight is.
     """
 
     kept: tuple[Tensor, ...]
     gradients: Callable[[Tensor], Sequence[Tensor]]
+    factors: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    transposed: bool = False
 
 
 class Known(NamedTuple):
@@ -59,28 +63,31 @@ def read_formula(known: Known, node: Any, slots: Sequence[int]) -> Formula | Non
 def _addmm(node: Any, slots: Sequence[int]) -> Formula:
     if node._saved_alpha != 1 or node._saved_beta != 1:
         raise _NotPlainError
-    given = _saved(node, "mat1")
-    product = partial(_weight_of_product, given, _by_column(node))
-    if len(slots) == 1:
-        return Formula((given,), lambda gradient: (product(gradient),))
     # Autograd sums the bias's to its shape, as it does behind the node.
-    return Formula((given,), lambda gradient: (product(gradient), gradient))
+    return _product(_saved(node, "mat1"), _by_column(node), biased=len(slots) > 1)
 
 
 def _mm(node: Any, slots: Sequence[int]) -> Formula:
-    given = _saved(node, "self")
-    product = partial(_weight_of_product, given, _by_column(node))
-    return Formula((given,), lambda gradient: (product(gradient),))
+    return _product(_saved(node, "self"), _by_column(node), biased=False)
+
+
+def _product(given: Tensor, by_column: bool, *, biased: bool) -> Formula:
+    def factors(gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return (gradient.t(), given) if by_column else (given.t(), gradient)
+
+    def gradients(gradient: Tensor) -> Sequence[Tensor]:
+        left, right = factors(gradient)
+        found = left.mm(right)
+        weight = found.t() if by_column else found
+        return (weight, gradient) if biased else (weight,)
+
+    return Formula((given,), gradients, factors, by_column)
 
 
 def _by_column(node: Any) -> bool:
     """Whether the weight lies in memory by column, as a transposed one does; its gradient then does, too."""
     stride, size = node._saved_mat2_sym_strides, node._saved_mat2_sym_sizes
     return stride[0] == 1 and stride[1] == size[0]
-
-
-def _weight_of_product(given: Tensor, by_column: bool, gradient: Tensor) -> Tensor:
-    return gradient.t().mm(given).t() if by_column else given.t().mm(gradient)
 
 
 def _convolution(node: Any, slots: Sequence[int]) -> Formula:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .action import ScheduleError
 from .costs import StageCosts
@@ -47,6 +48,7 @@ def problem_bound(problem: Problem, objective: str) -> float:
     if objective not in OBJECTIVES:
         raise ScheduleError(f"objective is one of {', '.join(OBJECTIVES)}, got {objective!r}")
     from_zero = objective == "makespan"
+    problem = replace(problem, costs=problem.costs.cheapest)
     trips = _Trips(problem)
     per_device = [
         max(

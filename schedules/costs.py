@@ -15,10 +15,11 @@ _SHARED = ("latency", "bandwidth", "overlap")  # not one number a stage
 class StageCosts:
     """Seconds and bytes of every stage, and of the links between the devices.
 
-    One number a stage, unless said otherwise; an empty sequence means none (zeros). A full backward costs
-    backward_input + backward_weight and passes its gradient on when it ends.
+    One number a stage, unless said otherwise; an empty sequence means none (zeros). A full backward passes its
+    gradient on when it ends.
 
     forward, backward_input, backward_weight: seconds on the device where the stage lives.
+    backward: seconds of a full backward; left out, backward_input + backward_weight.
     latency: seconds from device to device, one number or a matrix [from][to].
     bandwidth: bytes per second from device to device, one number or a matrix [from][to].
     message_bytes: the output of a stage, as sent to the next; its gradient on the way back is as large.
@@ -47,12 +48,18 @@ class StageCosts:
     reduce_grad: Sequence[float] = ()
     optimizer_step: Sequence[float] = ()
     overlap: float = 0.0
+    backward: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         """Fill in what was left out, and hold every sequence as a tuple of floats."""
         stages = len(self.forward)
         zeros = (0.0,) * stages
-        left_out = {"weight_stash_bytes": self.stash_bytes, "recompute": self.forward}
+        parts = tuple(map(sum, zip(self.backward_input, self.backward_weight, strict=False)))
+        left_out = {
+            "weight_stash_bytes": self.stash_bytes,
+            "recompute": self.forward,
+            "backward": parts if len(parts) == stages else (),
+        }
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _SHARED:
@@ -71,8 +78,22 @@ class StageCosts:
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
-        """Forward and backward of one micro-batch on each stage."""
+        """Forward and backward in two parts of one micro-batch on each stage."""
         return tuple(map(sum, zip(self.forward, self.backward_input, self.backward_weight, strict=True)))
+
+    @property
+    def cheapest(self) -> StageCosts:
+        """The costs with the parts of a backward cut down to where together they take no more than a full one."""
+        parts = list(map(sum, zip(self.backward_input, self.backward_weight, strict=True)))
+        pairs = list(zip(self.backward, parts, strict=True))
+        if all(whole >= split for whole, split in pairs):
+            return self
+        factors = [min(whole / split, 1.0) if split else 1.0 for whole, split in pairs]
+        return replace(
+            self,
+            backward_input=[s * by for s, by in zip(self.backward_input, factors, strict=True)],
+            backward_weight=[s * by for s, by in zip(self.backward_weight, factors, strict=True)],
+        )
 
     def for_stages(self, stages: int) -> StageCosts:
         """Return the costs of so many stages, which are copies of these, one after the other."""

@@ -97,7 +97,7 @@ class _Search:
         self.work = 0.0
         self.found: list[tuple[float, list[Row]]] = []
         self.played: set[int] = set()  # hashes of the fixed schedules, of which some coincide
-        self.overlapped: list[tuple[float, Schedule]] = []
+        self.whole: list[tuple[float, Schedule]] = []  # fixed schedules that are quicker as they are
 
     @property
     def value(self) -> float:
@@ -130,15 +130,21 @@ class _Search:
             self.work += share * work_per_play
 
     def schedule(self) -> Schedule:
-        """The best order as a schedule; each I is one B with its W where that costs nothing."""
-        value, rows = min(self.found, key=itemgetter(0))
-        overlapped = min(self.overlapped, key=itemgetter(0), default=None)
-        if overlapped is not None and overlapped[0] < value:
-            return overlapped[1]
-        split = self.problem.schedule_of("search", rows)
-        fused = fuse_backward(split)
-        taken = _taken(simulate(fused, self.problem.costs), self.objective)
-        return fused if taken <= value * (1 + _TOLERANCE) else split
+        """The best order as a schedule; each I is one B with its W where that costs nothing, or gains."""
+        ranked = sorted(self.found, key=itemgetter(0))
+        best = ranked[0][0], self.problem.schedule_of("search", ranked[0][1])
+        for _, rows in ranked[: _MOST_STARTS if self._parts_cost else 1]:
+            fused = fuse_backward(self.problem.schedule_of("search", rows))
+            taken = _taken(simulate(fused, self.problem.costs), self.objective)
+            if taken <= best[0] * (1 + _TOLERANCE):
+                best = taken, fused
+        whole = min(self.whole, key=itemgetter(0), default=best)
+        return whole[1] if whole[0] < best[0] else best[1]
+
+    @property
+    def _parts_cost(self) -> bool:
+        """Whether on any stage a full backward is quicker than its parts."""
+        return self.problem.costs.cheapest is not self.problem.costs
 
     def _allowance(self) -> float:
         return _EFFORT + _EFFORT_PER_OPERATION * self.problem.operations
@@ -156,11 +162,11 @@ class _Search:
             return
         self.played.add(hash(schedule.actions))
         self._add(self.problem.rows_of(schedule))
-        if self.problem.costs.overlap and schedule != split_overlaps(schedule):
+        if self._parts_cost or (self.problem.costs.overlap and schedule != split_overlaps(schedule)):
             timeline = simulate(schedule, self.problem.costs)
             peaks = zip(timeline.peak_bytes, self.problem.memory, strict=True)
             if all(peak <= room * (1 + _TOLERANCE) for peak, room in peaks):
-                self.overlapped.append((_taken(timeline, self.objective), schedule))
+                self.whole.append((_taken(timeline, self.objective), schedule))
 
     def _by_rules(self) -> Iterator[Callable[[], list[Row]]]:
         """What makes an order from the costs; the first works in any memory."""

@@ -86,12 +86,11 @@ def _sent_at_the_end(found: Dependencies, ends: _Rows, delay: np.ndarray) -> tup
 
 def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
     """Seconds of each action."""
-    forward, inputs, weights = map(np.asarray, (costs.forward, costs.backward_input, costs.backward_weight))
     of_kind = {
-        Kind.F: forward,
-        Kind.I: inputs,
-        Kind.W: weights,
-        Kind.B: inputs + weights,
+        Kind.F: np.asarray(costs.forward),
+        Kind.I: np.asarray(costs.backward_input),
+        Kind.W: np.asarray(costs.backward_weight),
+        Kind.B: np.asarray(costs.backward),
         Kind.RECOMPUTE: np.asarray(costs.recompute),
         Kind.REDUCE_GRAD: np.asarray(costs.reduce_grad),
         Kind.OPT_STEP: np.asarray(costs.optimizer_step),

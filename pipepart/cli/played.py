@@ -242,10 +242,12 @@ def _costs(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> StageCo
     def seconds(part: str) -> list[float]:
         return [getattr(stage, part) * factor for stage, factor in zip(plan.stages, factors, strict=True)]
 
+    inputs, weights = zip(*(stage.part_seconds for stage in plan.stages), strict=True)
     return StageCosts(
         forward=seconds("forward_seconds"),
-        backward_input=seconds("backward_input_seconds"),
-        backward_weight=seconds("backward_weight_seconds"),
+        backward_input=[seconds * factor for seconds, factor in zip(inputs, factors, strict=True)],
+        backward_weight=[seconds * factor for seconds, factor in zip(weights, factors, strict=True)],
+        backward=seconds("backward_seconds"),
         recompute=seconds("recompute_seconds"),
         latency=[[link.latency for link in row] for row in links],
         bandwidth=[[link.bandwidth or math.inf for link in row] for row in links],

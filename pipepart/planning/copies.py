@@ -75,6 +75,7 @@ def _moved(plan: Plan, stage: StagePlan, name: str, transfer_seconds: float) -> 
             "forward_seconds": stage.forward_seconds * slower,
             "backward_input_seconds": stage.backward_input_seconds * slower,
             "backward_weight_seconds": stage.backward_weight_seconds * slower,
+            "split_seconds": None if stage.split_seconds is None else stage.split_seconds * slower,
             "recompute_seconds": stage.recompute_seconds * slower,
             "transfer_seconds": transfer_seconds,
             "static_bytes": stage.parameter_bytes + stage.gradient_bytes,

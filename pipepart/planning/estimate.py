@@ -71,9 +71,19 @@ def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
         forward=timing(low.forward, high.forward),
         backward_input=timing(low.backward_input, high.backward_input),
         backward_weight=timing(low.backward_weight, high.backward_weight),
+        split_seconds=_split_seconds(line, low, high),
         saved_bytes=line.bytes(low.saved_bytes, high.saved_bytes),
         input_bytes=line.bytes(low.input_bytes, high.input_bytes),
         output_bytes=line.bytes(low.output_bytes, high.output_bytes),
         peak_bytes=line.bytes(low.peak_bytes, high.peak_bytes),
         waiting_bytes=line.bytes(low.waiting_bytes, high.waiting_bytes),
     )
+
+
+def _split_seconds(line: _Line, low: LayerCost, high: LayerCost) -> float | None:
+    """As large a part of the backward as at the two sizes."""
+    if low.split_seconds is None or high.split_seconds is None:
+        return None
+    backward = low.backward_seconds + high.backward_seconds
+    part = (low.split_seconds + high.split_seconds) / backward if backward else 0.0
+    return part * line.at(low.backward_seconds, high.backward_seconds)

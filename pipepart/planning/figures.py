@@ -84,6 +84,7 @@ def _stage_plan(
         forward_seconds=forward,
         backward_input_seconds=float(costs.backward_input[layers].sum()) / device.speed,
         backward_weight_seconds=float(costs.backward_weight[layers].sum()) / device.speed,
+        split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / device.speed,
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
         static_bytes=costs.held_bytes(layers) + older * costs.version_bytes(layers),

@@ -259,8 +259,9 @@ class Plan(Document):
         stages = self.all_stages
         return schedules.StageCosts(
             forward=[stage.forward_seconds for stage in stages],
-            backward_input=[stage.backward_input_seconds for stage in stages],
-            backward_weight=[stage.backward_weight_seconds for stage in stages],
+            backward_input=[stage.part_seconds[0] for stage in stages],
+            backward_weight=[stage.part_seconds[1] for stage in stages],
+            backward=[stage.backward_seconds for stage in stages],
             latency=latency,
             bandwidth=bandwidth,
             message_bytes=[stage.output_bytes for stage in stages],

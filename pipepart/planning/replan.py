@@ -116,5 +116,6 @@ def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:
             "forward": times(cost.forward, forward),
             "backward_input": times(cost.backward_input, backward),
             "backward_weight": times(cost.backward_weight, backward),
+            "split_seconds": None if cost.split_seconds is None else cost.split_seconds * backward,
         }
     )

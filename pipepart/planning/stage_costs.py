@@ -62,6 +62,8 @@ class ChainCosts:
         self.forward = np.array([layer.forward.seconds for layer in costs.layers])
         self.backward_input = np.array([layer.backward_input.seconds for layer in costs.layers])
         self.backward_weight = np.array([layer.backward_weight.seconds for layer in costs.layers])
+        split = [layer.split_seconds for layer in costs.layers]
+        self.split = None if None in split else np.array(split, dtype=np.float64)
         self.forward[-1] += costs.loss.forward.seconds
         self.backward_input[-1] += costs.loss.backward_seconds
         self.static_bytes = np.array(

@@ -20,6 +20,8 @@ class StagePlan(Value):
         device: name of its device in the plan's cluster.
         forward_seconds, backward_input_seconds, backward_weight_seconds: predicted for one micro-batch.
         output_bytes: what it sends to the next stage, or returns.
+        split_seconds: what the two parts of its backward take together beyond the whole; negative where they are
+            quicker, None where that was not measured.
         transfer_seconds: to move its inputs and outputs and their gradients for one micro-batch.
         static_bytes: parameters, in all versions of an asynchronous schedule, gradients and optimizer state.
         gradient_bytes, optimizer_bytes: the latter two of these.
@@ -41,6 +43,7 @@ class StagePlan(Value):
     forward_seconds: Seconds = 0.0
     backward_input_seconds: Seconds = 0.0
     backward_weight_seconds: Seconds = 0.0
+    split_seconds: float | None = Field(default=None, allow_inf_nan=False)
     transfer_seconds: Seconds = 0.0
     output_bytes: ByteCount = 0
     static_bytes: ByteCount = 0
@@ -62,6 +65,18 @@ class StagePlan(Value):
         """What one micro-batch costs this stage: compute and communication."""
         compute = self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
         return compute + self.recompute_seconds + self.transfer_seconds
+
+    @property
+    def backward_seconds(self) -> float:
+        """Its whole backward for one micro-batch."""
+        return self.backward_input_seconds + self.backward_weight_seconds
+
+    @property
+    def part_seconds(self) -> tuple[float, float]:
+        """The two parts of its backward, each run by itself."""
+        whole = self.backward_seconds
+        factor = max(0.0, 1 + (self.split_seconds or 0.0) / whole) if whole else 1.0
+        return self.backward_input_seconds * factor, self.backward_weight_seconds * factor
 
     @property
     def parameter_bytes(self) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +30,27 @@ class Times:
 
     Attributes:
         forward: of every pass.
-        first_backward: where no parameter has a gradient yet, as for the first micro-batch of a step.
-        later_backward: where gradients are added up, as for all others.
-        backward_input: of the first part of a split backward, as for schedules that have one.
-        backward_weight: of its second part, with the gradients of the weights that can wait.
+        whole: of every pass with its backward in one.
+        inputs: of the others, the first part of the backward, as for schedules that have one.
+        weights: of the second part, with the gradients of the weights that can wait.
+
+    Of the backwards every other is one where no parameter has a gradient yet, as for the first micro-batch of a step;
+    behind it comes one where gradients are added up, as for all others.
     """
 
     forward: list[list[float]] = field(default_factory=list)
-    first_backward: list[list[float]] = field(default_factory=list)
-    later_backward: list[list[float]] = field(default_factory=list)
-    backward_input: list[list[float]] = field(default_factory=list)
-    backward_weight: list[list[float]] = field(default_factory=list)
+    whole: list[list[float]] = field(default_factory=list)
+    inputs: list[list[float]] = field(default_factory=list)
+    weights: list[list[float]] = field(default_factory=list)
+
+
+class LayerTimes(NamedTuple):
+    """What one layer takes; ``split_seconds`` as in :class:`LayerCost`."""
+
+    forward: Timing
+    backward_input: Timing
+    backward_weight: Timing
+    split_seconds: float
 
 
 @dataclass
@@ -55,8 +65,8 @@ class ChainTimer:
     """Runs a chain layer by layer, each on an autograd graph of its own, and keeps the time.
 
     A pass goes forward through all layers and the loss and then backward through all of them, so that caches are
-    as warm as in training and layers that work in place meet a fresh input. Passes of three kinds take turns: the
-    whole backward of the first micro-batch of a step, that of a later one, and one in two parts, whose ratio counts.
+    as warm as in training and layers that work in place meet a fresh input. Passes of four kinds take turns: the
+    first micro-batch of a step and a later one, with the whole backward and with one in two parts.
     """
 
     def __init__(self, layers: Layers, loss: Loss, device: torch.device, stop: threading.Event) -> None:
@@ -71,31 +81,37 @@ class ChainTimer:
         least, most = passes
         self._pass(sample, [])
         self._pass(sample, [], [])
+        self._pass(sample, [], [])
         self.times.forward.clear()  # so far it was warm-up
         start = time.perf_counter()
         for count in range(1, most + 1):
-            self._forget_gradients()
-            self._pass(sample, self.times.first_backward)
-            self._pass(sample, self.times.later_backward)
-            self._pass(sample, self.times.backward_input, self.times.backward_weight)
+            for record in ((self.times.whole,), (self.times.inputs, self.times.weights)):
+                self._forget_gradients()
+                self._pass(sample, *record)
+                self._pass(sample, *record)
             if count >= least and time.perf_counter() - start >= budget:
                 break
 
-    def timings(self, micro_batches: int) -> list[tuple[Timing, Timing, Timing]]:
-        """Forward, backward for inputs and backward for weights of each layer, and of the loss as the last.
+    def timings(self, micro_batches: int) -> list[LayerTimes]:
+        """What each layer takes, and the loss as the last.
 
         The backward is the mean over the micro-batches of a step, of which the first adds nothing up.
         """
+        later = (micro_batches - 1) / micro_batches
+
+        def backward(runs: Sequence[Sequence[float]], index: int) -> list[float]:
+            pairs = zip(runs[::2], runs[1::2], strict=True)
+            return [one[index] * (1 - later) + other[index] * later for one, other in pairs]
+
         found = []
         for index, module in enumerate(self._modules):
             forward = [run[index] for run in self.times.forward]
-            pairs = zip(self.times.first_backward, self.times.later_backward, strict=True)
-            whole = [(a[index] + (micro_batches - 1) * b[index]) / micro_batches for a, b in pairs]
-            inputs = [run[index] for run in self.times.backward_input]
-            weights = [run[index] for run in self.times.backward_weight]
+            whole = backward(self.times.whole, index)
+            parts = [backward(runs, index) for runs in (self.times.inputs, self.times.weights)]
             trained = isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
-            parts = _split(whole, inputs, weights) if trained else (_timing(whole), Timing())
-            found.append((_timing(forward), *parts))
+            found.append(
+                LayerTimes(_timing(forward), *(_split(whole, *parts) if trained else _unsplit(whole)))
+            )
         return found
 
     def _forget_gradients(self) -> None:
@@ -188,18 +204,28 @@ def _timing(seconds: Sequence[float]) -> Timing:
     return Timing(seconds=quartiles[1], spread=(quartiles[2] - quartiles[0]) / 2)
 
 
+def _unsplit(whole: Sequence[float]) -> tuple[Timing, Timing, float]:
+    return _timing(whole), Timing(), 0.0
+
+
 def _split(
     whole: Sequence[float], inputs: Sequence[float], weights: Sequence[float]
-) -> tuple[Timing, Timing]:
-    """The backward's two parts, which sum to its median, in the ratio of the fastest passes: the undisturbed ones."""
+) -> tuple[Timing, Timing, float]:
+    """The backward's two parts, which sum to its median, and what they take beyond it when each runs by itself.
+
+    Both in the ratios of the fastest passes: the undisturbed ones.
+    """
     total = _timing(whole)
     first, second = min(inputs), min(weights)
     if not second:
-        return total, Timing()
+        return _unsplit(whole)
     share = total.seconds * (first / (first + second))  # which rounding leaves within the total
+    fastest = min(whole)
+    apart = min(map(sum, zip(inputs, weights, strict=True)))
     return (
         Timing(seconds=share, spread=_timing(inputs).spread),
         Timing(seconds=total.seconds - share, spread=_timing(weights).spread),
+        total.seconds * (apart / fastest - 1) if fastest else 0.0,
     )
 
 

@@ -36,6 +36,8 @@ class LayerCost(Value):
             several tensors share counted once.
         input_bytes, output_bytes: what it gets and returns.
         peak_bytes: what its forward or backward needs for a while, beyond what it was given and what it saves.
+        split_seconds: what the two parts take together beyond the whole backward, each run by itself; negative where
+            they are quicker, None where they were not timed apart.
         waiting_bytes: what is kept between the two parts of a split backward: its weights' inputs, and the gradients of
             the outputs made with them; 0 where no weight can wait.
     """
@@ -43,6 +45,7 @@ class LayerCost(Value):
     forward: Timing = Timing()
     backward_input: Timing = Timing()
     backward_weight: Timing = Timing()
+    split_seconds: float | None = Field(default=None, allow_inf_nan=False)
     saved_bytes: ByteCount = 0
     input_bytes: ByteCount = 0
     output_bytes: ByteCount = 0

@@ -16,10 +16,10 @@ from ..loss import scalar_of
 from ..microbatch import MicroBatches, Splitter, micro_batches_of
 from ..modes import Modes
 from ..worker import start_workers
-from .measure import ChainTimer, Loss, fresh
+from .measure import ChainTimer, LayerTimes, Loss, fresh
 from .memory import Memory, count_memory
 from .neighbours import neighbours
-from .profile import Costs, LayerCost, Profile, Timing, check_optimizer
+from .profile import Costs, LayerCost, Profile, check_optimizer
 from .progress import watch
 from .standin import stand_ins
 from .waiting import count_waiting
@@ -157,25 +157,21 @@ def _costs(
         micro_batches=count,
         samples=samples,
         layers=tuple(_cost(index, timings[index], memory, waiting[index]) for index in range(layers)),
-        loss=LayerCost(**_named(timings[-1])) if len(timings) > layers else LayerCost(),
+        loss=LayerCost(**timings[-1]._asdict()) if len(timings) > layers else LayerCost(),
         saved=memory.saved,
         repeats=len(timer.times.forward),
     )
 
 
-def _cost(index: int, timing: tuple[Timing, Timing, Timing], memory: Memory, waiting: int) -> LayerCost:
+def _cost(index: int, times: LayerTimes, memory: Memory, waiting: int) -> LayerCost:
     return LayerCost(
-        **_named(timing),
+        **times._asdict(),
         saved_bytes=memory.saved_bytes[index],
         input_bytes=memory.input_bytes[index],
         output_bytes=memory.output_bytes[index],
         peak_bytes=memory.peak_bytes[index],
         waiting_bytes=waiting,
     )
-
-
-def _named(timing: tuple[Timing, Timing, Timing]) -> dict[str, Any]:
-    return dict(zip(("forward", "backward_input", "backward_weight"), timing, strict=True))
 
 
 def _counts(micro_batches: int | Sequence[int]) -> list[int]:
