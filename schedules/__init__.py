@@ -6,6 +6,7 @@ from .build import build, names
 from .check import check
 from .costs import StageCosts
 from .data_parallel import data_parallel
+from .early import early_gradients
 from .idle import Idle
 from .memory import held, in_flight
 from .messages import insert_messages
@@ -39,6 +40,7 @@ __all__ = [
     "build",
     "check",
     "data_parallel",
+    "early_gradients",
     "fuse_backward",
     "held",
     "in_flight",

@@ -18,11 +18,20 @@ def split_overlaps(schedule: Schedule) -> Schedule:
     return _each_row(schedule, lambda row: [leaf for action in row for leaf in action.leaves])
 
 
-def split_backward(schedule: Schedule) -> Schedule:
-    """Return the schedule with each full backward as I and then W; overlapped pairs come apart too."""
-    return _each_row(
-        split_overlaps(schedule), lambda row: [half for action in row for half in _halves(action)]
-    )
+def split_backward(schedule: Schedule, only: Iterable[Action] | None = None) -> Schedule:
+    """Return the schedule with each full backward as I and then W; overlapped pairs come apart too.
+
+    only: the full backwards to split; left out, all of them.
+
+    Raises ScheduleError when one of these is no full backward of the schedule.
+    """
+    apart = split_overlaps(schedule)
+    full = {action for row in apart.actions for action in row if action.kind is Kind.B}
+    chosen = full if only is None else set(only)
+    if chosen - full:
+        raise ScheduleError(f"{schedule.name} has no full backward {min(map(str, chosen - full))} to split")
+    halves = {action: _halves(action) for action in chosen}
+    return _each_row(apart, lambda row: [half for action in row for half in halves.get(action, (action,))])
 
 
 def fuse_backward(schedule: Schedule) -> Schedule:
@@ -106,8 +115,6 @@ def _each_row(schedule: Schedule, change: Callable[[_Row], Iterable[Action]]) ->
 
 
 def _halves(action: Action) -> tuple[Action, ...]:
-    if action.kind is not Kind.B:
-        return (action,)
     return action._replace(kind=Kind.I), action._replace(kind=Kind.W)
 
 

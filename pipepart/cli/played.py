@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,14 @@ class Played:
     devices: tuple[str, ...] = ()
     other_bytes: tuple[int, ...] = ()
     limits: tuple[int | None, ...] = ()
+
+    @property
+    def for_stash(self) -> list[float]:
+        """The bytes that each device has left for what is kept for backwards."""
+        return [
+            math.inf if limit is None else limit - other
+            for limit, other in zip(self.limits, self.other_bytes, strict=True)
+        ]
 
     def timeline(self) -> schedules.Timeline:
         """Its simulation."""
@@ -121,6 +129,8 @@ def play_plan(plan: Plan, order: Order) -> Played:
     name, count = order.name or plan.schedule, order.micro_batches or plan.micro_batches
     workers = _workers(plan, devices)
     each = -(-count // plan.replicas)
+    own = (name, count, chunks) == (plan.schedule, plan.micro_batches, plan.chunks)
+    early = plan.early if own else ()
     if order.name is None and plan.actions and count <= plan.micro_batches and chunks == plan.chunks:
         schedule = searched_order(plan.actions, each)
     elif name == SEARCH:
@@ -133,9 +143,10 @@ def play_plan(plan: Plan, order: Order) -> Played:
     if plan.replicas > 1 or schedule.replicas > 1:
         actions = order_text(schedule) if name == SEARCH else ()
         return _in_copies(
-            plan, {"schedule": name, "actions": actions, "micro_batches": count, "chunks": chunks}
+            plan,
+            {"schedule": name, "actions": actions, "early": early, "micro_batches": count, "chunks": chunks},
         )
-    return _played(plan, schedule, workers)
+    return _played(plan, schedule, workers, early if own or name == SEARCH else None)
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -165,12 +176,8 @@ def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: i
     if chunks != plan.chunks:
         like = schedules.build("looped-bfs", len(workers), micro_batches, chunks)
     first = _played(plan, like, workers)
-    memory = [
-        math.inf if limit is None else limit - other
-        for limit, other in zip(first.limits, first.other_bytes, strict=True)
-    ]
     try:
-        return order_within(plan, first.costs, memory, like.device_of, micro_batches)
+        return order_within(plan, first.costs, first.for_stash, like.device_of, micro_batches)
     except schedules.ScheduleError as error:
         raise Mistake(f"{error}: the plan's own order may still fit") from None
 
@@ -192,12 +199,15 @@ def _workers(plan: Plan, devices: int) -> list[Device]:
     return own[:devices]
 
 
-def _played(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> Played:
+def _played(
+    plan: Plan, schedule: Schedule, workers: Sequence[Device], early: Sequence[str] | None = ()
+) -> Played:
+    """The plan's stages under a schedule with these early gradients; with None those that shorten it."""
     own = [
         [plan.stages[stage % len(plan.stages)] for stage in schedule.stages_of(row)]
         for row in range(schedule.devices)
     ]
-    return Played(
+    played = Played(
         schedule=with_recompute(schedule, [stage.recompute for stage in plan.stages]),
         costs=_costs(plan, schedule, workers),
         devices=tuple(device.name for device in workers),
@@ -207,6 +217,13 @@ def _played(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> Played
         ),
         limits=tuple(device.memory_bytes for device in workers),
     )
+    if early:
+        chosen = map(schedules.Action.parse, early)
+        return replace(played, schedule=schedules.split_backward(played.schedule, chosen))
+    if early is None and all(stage.split_seconds is not None for stage in plan.stages):
+        made = schedules.early_gradients(played.schedule, played.costs, played.for_stash)
+        return replace(played, schedule=made)
+    return played
 
 
 def _in_copies(plan: Plan, order: Mapping[str, Any]) -> Played:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Costs, Profile
+from .early import with_early_gradients
 from .found_order import SEARCH
 from .memory import RecomputeChoice
 from .misfit import Misfit
@@ -25,6 +26,8 @@ from .wishes import Wishes
 AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "hanayo", "sequential")
 # Those that put weight gradients off.
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "interleaved-zb")
+
+_Tried = list[tuple[Setting, int, Plan | None]]
 
 _EQUAL = 1e-9
 _SHOWN = 12
@@ -86,6 +89,8 @@ def choose(request: Request) -> Plan | None:
                 best = quickest(best, found)
             if request.schedule == SEARCH:
                 best = quickest_order([best, *(made for _, _, made in found)])
+            else:
+                best, tried = _early(best, tried)
             return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
     return None
 
@@ -140,7 +145,17 @@ def _best(plans: Sequence[Plan]) -> Plan:
     return min(near, key=lambda made: (made.replicas, made.chunks, max(made.predicted.memory_bytes)))
 
 
-def _alternatives(best: Plan, tried: Sequence[tuple[Setting, int, Plan | None]]) -> list[Alternative]:
+def _early(best: Plan, tried: _Tried) -> tuple[Plan, _Tried]:
+    """The plans with early gradients, which may make another one the fastest."""
+    made = {id(plan): with_early_gradients(plan) for plan in (best, *(plan for *_, plan in tried if plan))}
+    best = made[id(best)]
+    tried = [(setting, devices, made[id(plan)] if plan else None) for setting, devices, plan in tried]
+    limit = best.predicted.step_seconds * (1 - _EQUAL)
+    quicker = [plan for *_, plan in tried if plan and plan.predicted.step_seconds < limit]
+    return _best(quicker) if quicker else best, tried
+
+
+def _alternatives(best: Plan, tried: _Tried) -> list[Alternative]:
     """The others: those that fit, the fastest first, then those that do not."""
     fitting, others = [], []
     for setting, devices, made in tried:

@@ -109,7 +109,7 @@ def _schedule_faults(plan: Plan) -> list[str]:
     if len(plan.stages) % plan.chunks:
         return [f"{len(plan.stages)} stages are not {plan.chunks} (chunks) for each device"]
     try:
-        built = plan.build_schedule()
+        built = plan.model_copy(update={"early": ()}).build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
     if built.model_stages != len(plan.stages):
@@ -117,7 +117,7 @@ def _schedule_faults(plan: Plan) -> list[str]:
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "
             f"{built.model_stages}"
         ]
-    return _copy_faults(plan) or _row_faults(plan, built.device_of)
+    return _copy_faults(plan) or _early_faults(plan) or _row_faults(plan, built.device_of)
 
 
 def _copy_faults(plan: Plan) -> list[str]:
@@ -132,6 +132,18 @@ def _copy_faults(plan: Plan) -> list[str]:
             f"{plan.replicas} copies of the model are more than the {plan.micro_batches} micro-batches that they share"
         )
     return faults
+
+
+def _early_faults(plan: Plan) -> list[str]:
+    if not plan.early:
+        return []
+    if plan.asynchronous:
+        return [f"schedule {plan.schedule!r} is asynchronous: it has no early gradients, take them out"]
+    try:
+        plan.build_schedule()
+    except schedules.ScheduleError as error:
+        return [f"early names what is no full backward: {error}; take it out"]
+    return []
 
 
 def _row_faults(plan: Plan, placement: Sequence[int]) -> list[str]:

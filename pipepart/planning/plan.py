@@ -84,6 +84,9 @@ class Plan(Document):
         chunks: stages of each device; which device each stage is on is the schedule's to say.
         actions: of each device, where the schedule is "search": the order that was found for these stages, as in
             ``schedules.Action``, of one copy of the model and without what runs again.
+        early: full backwards of the schedule that run as their two parts, one right behind the other, so that the
+            gradient of the stage's input leaves before those of its weights are computed; as in ``schedules.Action``.
+            For another number of micro-batches than the plan's there are none.
         copies: of the model, beside the first, that train on devices of their own: the device of each of their stages.
             Each micro-batch runs through one copy, and the gradients of all are summed.
         prediction: what a step costs, None for a plan written by hand.
@@ -101,6 +104,7 @@ class Plan(Document):
     )  # the schedule of more would fill the memory before it is refused
     chunks: int = Field(default=1, ge=1)
     actions: tuple[tuple[str, ...], ...] = ()
+    early: tuple[str, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
     prediction: Prediction | None = None
     fingerprint: str = ""
@@ -247,7 +251,10 @@ class Plan(Document):
         count = self.micro_batches if micro_batches is None else micro_batches
         devices = len(self.stages) // self.chunks
         modes = tuple(stage.recompute for stage in self.stages)
-        return _schedule(self.schedule, self.actions, devices, count, self.chunks, modes, self.replicas)
+        early = self.early if count == self.micro_batches else ()
+        return _schedule(
+            self.schedule, self.actions, devices, count, self.chunks, modes, self.replicas, early
+        )
 
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step."""
@@ -293,6 +300,7 @@ def _schedule(
     chunks: int,
     modes: tuple[Recompute, ...],
     replicas: int,
+    early: tuple[str, ...],
 ) -> schedules.Schedule:
     each = -(-micro_batches // replicas)
     if name == SEARCH:
@@ -301,6 +309,8 @@ def _schedule(
         bare = schedules.build(name, devices=devices, micro_batches=each, chunks=chunks)
     one = with_recompute(bare, modes)
     whole = schedules.data_parallel(one, replicas, micro_batches)
+    if early:
+        whole = schedules.split_backward(whole, map(schedules.Action.parse, early))
     return schedules.insert_reduce_grad(whole) if whole.replicas > 1 else whole
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import schedules
+from schedules import Kind
 
 from ..cluster import Cluster
 from ..profiling import Costs, LayerCost, Profile, Timing
@@ -37,9 +39,10 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
     measured = stage_times(plan, checked_traces(plan, trace))
     costs = ChainCosts(profile, profile.at(plan.micro_batches))
     factors: list[tuple[float, float]] = []
-    for stage, device, times in zip(plan.stages, plan.devices, measured, strict=True):
+    split = _mostly_split(plan)
+    for number, (stage, device, times) in enumerate(zip(plan.stages, plan.devices, measured, strict=True)):
         layers = slice(len(factors), len(factors) + len(stage.layers))
-        factors += [_factors(costs, layers, device.speed, times)] * len(stage.layers)
+        factors += [_factors(costs, layers, device.speed, times, number in split)] * len(stage.layers)
     return profile.model_copy(update={"costs": tuple(_scaled(each, factors) for each in profile.costs)})
 
 
@@ -95,10 +98,22 @@ def _check_layers(profile: Profile, plan: Plan) -> None:
         )
 
 
-def _factors(costs: ChainCosts, layers: slice, speed: float, times: StageTimes) -> tuple[float, float]:
+def _mostly_split(plan: Plan) -> set[int]:
+    """The stages that run most of their backwards in two parts: what was measured of them is that."""
+    rows = plan.build_schedule().actions
+    weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
+    stages = len(plan.stages)
+    return {stage for stage in range(stages) if 2 * plan.replicas * weights[stage] > plan.micro_batches}
+
+
+def _factors(
+    costs: ChainCosts, layers: slice, speed: float, times: StageTimes, split: bool
+) -> tuple[float, float]:
     """Measured by predicted, of the forward and the backward of a stage."""
     forward = float(costs.forward[layers].sum()) / speed
     backward = float((costs.backward_input[layers] + costs.backward_weight[layers]).sum()) / speed
+    if split and costs.split is not None:
+        backward += float(costs.split[layers].sum()) / speed
     return times.forward / forward if forward else 1.0, times.backward / backward if backward else 1.0
 
 
