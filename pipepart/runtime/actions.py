@@ -276,17 +276,16 @@ class Actions:
         self, stage: int, micro_batch: int, made: Made, losses: Sequence[Added]
     ) -> tuple[Any, Stash]:
         """The message for the next stage, or the output handed over at the end; and what the backward needs."""
-        value, awaited, nodes = made
+        value, awaited, ends = made
         added = self._end.receive_added(stage, micro_batch, losses) if losses else ()
         if not self._is_last[stage]:
             message, roots = boundary.cut(value)
-            return message, Stash(awaited, roots, tuple(nodes), added)
+            return message, Stash(awaited, roots, tuple(ends), added)
         with self._at_the_end:
             roots = self._end.receive(micro_batch, value)
         if self._all_losses:
             self._all_losses.computed(stage)
-        nodes.extend(root.node for root in roots)
-        return None, Stash(awaited, roots, tuple(nodes), added)
+        return None, Stash(awaited, roots, tuple(ends), added)
 
     def _backward(self, stage: int, micro_batch: int, given: _Given) -> boundary.Gradients:
         """B: runs the graph on the gradients of the output; returns those of the input."""

@@ -7,24 +7,28 @@ A node that has run has given up what it saved, one that has not still holds it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
 from torch.autograd.graph import Node
 
+_LEAF = 2**64 - 1  # the number of a node that gathers the gradient of a leaf, which no layer has made
 
-def failed_layers(outputs: Sequence[Node | None], error: BaseException) -> list[int]:
-    """The indices of the layers that may have failed, the likeliest first.
+
+def failed_layers(ends: Sequence[int], roots: Iterable[Node], error: BaseException) -> list[int]:
+    """The indices of the layers that may have failed, the likeliest first; behind the last is that of the loss.
 
     Args:
-        outputs: the autograd node of each layer's output, in order of the layers; behind them that of the loss.
+        ends: the number that autograd would have given to the next node when each layer had run, in their order.
+        roots: of the graph.
         error: what the backward raised. A frame of a ``torch.autograd.Function`` in its traceback names the
             node for certain; else the layer is the last one with a node that has not run, and layers behind it
             whose nodes save nothing cannot be told from it.
     """
-    if certain := layers_of(outputs, _nodes_in_traceback(error.__traceback__)):
+    parts = _nodes_of_layers(ends, roots)
+    if certain := _made_any(parts, _nodes_in_traceback(error.__traceback__)):
         return certain[:1]
-    parts = _nodes_of_layers(outputs)
     doubtful: list[int] = []
     for index in reversed(range(len(parts))):
         states = {_has_run(node) for node in parts[index]}
@@ -34,31 +38,33 @@ def failed_layers(outputs: Sequence[Node | None], error: BaseException) -> list[
             doubtful.clear()
         elif states:
             doubtful.append(index)
-    return doubtful[::-1] or [len(parts) - 1]
+    return doubtful[::-1] or [max((index for index, part in enumerate(parts) if part), default=0)]
 
 
-def layers_of(outputs: Sequence[Node | None], nodes: Iterable[Node]) -> list[int]:
-    """The indices of the layers that made any of the nodes; ``outputs`` as above."""
+def layers_of(ends: Sequence[int], roots: Iterable[Node], nodes: Iterable[Node]) -> list[int]:
+    """The indices of the layers that made any of the nodes; ``ends`` and ``roots`` as above."""
+    return _made_any(_nodes_of_layers(ends, roots), nodes)
+
+
+def _made_any(parts: Sequence[set[Node]], nodes: Iterable[Node]) -> list[int]:
     wanted = set(nodes)
-    if not wanted:
-        return []
-    return [index for index, part in enumerate(_nodes_of_layers(outputs)) if wanted & part]
+    return [index for index, part in enumerate(parts) if wanted & part]
 
 
-def _nodes_of_layers(outputs: Sequence[Node | None]) -> list[set[Node]]:
-    """The nodes that each layer made: those reached from its output and from no output before it."""
+def _nodes_of_layers(ends: Sequence[int], roots: Iterable[Node]) -> list[set[Node]]:
+    """The nodes that each layer made, told by their numbers; that of a leaf is with whoever uses the leaf."""
+    parts: list[set[Node]] = [set() for _ in range(len(ends) + 1)]
     seen: set[Node] = set()
-    parts = []
-    for output in outputs:
-        part: set[Node] = set()
-        waiting = [output]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                part.add(node)
-                waiting.extend(following for following, _ in node.next_functions)
-        parts.append(part)
+    waiting: list[tuple[Node | None, int]] = [(root, len(ends)) for root in roots]
+    while waiting:
+        node, user = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        number = node._sequence_nr()
+        index = user if number == _LEAF else bisect_right(ends, number)
+        parts[index].add(node)
+        waiting.extend((following, index) for following, _ in node.next_functions)
     return parts
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch._C._autograd import _get_sequence_nr
+from torch.autograd.graph import GradientEdge
 
 from schedules import Action
 
@@ -26,7 +27,7 @@ from .regions import MakeTogether, Region, Regions
 from .ties import Ties
 
 _NO_REGIONS: Mapping[int, Region] = {}
-Made = tuple[Any, Awaited, list[Node | None]]  # by a forward: its output, and of the stash inputs and nodes
+Made = tuple[Any, Awaited, list[int]]  # by a forward: its output, and of the stash inputs and ends
 
 
 class Stash(NamedTuple):
@@ -35,13 +36,13 @@ class Stash(NamedTuple):
     Attributes:
         inputs: the gradients of its input, for which the stage before waits.
         roots: where gradients of its output enter its graph.
-        nodes: the autograd node of each layer's output, to name the layer whose backward fails.
+        ends: the number of autograd's next node when each layer had run, to name the layer whose backward fails.
         added: where gradients of losses that its layers have added enter its graph.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
-    nodes: tuple[Node | None, ...]
+    ends: tuple[int, ...]
     added: tuple[GradientEdge, ...] = ()
 
 
@@ -113,15 +114,15 @@ class Stage:
         self._writes_input: dict[bool, bool] = {}
 
     def forward(self, message: Any, micro_batch: int, draws: Draws, turn: Turn = Turn.ONLY) -> Made:
-        """Runs the layers; returns their output, the input's gradients to come, and a node for each layer's output."""
+        """Runs the layers; returns their output, the input's gradients to come, and where each layer's nodes end."""
         self.repeats = turn is Turn.SECOND
         message = boundary.move(message, self.device)
         if self.guard is not None:
             self.guard.received(message)
-        nodes: list[Node | None] = []
+        ends: list[int] = []
         if not torch.is_grad_enabled():
             awaited = self._input_gradients.await_for(())
-            return self.run_layers(message, nodes, micro_batch, draws, turn), awaited, nodes
+            return self.run_layers(message, ends, micro_batch, draws, turn), awaited, ends
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
@@ -129,12 +130,12 @@ class Stage:
         awaited = self._input_gradients.await_for(boundary.leaves(message))
         # A hook of a layer's on its input must come before the one that catches the input's gradient.
         if writes is False and not self._flagged and awaited.caught is None:
-            return self.run_layers(message, nodes, micro_batch, draws, turn), awaited, nodes
+            return self.run_layers(message, ends, micro_batch, draws, turn), awaited, ends
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
-        value = self.run_layers(boundary.alias(message), nodes, micro_batch, draws, turn)
+        value = self.run_layers(boundary.alias(message), ends, micro_batch, draws, turn)
         if writes is None:
             self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
-        return value, awaited, nodes
+        return value, awaited, ends
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
@@ -172,31 +173,28 @@ class Stage:
         try:
             yield
         except BaseException as error:
-            add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash.nodes, error))}")
+            add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash, error))}")
             raise
 
-    def _failed(self, nodes: Sequence[Node | None], error: BaseException) -> Sequence[int]:
-        """The layers that may have failed; those that ran together have one node."""
-        found = failed_layers(nodes, error)
+    def _failed(self, stash: Stash, error: BaseException) -> Sequence[int]:
+        """The layers that may have failed; those that ran together cannot be told apart."""
+        found = failed_layers(stash.ends, [root.node for root in stash.roots], error)
         if not self._regions:
             return found
-        own = [nodes[index] for index in found if nodes[index] is not None]
-        return [
-            index for index, node in enumerate(nodes) if index in found or any(node is one for one in own)
-        ]
+        own = {stash.ends[index] for index in found if index < len(stash.ends)}
+        together = [index for index, end in enumerate(stash.ends) if end in own]
+        return together + [index for index in found if index == len(stash.ends)]
 
-    def run_layers(
-        self, value: Any, nodes: list[Node | None], micro_batch: int, draws: Draws, turn: Turn
-    ) -> Any:
+    def run_layers(self, value: Any, ends: list[int], micro_batch: int, draws: Draws, turn: Turn) -> Any:
         together = self._regions if self.guard is None else None
         regions = together.of_run(draws) if together else _NO_REGIONS
         running: Sequence[int] = ()
         try:
-            while (index := len(nodes)) < len(self._modules):
+            while (index := len(ends)) < len(self._modules):
                 region = regions.get(index)
                 running = region.places if region else (index,)
                 value = region.run(value) if region else self._run_one(index, value, micro_batch, draws, turn)
-                nodes.extend([getattr(value, "grad_fn", None)] * len(running))
+                ends.extend([_get_sequence_nr()] * len(running))
                 if self.guard is not None:
                     self.guard.made(index, value)
         except BaseException as error:

@@ -193,7 +193,7 @@ def _backward(frame: FrameType, inside: Sequence[FrameType]) -> str:
     stage, stash = frame.f_locals.get("self"), frame.f_locals.get("stash")
     assert isinstance(stage, Stage)
     nodes = [value for one in inside for value in one.f_locals.values() if isinstance(value, Node)]
-    found = layers_of(stash.nodes, nodes) if stash else []
+    found = layers_of(stash.ends, [root.node for root in stash.roots], nodes) if stash else []
     return f"the backward of {stage.name(found)}" if found else "the backward"
 
 

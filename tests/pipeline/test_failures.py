@@ -147,6 +147,49 @@ def test_an_exception_where_saved_tensors_are_unpacked_names_its_layer():
     assert "stage 1 of 2" in notes(caught.value)
 
 
+class Parts(nn.Module):
+    """Gives two tensors, in the gradient of one of which it fails."""
+
+    def __init__(self, failing: int) -> None:
+        super().__init__()
+        self.failing = failing
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.inner(x).tanh()
+        parts = hidden * 2, hidden.sin()
+        parts[self.failing].register_hook(self.fail)
+        return parts
+
+    def fail(self, gradient: Tensor) -> None:
+        raise Trouble(self.failing, reason="one of two")
+
+
+class Sum(nn.Module):
+    def forward(self, parts: tuple[Tensor, Tensor]) -> Tensor:
+        return parts[0].exp() + parts[1].exp()
+
+
+@pytest.mark.parametrize("border", [1, 2, 3, 4])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_backward_of_a_layer_that_gives_several_tensors(failing, border):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing), Sum(), nn.Linear(4, 4))
+    with cut_by_hand(model, [border], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert "in the backward of layer '2' (Parts)" in notes(caught.value)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_backward_of_the_last_layer_that_gives_several_tensors(failing):
+    """The caller's loss, which is nobody's layer, goes backward from both."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing))
+    with cut_by_hand(model, [1]) as pipe:
+        first, second = pipe(torch.randn(6, 4))
+        with pytest.raises(Trouble) as caught:
+            (first + second).sum().backward()
+    assert "in the backward of layer '2' (Parts)" in notes(caught.value)
+
+
 @pytest.mark.parametrize(
     "kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt, MemoryError, OSError]
 )
