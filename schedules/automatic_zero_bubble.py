@@ -166,7 +166,7 @@ class _Making:
         freed = self.problem.costs.weight_stash_bytes[stage]
         pending = self.count[I][stage] - self.count[W][stage]
         over = self.held[stage] + self.stash[stage] - self.room[stage]
-        return min(pending, max(0, int(-(-over // freed)))) if freed else 0
+        return min(pending, int(-(-over // freed))) if freed and over > 0 else 0
 
     def _fill_wait(self, stage: int, arrival: float) -> None:
         """W's until the arrival, as far as they fit; one more where the wait would make the largest bubble."""

@@ -137,7 +137,7 @@ def _copy_faults(plan: Plan) -> list[str]:
 def _early_faults(plan: Plan) -> list[str]:
     if not plan.early:
         return []
-    if plan.asynchronous:
+    if plan.model_copy(update={"early": ()}).asynchronous:
         return [f"schedule {plan.schedule!r} is asynchronous: it has no early gradients, take them out"]
     try:
         plan.build_schedule()

@@ -28,6 +28,7 @@ class Layer:
     waiting: int = 0
     keeps_input: bool = False
     shares_with: tuple[int, ...] = ()
+    split: float | None = None
 
 
 def profile_of(
@@ -64,6 +65,7 @@ def profile_of(
                         forward=Timing(seconds=layer.forward / count),
                         backward_input=Timing(seconds=layer.backward_input / count),
                         backward_weight=Timing(seconds=layer.backward_weight / count),
+                        split_seconds=None if layer.split is None else layer.split / count,
                         output_bytes=layer.output,
                         peak_bytes=layer.peak,
                         waiting_bytes=layer.waiting,

@@ -1,0 +1,92 @@
+"""A gradient that leaves early: the stage before goes on meanwhile, and the numbers stay what they are."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline, Plan
+from pipepart.capture import flatten
+from pipepart.runtime.stage import Stage
+from schedules import Kind
+from tests import plain
+from tests.chains import Recompute, plan_by_hand
+
+SAMPLES = torch.randn(16, 384, generator=torch.Generator().manual_seed(1))
+TARGET = torch.randn(16, 384, generator=torch.Generator().manual_seed(2))
+
+
+def network() -> nn.Sequential:
+    """Large layers, whose gradients are added as they are computed, and small ones."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(384, 384),
+        nn.LayerNorm(384),
+        nn.Linear(384, 8),
+        nn.GELU(),
+        nn.Linear(8, 384),
+        nn.Linear(384, 384),
+    )
+
+
+def early_plan(model: nn.Sequential, schedule: str = "1f1b", recompute: Recompute = "never") -> Plan:
+    names = [name for name, _ in flatten(model)]
+    plan = plan_by_hand(names, [2, 4], micro_batches=4, schedule=schedule, recompute=recompute)
+    whole = [action for row in plan.build_schedule().actions for action in row if action.kind is Kind.B]
+    chosen = [action for action in whole if action.stage > 0 and action.micro_batch != 1]
+    return plan.model_copy(update={"early": tuple(map(str, chosen))})
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"trace": True}], ids=str)
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+def test_the_numbers_are_those_of_plain_micro_batches(
+    schedule: str, recompute: Recompute, options: dict[str, Any]
+) -> None:
+    reference, ours = network(), network()
+    with Pipeline(ours, early_plan(ours, schedule, recompute), loss_fn=nn.MSELoss(), **options) as pipe:
+        for _ in range(3):
+            expected = plain.micro_batched_step(reference, SAMPLES, TARGET, nn.MSELoss(), 4)
+            assert torch.equal(pipe.step(SAMPLES, target=TARGET), expected)
+    plain.assert_same(plain.gradients(ours), plain.gradients(reference))
+
+
+def test_a_mini_batch_with_fewer_parts_has_the_same_numbers() -> None:
+    reference, ours = network(), network()
+    with Pipeline(ours, early_plan(ours), loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(SAMPLES[:3], target=TARGET[:3])
+    plain.micro_batched_step(reference, SAMPLES[:3], TARGET[:3], nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(ours), plain.gradients(reference))
+
+
+def test_the_stage_before_goes_on_while_the_weights_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gone_on, waited = network(), threading.Event(), []
+    weights, backward = Stage.backward_weights, Stage.backward
+
+    def late_weights(stage: Stage, *given: Any) -> None:
+        if stage.index == 1:
+            waited.append(gone_on.wait(30))
+        weights(stage, *given)
+
+    def noted_backward(stage: Stage, *given: Any) -> list[Tensor | None]:
+        if stage.index == 0:
+            gone_on.set()
+        return backward(stage, *given)
+
+    monkeypatch.setattr(Stage, "backward_weights", late_weights)
+    monkeypatch.setattr(Stage, "backward", noted_backward)
+    with Pipeline(model, early_plan(model), loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(SAMPLES, target=TARGET)
+    assert waited == [True] * 3
+
+
+def test_the_trace_shows_both_parts() -> None:
+    model = network()
+    with Pipeline(model, early_plan(model), loss_fn=nn.MSELoss(), trace=True) as pipe:
+        pipe.step(SAMPLES, target=TARGET)
+        assert pipe.last_trace is not None
+        assert pipe.last_trace.schedule.actions == pipe.plan.build_schedule().actions
+        last = [str(action) for action in pipe.last_trace.schedule.actions[2][-2:]]
+    assert last == ["2I3", "2W3"]
