@@ -94,11 +94,28 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
             f"{speed_up:.2f}, against {format_seconds(predicted.serial_seconds)} "
             "for the same micro-batches on one device",
         ),
+        *_early(plan),
         ("bubble", f"{percent(predicted.bubble)} of the devices' time is idle"),
         ("memory", _memory(plan)),
         *_again(plan),
         ("bottleneck", f"{_bottleneck(plan)}, {format_seconds(predicted.bottleneck_seconds)} a micro-batch"),
         ("cut", _proof(plan)),
+    ]
+
+
+def _early(plan: Plan) -> list[tuple[str, str]]:
+    """How many backwards pass their gradient on before they are done, and what that gains."""
+    if not plan.early:
+        return []
+    count, plain = len(plan.early), plan.model_copy(update={"early": ()}).simulate().makespan
+    passes = "passes its" if count == 1 else "pass their"
+    of = "its" if count == 1 else "their"
+    return [
+        (
+            "early",
+            f"{counted(count, 'backward')} {passes} gradient on before {of} weights' are computed: "
+            f"{format_seconds(plain - plan.predicted.step_seconds)} less",
+        )
     ]
 
 

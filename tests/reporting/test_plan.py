@@ -17,6 +17,7 @@ from pipepart.reporting import (
     misfit_report,
     plan_summary,
 )
+from pipepart.units import format_seconds
 
 Printed = Callable[[RenderableType], str]
 
@@ -85,6 +86,18 @@ def test_devices_that_are_not_used_are_named(printed: Printed, profile: Profile)
     text = printed(plan_summary(plan(profile, Cluster.virtual(3), stages=2, schedule="1f1b")))
     assert "2 stages on 2 of 3 devices" in text
     assert "unused      virtual:2" in text
+
+
+def test_what_early_gradients_gain_is_told(printed: Printed, profile: Profile) -> None:
+    cut = [profile.layers[1].name]
+    plain = plan(profile, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=cut)
+    assert "early" not in printed(plan_summary(plain))
+    early = plain.model_copy(update={"early": ("1B3",)}).refreshed()
+    gain = plain.predicted.step_seconds - early.predicted.step_seconds
+    assert gain > 0
+    text = printed(plan_summary(early))
+    assert "1 backward passes its gradient on before its weights' are computed" in text
+    assert f"computed: {format_seconds(gain)} less" in text
 
 
 def test_whether_it_fits_is_told_by_the_fullest_device(printed: Printed, two_stages: Plan) -> None:
