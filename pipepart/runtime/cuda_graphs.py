@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from ..planning import Plan
+from .randomness import GLOBAL_GENERATOR
 from .slots import Work
 
 _ONE_AT_A_TIME = threading.Lock()  # torch has one capture underway in a process, and no more
 
 
 class CudaRecorder:
-    """Records on a stream of its own, while other workers go on. Used by the worker of one stage.
+    """Records on the stream that the worker of one stage is on, while other workers go on.
+
+    On another stream a backward could not be recorded while a micro-batch is under way that has run layer by layer:
+    autograd keeps one node for each weight, which stays on the stream where it was made.
 
     Attributes:
         device: the device.
@@ -22,7 +27,6 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: torch.cuda.Stream | None = None
 
     def memory(self) -> Any:
         """A pool that is shared with no other recordings."""
@@ -36,19 +40,33 @@ class CudaRecorder:
         """
         graph = torch.cuda.CUDAGraph()
         raised: list[Exception] = []
-        with _ONE_AT_A_TIME, torch.cuda.device(self.device):
-            self._stream = self._stream or torch.cuda.Stream(self.device)
-            # Thread-local, as the threads of other workers may allocate meanwhile.
-            capture = torch.cuda.graph(graph, memory, self._stream, capture_error_mode="thread_local")
-            current = torch.cuda.current_stream()
+        # Up to torch 2.12 a capture anywhere takes the device's generator, and whoever else draws from it fails.
+        with _ONE_AT_A_TIME, GLOBAL_GENERATOR, torch.cuda.device(self.device):
             try:
-                with capture:
+                with self._capture(graph, memory):
                     _do(work, raised)
             except Exception as error:
-                # The end of a capture that has failed fails as well, says less, and leaves its stream the current one.
-                torch.cuda.set_stream(current)
+                with suppress(Exception):  # as where the device itself has failed
+                    self._give_up(memory)
+                # The end of a capture that has failed fails as well, and says less.
                 raise (raised[0] if raised else error) from None
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, memory: Any) -> torch.cuda.graph:
+        # Thread-local, as the threads of other workers may allocate meanwhile.
+        stream = torch.cuda.current_stream()
+        return torch.cuda.graph(graph, memory, stream, capture_error_mode="thread_local")
+
+    def _give_up(self, memory: Any) -> None:
+        """Ends a capture whose end has failed: torch's allocator and generator take it to be still underway."""
+        try:
+            torch._C._cuda_endAllocateToPool(self.device.index, memory)
+        except RuntimeError:  # it has ended as it should
+            return
+        torch._C._cuda_releasePool(self.device.index, memory)
+        # The next capture that succeeds gives the generator back.
+        with self._capture(torch.cuda.CUDAGraph(), self.memory()):
+            torch.zeros((), device=self.device)
 
 
 def _do(work: Work, raised: list[Exception]) -> None:

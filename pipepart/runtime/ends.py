@@ -121,7 +121,7 @@ class LossEnd:
         counted = [(loss, weight) for loss, weight in weighed if weight]
         home = counted[0][0].device  # copies of the model have theirs where they are
         losses = torch.stack([loss.to(home) for loss, _ in counted])
-        weights = torch.tensor([weight for _, weight in counted], dtype=losses.dtype)
+        weights = torch.tensor([weight for _, weight in counted], dtype=losses.dtype, device="cpu")
         total = (losses * weights.to(home, non_blocking=True)).sum()
         added = self._added.total()
         return total if added is None else total + added.to(total.device, total.dtype)

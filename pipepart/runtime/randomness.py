@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_GLOBAL_GENERATOR = threading.Lock()
+GLOBAL_GENERATOR = threading.Lock()  # held by whoever uses the global generator of any device
 _TAKES_GENERATOR: dict[Any, bool] = {}
 
 
@@ -57,7 +57,7 @@ class Draws:
     def finish(self) -> None:
         """Moves the global generator on if any layer drew, so that the next step draws other numbers."""
         if self.drawn and not self._finished:
-            torch.rand(())
+            torch.rand((), device="cpu")  # wherever the caller has new tensors made
         self._finished = True
 
 
@@ -173,7 +173,7 @@ def _with_global_seed(
     device: torch.device, seed: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Runs an operation that only knows its device's global generator, and puts that back."""
-    with _GLOBAL_GENERATOR:
+    with GLOBAL_GENERATOR:
         generator = _global_generator(device)
         state = generator.get_state()
         try:

@@ -10,21 +10,26 @@ _CYCLES = 2_000_000  # about a millisecond
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        torch.cuda._sleep(_CYCLES)
+    def forward(ctx: Any, x: Tensor, cycles: int) -> Tensor:
+        ctx.cycles = cycles
+        torch.cuda._sleep(cycles)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        torch.cuda._sleep(_CYCLES)
-        return gradients[0].clone()
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        torch.cuda._sleep(ctx.cycles)
+        return gradients[0].clone(), None
 
 
 class Late(nn.Module):
-    """Passes on what it gets, late in either direction; on the CPU at once."""
+    """Passes on what it gets, late in either direction, by so many cycles of the GPU; on the CPU at once."""
+
+    def __init__(self, cycles: int = _CYCLES) -> None:
+        super().__init__()
+        self.cycles = cycles
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sleep.apply(x) if x.is_cuda else x * 1
+        return _Sleep.apply(x, self.cycles) if x.is_cuda else x * 1
 
 
 def late_chain(stages: int, width: int = 64) -> nn.Sequential:

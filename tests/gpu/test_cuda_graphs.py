@@ -149,6 +149,39 @@ def test_a_layer_that_waits_for_the_device_is_refused_and_runs_with_a_hook():
             assert_close(gradients(model), gradients(plain), 1e-10)
 
 
+def test_what_cannot_be_recorded_leaves_generator_and_memory_of_the_device_as_they_were():
+    model = in_double([linear(), nn.Tanh(), linear(), Branches(), linear()]).to(DEVICE)
+    x, y = mini_batch()
+    with piped(model, border=2) as pipe:
+        for _ in range(2):
+            pipe.step(x, target=y)
+        with pytest.raises(RuntimeError, match="cannot be recorded as CUDA graphs"):
+            pipe.step(x, target=y)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    passed_on = torch.rand(1 << 20, device=DEVICE)
+    assert passed_on.mean().item() == pytest.approx(0.5, abs=0.01)
+    passed_on.record_stream(torch.cuda.Stream())
+    del passed_on
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] == before
+
+
+def test_layers_are_recorded_while_micro_batches_that_were_not_are_under_way(recordings):
+    """Autograd's node of a weight is then one that was made for those."""
+    model = chain().to(DEVICE)
+    plain = twin(model)
+    with piped(model, schedule="gpipe") as pipe:
+        for samples in (8, 8, 9, 8):  # of 9 the first part has one sample more than those that are recorded
+            x, y = mini_batch(samples)
+            pipe.step(x, target=y)
+            micro_batched_step(plain, x, y, loss_fn, PARTS)
+            assert_close(gradients(model), gradients(plain), 1e-10)
+    assert recordings
+
+
 def test_autocast():
     model = nn.Sequential(linear(), nn.Tanh(), linear(), nn.LayerNorm(WIDTH), linear()).to(DEVICE)
     plain = twin(model)

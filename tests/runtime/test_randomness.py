@@ -236,3 +236,14 @@ def test_a_seed_means_the_same_in_every_process():
         for _ in range(2)
     }
     assert len(outputs) == 1
+
+
+def test_steps_draw_anew_where_the_caller_has_new_tensors_made_on_another_device():
+    with cut_by_hand(noisy(), [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        torch.manual_seed(0)
+        expected = [float(pipe.step(X, target=Y)) for _ in range(2)]
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            losses = [float(pipe.step(X, target=Y)) for _ in range(2)]
+    assert expected[0] != expected[1]
+    assert losses == expected
