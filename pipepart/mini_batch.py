@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -72,8 +73,9 @@ class MiniBatch:
 
     def __init__(self, value: Any, target: Any, most: int, splitter: Splitter | None, copies: Copies) -> None:
         self.split_as = most, splitter
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), copies.behind():
             self.parts = micro_batches_of(value, target, most, splitter)
+        copies.hold((self.parts.inputs, self.parts.targets))
         self._whole = value, target
         self._given: list[weakref.ref[Prefetched]] = []
         self._copies = copies
@@ -106,7 +108,9 @@ class Copies:
 
     def __init__(self, streams: dict[torch.device, torch.Stream]) -> None:
         self._streams = streams
-        self._under_way: list[tuple[Tensor, torch.Event]] = []
+        self._there: set[torch.device] = set()
+        self._under_way: list[Tensor] = []
+        self._events: list[torch.Event] = []
 
     def to(self, nest: Any, device: torch.device) -> Any:
         """The nest with its tensors copied to ``device``, by way of pinned memory to an accelerator."""
@@ -117,15 +121,34 @@ class Copies:
         ]
         return pytree.tree_unflatten(moved, spec)
 
+    @contextmanager
+    def behind(self) -> Iterator[None]:
+        """Puts the calling thread on the streams of the copies: what it makes of them there is made behind them."""
+        for device in self._there & self._streams.keys():  # and behind what the loader has made there itself
+            self._streams[device].wait_event(torch.accelerator.current_stream(device).record_event())
+        with on_streams(list(self._streams.values())) if self._streams else nullcontext():
+            yield
+        self._events = [stream.record_event() for stream in self._streams.values()]
+
+    def hold(self, nest: Any) -> None:
+        """Has what was made behind the copies arrive with them."""
+        self._under_way += [
+            leaf
+            for leaf in pytree.tree_leaves(nest)
+            if isinstance(leaf, Tensor) and leaf.device in self._streams
+        ]
+
     def arrive(self) -> None:
         """Has the calling thread's streams wait, once."""
-        for tensor, event in self._under_way:
-            stream = torch.accelerator.current_stream(tensor.device)
-            stream.wait_event(event)
-            tensor.record_stream(stream)
-        self._under_way = []
+        for event in self._events:
+            torch.accelerator.current_stream(event.device).wait_event(event)
+        for tensor in self._under_way:
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+        self._events, self._under_way = [], []
 
     def _tensor(self, leaf: Any, device: torch.device) -> Any:
+        if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
+            self._there.add(leaf.device)
         if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.device == device:
             return leaf
         if not has_streams(device):
@@ -135,5 +158,5 @@ class Copies:
             self._streams[device] = torch.Stream(device)
         with on_streams([self._streams[device]]):
             moved = pinned.to(device, non_blocking=True)
-        self._under_way.append((moved, self._streams[device].record_event()))
+        self._under_way.append(moved)
         return moved

@@ -217,6 +217,31 @@ def prefetched(seed: int | None) -> None:
         plain.assert_same(gradients(model), plain.gradients(reference))
 
 
+def prefetched_and_computed_in_parts(seed: int | None, loaded_on: str = "cpu") -> None:
+    """A splitter that computes, of what is copied to the devices and what the loader has made on one of them."""
+
+    def split(batch: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
+        x, y = batch
+        return [(x[part::most].clone(), y[part::most] + 0) for part in range(most)]
+
+    model = chain()
+    reference = plain.twin(model)
+    given = [sample(2 * PARTS, 5) for _ in range(5)]
+    moved = [(x.to(loaded_on), y) for x, y in given]
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS, split=split) as pipe, late(seed):
+        for x, y in pipe.prefetch((x * 2, y) for x, y in moved):
+            pipe.step(x, target=y)
+            del x, y
+        for pair in given:
+            x, y = (torch.cat([one[part::PARTS] for part in range(PARTS)]) for one in pair)
+            plain.micro_batched_step(reference, x * 2, y, nn.MSELoss(), PARTS)
+        plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def loaded_and_computed_in_parts(seed: int | None) -> None:
+    prefetched_and_computed_in_parts(seed, TWO[1])
+
+
 def copies_side_by_side(seed: int | None, scaler: Any = None) -> None:
     """Two copies of the model on the same devices, whose last stages ask for the same seeds of gradients."""
     model = chain()

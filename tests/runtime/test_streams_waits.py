@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipepart import Pipeline
-from pipepart.mini_batch import Copies
+from pipepart.mini_batch import Copies, MiniBatch
 from pipepart.runtime import Run, Streams, ends, streams
 from tests.late_scenarios import (
     copies_side_by_side,
@@ -20,8 +20,10 @@ from tests.late_scenarios import (
     forwards,
     input_gradients,
     inputs_elsewhere,
+    loaded_and_computed_in_parts,
     outputs_that_another_thread_frees,
     prefetched,
+    prefetched_and_computed_in_parts,
     scaled_copies_side_by_side,
     shared_forwards,
     shared_steps,
@@ -107,8 +109,37 @@ REMOVED = [
         "[self._stages[0].device]",
     ),
     Removed(Run, "_end", "self._streams.end(self._callers)", steps),
-    Removed(Copies, "arrive", "stream.wait_event(event)", prefetched),
-    Removed(Copies, "arrive", "tensor.record_stream(stream)", prefetched),
+    Removed(
+        Copies,
+        "arrive",
+        "torch.accelerator.current_stream(event.device).wait_event(event)",
+        prefetched,
+    ),
+    Removed(
+        Copies,
+        "arrive",
+        "tensor.record_stream(torch.accelerator.current_stream(tensor.device))",
+        prefetched,
+    ),
+    Removed(
+        Copies,
+        "behind",
+        "on_streams(list(self._streams.values())) if self._streams else nullcontext()",
+        prefetched_and_computed_in_parts,
+        "nullcontext()",
+    ),
+    Removed(
+        Copies,
+        "behind",
+        "self._streams[device].wait_event(torch.accelerator.current_stream(device).record_event())",
+        loaded_and_computed_in_parts,
+    ),
+    Removed(
+        MiniBatch,
+        "__init__",
+        "copies.hold((self.parts.inputs, self.parts.targets))",
+        prefetched_and_computed_in_parts,
+    ),
     Removed(
         Pipeline,
         "step",
