@@ -87,9 +87,10 @@ def _moved(tensor: Tensor, device: torch.device, wait: bool) -> Tensor:
 
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
     """The gradients on ``device``; themselves where they live there."""
-    if all(gradient is None or gradient.device == device for gradient in gradients):
-        return gradients
-    return move(list(gradients), device)
+    for gradient in gradients:
+        if gradient is not None and gradient.device != device:
+            return move(list(gradients), device)
+    return gradients
 
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:
@@ -112,8 +113,8 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
 
     A root without a gradient takes no part.
     """
-    if any(gradient is None for gradient in gradients):
-        used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    if len(used) < len(gradients):
         roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
     if not roots:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -33,6 +34,13 @@ class AddedLosses:
 
     def __exit__(self, *raised: object) -> None:
         _here.losses = self._before
+
+    def taken(self) -> Sequence[Added]:
+        """Those found since the last time."""
+        if not self.found:
+            return ()
+        found, self.found = self.found, []
+        return found
 
     def total(self) -> Tensor:
         """Their sum, which can be differentiated; zero where no layer has added any."""
@@ -90,7 +98,7 @@ def collect_losses() -> AddedLosses:
 
 
 def losses_of_stage() -> AddedLosses:
-    """What the layers of a stage add for one micro-batch: with a graph, where gradients are enabled."""
+    """What the layers of a stage add, micro-batch by micro-batch: with a graph, where gradients are enabled."""
     return AddedLosses(must_have_graph=torch.is_grad_enabled())
 
 

@@ -17,7 +17,7 @@ An action takes what it needs, and waits for it; computes; and sends what others
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ from .randomness import Draws
 from .recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
 from .streams import Streams
-from .tracing import Watch, WatchedPost
+from .tracing import Parts, Watch, WatchedPost
 from .versions import Versions
 
 
@@ -96,10 +96,11 @@ class Actions:
                 kind: (take, condition.computing(compute), send)
                 for kind, (take, compute, send) in self._parts.items()
             }
-        self.post = post if watch is None else WatchedPost(post, schedule, watch)
+        if watch is not None:
+            self._parts, post = watch.parts(self._parts), WatchedPost(post, schedule, watch)
+        self.post = post
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
-        self._watch = watch
         self._stages = stages
         self._inputs = inputs
         self._end = end
@@ -121,6 +122,7 @@ class Actions:
             for stage, optimizer in enumerate(optimizers)
             if schedule.versions
         ]
+        self._added = [losses_of_stage() for _ in stages]
         self._at_the_end = threading.Lock()  # last stages of several copies share the end
         self._all_losses = AllLosses(schedule, self.post) if schedule.replicas > 1 else None
 
@@ -138,9 +140,9 @@ class Actions:
                 guard.enter(action)
             if self._versions and micro_batch is not None and kind is not Kind.OPT_STEP:
                 with self._versions[stage].used(micro_batch):
-                    self._do(action, micro_batch)
+                    self._do(kind, stage, micro_batch)
             else:
-                self._do(action, -1 if micro_batch is None else micro_batch)
+                self._do(kind, stage, -1 if micro_batch is None else micro_batch)
         except Stopped:
             raise
         except BaseException as error:
@@ -187,21 +189,7 @@ class Actions:
         self.input_gradients.clear()
         self.post.forget()
 
-    def _do(self, action: Action, number: int) -> None:
-        stage = action.stage
-        take, compute, send = self._parts[action.kind]
-        if self._watch is None:
-            send(self, stage, number, compute(self, stage, number, take(self, stage, number)))
-            return
-        given = take(self, stage, number)
-        with self._watch.computing(action):
-            made = compute(self, stage, number, given)
-        del given
-        send(self, stage, number, made)
-        del made
-        self._watch.done(action, self._kept_on)
-
-    def _kept_on(self, device: int) -> Iterator[Tensor]:
+    def kept_on(self, device: int) -> Iterator[Tensor]:
         """What the stages of a device keep beside what autograd does."""
         for stage in self.schedule.stages_of(device):
             for stash in self._stashes[stage].values():
@@ -210,6 +198,10 @@ class Actions:
                 yield from tensors(kept.message)
             for waiting in self._waiting[stage].values():
                 yield from waiting.tensors()
+
+    def _do(self, kind: Kind, stage: int, number: int) -> None:
+        take, compute, send = self._parts[kind]
+        send(self, stage, number, compute(self, stage, number, take(self, stage, number)))
 
     def _take_nothing(self, stage: int, micro_batch: int) -> None:
         """The stage has it all."""
@@ -224,9 +216,12 @@ class Actions:
 
     def _forward(self, stage: int, micro_batch: int, message: Any) -> Any:
         """F: runs the layers on the input; returns the message for the next stage."""
-        if self._repeated and (stage, micro_batch) in self._repeated:
-            return self._run_first(stage, micro_batch, message)
-        return self._run_only(stage, micro_batch, message)
+        again = self._repeated and (stage, micro_batch) in self._repeated
+        run = self._run_first if again else self._run_only
+        if not self.modes.autocast:
+            return run(stage, micro_batch, message)
+        with self.modes.autocasting():
+            return run(stage, micro_batch, message)
 
     def _send_output(self, stage: int, micro_batch: int, message: Any) -> None:
         if not self._is_last[stage]:
@@ -234,23 +229,22 @@ class Actions:
 
     def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs once: its graph waits for the backward."""
-        with self.modes.autocasting():
-            with losses_of_stage() as added:
-                made = self._stages[stage].forward(message, micro_batch, self.draws)
-            message, stash = self._pass_on(stage, micro_batch, made, added.found)
+        with self._added[stage] as added:
+            made = self._stages[stage].forward(message, micro_batch, self.draws)
+        message, stash = self._pass_on(stage, micro_batch, made, added.taken())
         if self.modes.grad:
             self._stashes[stage][micro_batch] = stash
         return message
 
     def _run_first(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs again before its backward: its graph ends here."""
-        with self.modes.autocasting():
-            with losses_of_stage() as added:
-                made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
-            if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
-                self._kept[stage][micro_batch] = kept
-                return None
-            message, stash = self._pass_on(stage, micro_batch, made, added.found)
+        with self._added[stage] as added:
+            made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
+        losses = added.taken()
+        if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
+            self._kept[stage][micro_batch] = kept
+            return None
+        message, stash = self._pass_on(stage, micro_batch, made, losses)
         if kept is not None and stash.roots:
             self._kept[stage][micro_batch] = kept._replace(roots=len(stash.roots))
         else:
@@ -264,7 +258,7 @@ class Actions:
             with torch.enable_grad(), self._forward_modes.autocasting():
                 with losses_of_stage() as added:
                     made = second_forward(self._stages[stage], kept, micro_batch, self.draws)
-                _, stash = self._pass_on(stage, micro_batch, made, added.found)
+                _, stash = self._pass_on(stage, micro_batch, made, added.taken())
             if kept.roots is not None and len(stash.roots) != kept.roots:
                 raise RuntimeError(
                     f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
@@ -385,7 +379,7 @@ class Actions:
 
 
 _Given = tuple[Stash, boundary.Gradients]
-_PARTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]] = {
+_PARTS: Parts = {
     Kind.F: (Actions._take_input, Actions._forward, Actions._send_output),
     Kind.B: (Actions._take_gradients, Actions._backward, Actions._send_gradients),
     Kind.I: (Actions._take_gradients, Actions._backward_inputs, Actions._send_gradients),

@@ -52,4 +52,4 @@ class InputGradients:
 
 
 def _layout(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    return tuple((leaf.shape, leaf.stride()) for leaf in leaves)
+    return tuple([(leaf.shape, leaf.stride()) for leaf in leaves])

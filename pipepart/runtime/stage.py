@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -102,10 +101,8 @@ class Stage:
         self._modules = [module for _, module in self.layers]
         self._regions = Regions(self._modules, together) if together else None
         self._input_gradients = InputGradients()
-        # Whether a layer draws random numbers, by its place and mode; else known once it has run in that mode.
-        self._draws: dict[tuple[int, bool], bool] = {
-            (index, True): True for index, module in enumerate(self._modules) if may_draw(module)
-        }
+        # Whether a layer draws random numbers, by its place and mode; None until it has run in that mode.
+        self._draws: list[list[bool | None]] = [[None, may_draw(module) or None] for module in self._modules]
         # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
         # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
         self._flagged = any(
@@ -139,8 +136,11 @@ class Stage:
 
     def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
-        with self._blaming(stash):
+        try:
             boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
+        except BaseException as error:
+            self._blame(stash, error)
+            raise
         found = self._input_gradients.collect(stash.inputs)
         if self.guard is not None:
             self.guard.went_back(found)
@@ -150,8 +150,11 @@ class Stage:
         self, stash: Stash, gradients: boundary.Gradients
     ) -> tuple[list[Tensor | None], WeightGradients]:
         """The first part of it: returns the gradients of its inputs, and those of weights that wait."""
-        with self._blaming(stash):
+        try:
             waiting = backward_inputs(stash.roots, boundary.move_gradients(gradients, self.device))
+        except BaseException as error:
+            self._blame(stash, error)
+            raise
         found = self._input_gradients.collect(stash.inputs)
         if self.guard is not None:
             self.guard.went_back(found)
@@ -168,13 +171,8 @@ class Stage:
         if self.guard is not None:
             self.guard.went_back()
 
-    @contextmanager
-    def _blaming(self, stash: Stash) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash, error))}")
-            raise
+    def _blame(self, stash: Stash, error: BaseException) -> None:
+        add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash, error))}")
 
     def _failed(self, stash: Stash, error: BaseException) -> Sequence[int]:
         """The layers that may have failed; those that ran together cannot be told apart."""
@@ -186,10 +184,19 @@ class Stage:
         return together + [index for index in found if index == len(stash.ends)]
 
     def run_layers(self, value: Any, ends: list[int], micro_batch: int, draws: Draws, turn: Turn) -> Any:
-        together = self._regions if self.guard is None else None
-        regions = together.of_run(draws) if together else _NO_REGIONS
         running: Sequence[int] = ()
         try:
+            if self._regions is None and self.guard is None:
+                for index, module in enumerate(self._modules):
+                    running = (index,)
+                    if self._draws[index][module.training] is False:
+                        value = module(value)
+                    else:
+                        value = self._run_one(index, value, micro_batch, draws, turn)
+                    ends.append(_get_sequence_nr())
+                return value
+            together = self._regions if self.guard is None else None
+            regions = together.of_run(draws) if together else _NO_REGIONS
             while (index := len(ends)) < len(self._modules):
                 region = regions.get(index)
                 running = region.places if region else (index,)
@@ -207,13 +214,15 @@ class Stage:
         module = self._modules[index]
         before = added_so_far() if self._regions else 0
         drew = False
-        if self._draws.get((index, module.training)) is False:
+        known = self._draws[index]
+        if known[module.training] is False:
             value = module(value)
         else:
             with draws.of(self.first + index, micro_batch, turn) as own:
                 value = module(value)
             drew = own.used
-            self._draws.setdefault((index, module.training), drew)
+            if known[module.training] is None:
+                known[module.training] = drew
         if self._regions:
             self._regions.note(index, plain=not drew and added_so_far() == before)
         return value

@@ -13,14 +13,13 @@ drift apart until then, microseconds in each second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import profiler
 from torch.utils import _pytree as pytree
 
@@ -36,6 +35,9 @@ _now = time.perf_counter
 _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 _NOTHING = nullcontext()
+
+Part = Callable[..., Any]  # of the actions, a stage, a micro-batch, and what the part before has made
+Parts = Mapping[Kind, tuple[Part, Part, Part]]  # take, compute and send, of each kind of action
 
 
 class Recorder:
@@ -119,8 +121,7 @@ class Watch:
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
         self.recorder = recorder
-        clocks = recorder.clocks if recorder else [_NOTHING] * schedule.devices
-        self._clock_of = [clocks[device] for device in schedule.device_of]
+        self._clock_of = [recorder.clocks[home] for home in schedule.device_of] if recorder else ()
         self._kept_of = (
             [recorder.kept[home] for home in schedule.device_of] if recorder and recorder.kept else ()
         )
@@ -135,35 +136,66 @@ class Watch:
         """One for a run; None where nobody would see what it sees."""
         return cls(schedule, stages, recorder) if recorder or profiling() else None
 
-    def computing(self, action: Action) -> AbstractContextManager[object]:
-        """Around what an action computes, when it has its input and before it sends."""
-        clock = self._clock_of[action.stage]
-        if not self._kept_of:
-            return self.named(str(action), clock) if self.names else clock
-        both = ExitStack()
-        both.enter_context(
-            self._kept_of[action.stage].counting(layer for _, layer in self._stages[action.stage].layers)
-        )
-        both.enter_context(self.named(str(action), clock))
-        return both
+    def parts(self, parts: Parts) -> Parts:
+        """Those of each kind of action, seen: what it computes, when it has its input and before it sends."""
+        return {
+            kind: (take, self._computing(kind, compute), self._sending(send))
+            for kind, (take, compute, send) in parts.items()
+        }
 
-    def done(self, action: Action, kept: Callable[[int], Iterable[Tensor]]) -> None:
-        """Behind an action; ``kept`` has what the stages of a device keep beside autograd."""
-        if self._kept_of:
-            self._kept_of[action.stage].note(kept(self._device_of[action.stage]))
+    def _computing(self, kind: Kind, compute: Part) -> Part:
+        clock_of = self._clock_of
+        if not clock_of or self._kept_of or self.names:
+            return partial(self._compute, kind, compute)
+
+        def timed(actions: Any, stage: int, micro_batch: int, given: Any) -> Any:
+            clock = clock_of[stage]
+            clock.start()
+            made = compute(actions, stage, micro_batch, given)
+            clock.end()
+            return made
+
+        return timed
+
+    def _compute(
+        self, kind: Kind, compute: Part, actions: Any, stage: int, micro_batch: int, given: Any
+    ) -> Any:
+        """With all that may be seen of it."""
+        name = str(Action(kind, stage, None if micro_batch < 0 else micro_batch))
+        with self._counting(stage), self.named(name):
+            if self._clock_of:
+                self._clock_of[stage].start()
+            made = compute(actions, stage, micro_batch, given)
+            if self._clock_of:
+                self._clock_of[stage].end()
+        return made
+
+    def _counting(self, stage: int) -> AbstractContextManager[object]:
+        if not self._kept_of:
+            return _NOTHING
+        return self._kept_of[stage].counting(layer for _, layer in self._stages[stage].layers)
+
+    def _sending(self, send: Part) -> Part:
+        if not self._kept_of:
+            return send
+
+        def send_and_note(actions: Any, stage: int, micro_batch: int, made: Any) -> None:
+            send(actions, stage, micro_batch, made)
+            del made
+            self._kept_of[stage].note(actions.kept_on(self._device_of[stage]))
+
+        return send_and_note
 
     @contextmanager
-    def named(self, name: str, inner: AbstractContextManager[object] = _NOTHING) -> Iterator[None]:
+    def named(self, name: str) -> Iterator[None]:
         """A range of that name in torch.profiler, if it is at work, and in Nsight on CUDA devices."""
         with profiler.record_function(f"pipepart {name}") if self._profiled else _NOTHING:
             if not self._nvtx:
-                with inner:
-                    yield
+                yield
                 return
             torch.cuda.nvtx.range_push(f"pipepart {name}")
             try:
-                with inner:
-                    yield
+                yield
             finally:
                 torch.cuda.nvtx.range_pop()
 
@@ -180,6 +212,8 @@ class WatchedPost(Post):
         self._post = post
         self._watch = watch
         self._device_of = schedule.device_of
+        if not watch.names:
+            self.take = post.take
 
     def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """As without a watch."""
@@ -194,10 +228,8 @@ class WatchedPost(Post):
 
     def take(self, receiver: int, key: Key) -> Any:
         """As without a watch."""
-        if self._watch.names:
-            with self._watch.named(f"take {_label(receiver, key)}"):
-                return self._post.take(receiver, key)
-        return self._post.take(receiver, key)
+        with self._watch.named(f"take {_label(receiver, key)}"):
+            return self._post.take(receiver, key)
 
     def stop(self) -> None:
         """Wakes whoever waits, now or later."""
@@ -208,17 +240,17 @@ class WatchedPost(Post):
         self._post.forget()
 
 
-class _HostClock(AbstractContextManager[object]):
+class _HostClock:
     """Takes the start and the end of each block; used by the worker of its device."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
         self._starts.append(_now())
 
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
         self._ends.append(_now())
 
     def spans(self) -> tuple[list[float], list[float]]:
@@ -226,7 +258,7 @@ class _HostClock(AbstractContextManager[object]):
         return self._starts, self._ends
 
 
-class _EventClock(AbstractContextManager[object]):
+class _EventClock:
     """The same by events on the stream that the worker is on."""
 
     def __init__(self, device: torch.device) -> None:
@@ -234,10 +266,10 @@ class _EventClock(AbstractContextManager[object]):
         self._starts: list[torch.Event] = []
         self._ends: list[torch.Event] = []
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
         self._starts.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
 
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
         self._ends.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
 
     def spans(self) -> tuple[list[float], list[float]]:
