@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..capture import flatten
 from ..cluster import Device
@@ -109,9 +109,38 @@ def _names(devices: Sequence[Device]) -> list[str] | None:
 
 def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
     """Each group to its device; what several share, to that of the first."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     for home, layers in zip(reversed(homes), reversed(groups), strict=True):
         for _, module in layers:
+            for part in module.modules():
+                _move_to_unlike(part, home, replaced)
             module.to(home)
+
+
+def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Moves parameters to a device that torch would make new ones for, each time it comes by one.
+
+    They stay the objects that optimizers know; where a graph holds one, it is replaced in all layers that share it.
+    """
+    there = torch.empty((), device=home)
+    for key, parameter in part._parameters.items():
+        if parameter is None or _set_in_place(parameter, there):
+            continue
+        if parameter not in replaced:
+            gradient, parameter.grad = parameter.grad, None
+            moved = nn.Parameter(parameter.detach().to(home), parameter.requires_grad)
+            moved.grad = None if gradient is None else gradient.to(home)
+            try:
+                torch.utils.swap_tensors(parameter, moved)
+            except RuntimeError:
+                parameter.grad = gradient
+                replaced[parameter] = moved
+        part._parameters[key] = replaced.get(parameter, parameter)
+
+
+def _set_in_place(tensor: Tensor, there: Tensor) -> bool:
+    """Whether torch lets a tensor take the place of another's data, as it does between the CPU and CUDA devices."""
+    return torch._has_compatible_shallow_copy_type(tensor, there)  # type: ignore[attr-defined]
 
 
 def _check_schedule(plan: Plan) -> None:

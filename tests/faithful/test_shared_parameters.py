@@ -1,0 +1,36 @@
+"""A model that is cut for such devices has the parameters that it had, also those that layers share."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import plain
+from tests.on_devices import cut_on, gradients, sample
+
+
+class Again(nn.Module):
+    """Uses the weight of another layer."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.weight = other.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_layers_share_they_share_when_they_were_moved(held):
+    """Torch makes new parameters on such devices; where a graph still holds the old ones, there is no other way."""
+    first = nn.Linear(4, 4)
+    model = nn.Sequential(first, nn.Tanh(), Again(first), nn.Linear(4, 4)).double()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = model(x) if held else None
+    with cut_on(("vdev:0", "vdev:1"), model, [2], nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+    plain.assert_same(gradients(model), plain.gradients(reference))
+    assert first.weight.device == torch.device("vdev:0")
+    assert (optimizer.param_groups[0]["params"][0] is first.weight) is (graph is None)
