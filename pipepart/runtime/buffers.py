@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..sparse import bytes_of, dense_parts
+
 _SMALL_BYTES = 64 * 1024
 
 _Key = tuple[int, str]
@@ -56,7 +58,7 @@ class Buffers:
         originals = {
             key: tensor
             for key, (tensor, _) in present.items()
-            if key in written or tensor is None or tensor.nbytes <= small
+            if key in written or tensor is None or bytes_of(tensor) <= small
         }
         # By identity, so that one buffer under two names stays one.
         made = {tensor: tensor.detach().clone() for tensor in originals.values() if tensor is not None}
@@ -146,4 +148,11 @@ def _changed(key: _Key, noted: Noted, now: _Present) -> bool:
     if tensor is not old or after != before:
         return True
     copy = noted.copies.get(key)
-    return isinstance(copy, Tensor) and tensor is not None and not torch.equal(copy, tensor)
+    return isinstance(copy, Tensor) and tensor is not None and not _equal(copy, tensor)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is torch.strided:
+        return torch.equal(one, other)
+    alike = one.layout == other.layout and one.shape == other.shape
+    return alike and all(map(torch.equal, dense_parts(one), dense_parts(other)))

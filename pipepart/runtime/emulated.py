@@ -16,13 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
 from schedules import Schedule
 
 from ..cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..planning import Plan
+from ..sparse import bytes_of
 from .conditions import Compute, Condition, Relay
 from .mailbox import Key
 from .post import Post
@@ -88,7 +86,7 @@ class _EmulatedPost(Relay):
         if here != there:
             link = self._links[here][there]
             departs = max(self._clock(), self._free[here][there])
-            passed = departs + (_bytes(message) / link.bandwidth if link.bandwidth else 0.0)
+            passed = departs + (bytes_of(message) / link.bandwidth if link.bandwidth else 0.0)
             self._free[here][there] = passed
             # A message between threads takes that much by itself.
             message = _OnItsWay(message, passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS))
@@ -106,7 +104,3 @@ class _EmulatedPost(Relay):
 def _sleep_until(then: float, now: float, sleep: Sleep) -> None:
     if then > now:
         sleep(then - now)
-
-
-def _bytes(message: Any) -> int:
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(message) if isinstance(leaf, Tensor))

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from ..saved import Saved, unpacked
+from ..sparse import bytes_of, dense_parts
 
 _Piece = int | tuple[int, int]  # a storage, or the part of one that a tensor has
 
@@ -71,9 +72,10 @@ class KeptBytes:
         storage = _storage(tensor)
         if storage in self._state:
             return None
+        parts = dense_parts(tensor)
         if storage in self._split:
-            return (storage, tensor.data_ptr()), tensor.nbytes
-        return storage, tensor.untyped_storage().nbytes()
+            return (storage, parts[-1].data_ptr()), bytes_of(tensor)
+        return storage, sum(part.untyped_storage().nbytes() for part in parts)
 
 
 class _Counted(Saved):
@@ -90,4 +92,4 @@ class _Counted(Saved):
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return dense_parts(tensor)[-1].untyped_storage()._cdata

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from torch.autograd import profiler
-from torch.utils import _pytree as pytree
 
 from schedules import Action, Kind, Schedule, Timeline, Transfer
 
+from ..sparse import bytes_of
 from .kept_bytes import KeptBytes
 from .mailbox import Key
 from .post import Post
@@ -306,9 +306,9 @@ def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
 def _bytes(message: Any) -> int:
     if type(message) is list and len(message) == 1:  # gradients of one tensor
         message = message[0]
-    if type(message) is torch.Tensor:
+    if type(message) is torch.Tensor and message.layout is torch.strided:
         return message.nbytes
-    return sum(leaf.nbytes for leaf in pytree.tree_leaves(message) if isinstance(leaf, torch.Tensor))
+    return bytes_of(message)
 
 
 def _label(receiver: int, key: Key) -> str:

@@ -73,7 +73,7 @@ class Watch(TorchDispatchMode):
         Raises:
             torch.OutOfMemoryError: there is no room.
         """
-        for storage in storages(tensor):
+        for storage in list(storages(tensor)):  # what finds the next looks at where the ones before live
             self.ledger.enter(storage, OTHER, lambda: f"{what} of shape {tuple(tensor.shape)}")
 
     def __torch_dispatch__(
