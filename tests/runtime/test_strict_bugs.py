@@ -1,6 +1,7 @@
 """Strict virtual devices find what would fail, or be wrong, on accelerators; most of it is seeded here."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -263,6 +264,65 @@ def test_what_a_layer_copies_to_its_device_or_to_the_host_itself():
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+class Tenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 10
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * torch.full((4,), 10.0)
+
+
+MAKES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "ones": ("forward", lambda x: x * torch.ones(4)),
+    "positions": ("forward", lambda x: x + torch.arange(4)),
+    "noise": ("forward", lambda x: x + torch.randn(4)),
+    "of a list": ("forward", lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "in a backward": ("backward", lambda x: Tenfold.apply(x)),
+}
+
+
+class Makes(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.make(x)
+
+
+@pytest.mark.parametrize("made", MAKES)
+def test_what_a_layer_makes_without_a_word_of_the_device(made):
+    where, make = MAKES[made]
+    error = failure(chain(Makes(make)), [2])
+    assert (
+        "lives on none, in the memory of the host: made outside of the step, or in it without device="
+        in str(error)
+    )
+    assert f"in the {where} of layer '2' (Makes)" in notes(error)
+
+
+def test_what_a_hook_makes_without_a_word_of_the_device():
+    def hooked(x: Tensor) -> Tensor:
+        y = x * 1
+        y.register_hook(lambda gradient: gradient * torch.ones(4))
+        return y
+
+    error = failure(chain(Makes(hooked)), [2])
+    assert "in the memory of the host" in str(error)
+    assert "in the backward of layer '2' (Makes)" in notes(error)
+
+
+def test_what_a_layer_makes_for_its_device_and_numbers_may_be_used():
+    def make(x: Tensor) -> Tensor:
+        x = x * torch.ones(4, device=x.device) + torch.zeros(4).type_as(x)
+        return x * torch.tensor(2.0) + torch.as_tensor(torch.arange(4), device=x.device)
+
+    with cut_by_hand(chain(Makes(make)), [2], loss_fn=nn.MSELoss(), strict=True) as pipe:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
 
 
 def test_indices_of_the_host_may_be_used():

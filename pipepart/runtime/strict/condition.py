@@ -21,7 +21,7 @@ from .ledger import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, mark_of
 from .messages import Arriving, Here, StrictEnd, StrictPost
 from .watch import Moves, Watch
 
-_FORWARDS = frozenset({Kind.F, Kind.RECOMPUTE})
+_OF_LAYERS = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})  # in which Python of the user's runs
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.REDUCE_GRAD})
 _NOTHING = nullcontext()
 
@@ -75,7 +75,7 @@ class Strict(Condition):
             stage = action.stage
             watch = self._here.watch = self._watches[self._homes[stage]]
             try:
-                with watch, Moves(watch) if action.kind in _FORWARDS else _NOTHING:
+                with watch, Moves(watch) if action.kind in _OF_LAYERS else _NOTHING:
                     do(action)
             finally:
                 self._here.watch = None

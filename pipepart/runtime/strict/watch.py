@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .ledger import OTHER, Ledger, mark_of, storages
@@ -131,8 +132,8 @@ class Watch(TorchDispatchMode):
 
     def _on_host(self, func: Any, tensor: Tensor) -> str:
         held = held_by(tensor, self._layers) or (
-            "made outside of the step. Copy it over, tensor.to(x.device), or make it a buffer of its layer, "
-            "self.register_buffer(name, tensor)"
+            "made outside of the step, or in it without device=x.device. Copy it over, tensor.to(x.device), or make "
+            "it a buffer of its layer, self.register_buffer(name, tensor)"
         )
         return (
             f"expected all tensors on one device: {func} runs on {self.ledger.device} and was given a tensor of shape "
@@ -141,7 +142,9 @@ class Watch(TorchDispatchMode):
 
 
 class Moves(TorchFunctionMode):
-    """What layers and losses copy to a device or to the host themselves, which is no copy on the CPU.
+    """What layers, losses and hooks copy to a device or to the host, or make there, which is the same on the CPU.
+
+    What is made without a word about the device, as by ``torch.ones(4)``, is the host's.
 
     Args:
         watch: of the worker.
@@ -158,13 +161,25 @@ class Moves(TorchFunctionMode):
         if func is Tensor.to and (
             "device" in kwargs or any(isinstance(arg, torch.device | str | int | Tensor) for arg in args[1:2])
         ):
-            made = func(*args, **kwargs)
-            if made.device.type != "cpu" or self._watch.is_home(made):
-                return made
-            return _Moved.apply(made, self._watch, False)
+            return self._here(func(*args, **kwargs))
+        if func is Tensor.type_as:
+            return self._here(func(*args, **kwargs))
         if func is Tensor.cpu and args[0].device.type == "cpu":
             return _Moved.apply(args[0], self._watch, True)
-        return func(*args, **kwargs)
+        if func not in _device_constructors():
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None:
+            return self._here(func(*args, **kwargs))
+        if any(map(self._watch.is_home, _tensors(args))):
+            return func(*args, **kwargs)
+        with self._watch.off():
+            return func(*args, **kwargs)
+
+    def _here(self, made: Any) -> Any:
+        """What lives on the device now, wherever it was before."""
+        if not isinstance(made, Tensor) or made.device.type != "cpu" or self._watch.is_home(made):
+            return made
+        return _Moved.apply(made, self._watch, False)
 
 
 class _Moved(torch.autograd.Function):
