@@ -70,7 +70,10 @@ def test_a_step_returns_before_the_devices_are_done():
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_a_device_holds_what_the_plan_says(devices, schedule):
-    """Within a tenth, what libraries keep for themselves left out; where workers share a device, their sum."""
+    """Within a tenth, what libraries keep for themselves left out; the input counts, as the first layer saves it.
+
+    Of workers that share a device it is the sum, and what they hold for a while they do not all hold at once.
+    """
     layers = [part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())]
     model = nn.Sequential(*layers)
     x, y = torch.randn(1024, 1024, device="cuda:0"), torch.randn(1024, 1024, device="cuda:0")
@@ -88,18 +91,16 @@ def test_a_device_holds_what_the_plan_says(devices, schedule):
         pipe.step(x, target=y)
         torch.cuda.synchronize()
         gc.collect()
-        batch = dict.fromkeys(predicted, 0)
-        for tensor in (x, y):
-            batch[str(tensor.device)] += tensor.nbytes
         for device in predicted:
             torch.cuda.reset_peak_memory_stats(device)
         pipe.step(x, target=y)
         torch.cuda.synchronize()
         peaks = {device: torch.cuda.max_memory_allocated(device) for device in predicted}
         workspaces = _workspaces(predicted)
+        least = 1 / 1.1 if len(predicted) == len(devices) else 0.75
         for device, held in predicted.items():
-            found = peaks[device] - batch[device] - workspaces[device]
-            assert held / 1.1 <= found <= held * 1.1, (device, found, held)
+            found = peaks[device] - workspaces[device] - (y.nbytes if device == str(y.device) else 0)
+            assert held * least <= found <= held * 1.1, (device, found, held)
 
 
 def _workspaces(devices: Iterable[str]) -> dict[str, int]:
