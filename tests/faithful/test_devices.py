@@ -217,3 +217,12 @@ def test_backward_of_each_device_runs_on_a_thread_of_its_own():
     assert x.grad is not None
     assert x.grad.tolist() == [1, 1]
     assert len(set(threads.values())) == 2
+
+
+def test_numbers_that_are_conjugated_or_negated_when_they_are_read():
+    numbers = torch.randn(3, 2, dtype=torch.cdouble)
+    there = numbers.to("vdev:0")
+    assert there.conj().cpu().resolve_conj().equal(numbers.conj().resolve_conj())
+    assert (there.conj() * 2).cpu().equal(numbers.conj() * 2)
+    assert (there.conj().imag + 1).cpu().equal(numbers.conj().imag + 1)
+    assert there.conj().to("vdev:1").cpu().resolve_conj().equal(numbers.conj().resolve_conj())

@@ -85,3 +85,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", vdev::copy_from);
   m.impl("_copy_from_and_resize", vdev::copy_from_and_resize);
 }
+
+// Numbers are conjugated or negated when a tensor that is lazily so is copied: to do that before would take a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
