@@ -38,6 +38,7 @@ _NOTHING = nullcontext()
 
 Part = Callable[..., Any]  # of the actions, a stage, a micro-batch, and what the part before has made
 Parts = Mapping[Kind, tuple[Part, Part, Part]]  # take, compute and send, of each kind of action
+_Clock = tuple[list[Any], list[Any], Callable[[], Any]]  # starts and ends of actions, and what tells the time
 
 
 class Recorder:
@@ -50,6 +51,7 @@ class Recorder:
 
     Attributes:
         kept: by each device, if that is counted.
+        sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
         arrivals: of messages that streams carry, filled in as they are sent.
     """
 
@@ -61,11 +63,7 @@ class Recorder:
             _EventClock(device) if has_streams(device) else _HostClock()
             for device in _homes(schedule, stages)
         ]
-        self._sent: list[tuple[int, int, Key, int]] = []  # sender, receiver, key, bytes
-
-    def sent(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """A stage sends a message to one on another device: now, so when the action that made it has ended."""
-        self._sent.append((sender, receiver, key, _bytes(message)))
+        self.sent: list[tuple[int, int, Key, int]] = []
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -98,7 +96,7 @@ class Recorder:
             if action.kind in _SENDERS
         }
         found = []
-        for sender, receiver, key, size in self._sent:
+        for sender, receiver, key, size in self.sent:
             kind, micro_batch = _carried(key[0]), _micro_batch(key)
             device, position = place[kind, sender, micro_batch]
             sent = ends[device][position]
@@ -144,15 +142,17 @@ class Watch:
         }
 
     def _computing(self, kind: Kind, compute: Part) -> Part:
-        clock_of = self._clock_of
-        if not clock_of or self._kept_of or self.names:
-            return partial(self._compute, kind, compute)
+        timed = self._timed(compute) if self._clock_of else compute
+        return partial(self._compute, kind, timed) if self._kept_of or self.names else timed
+
+    def _timed(self, compute: Part) -> Part:
+        clocks: list[_Clock] = [(clock.starts, clock.ends, clock.now) for clock in self._clock_of]
 
         def timed(actions: Any, stage: int, micro_batch: int, given: Any) -> Any:
-            clock = clock_of[stage]
-            clock.start()
+            starts, ends, now = clocks[stage]
+            starts.append(now())
             made = compute(actions, stage, micro_batch, given)
-            clock.end()
+            ends.append(now())
             return made
 
         return timed
@@ -160,15 +160,10 @@ class Watch:
     def _compute(
         self, kind: Kind, compute: Part, actions: Any, stage: int, micro_batch: int, given: Any
     ) -> Any:
-        """With all that may be seen of it."""
+        """With a name, and with what it saves counted."""
         name = str(Action(kind, stage, None if micro_batch < 0 else micro_batch))
         with self._counting(stage), self.named(name):
-            if self._clock_of:
-                self._clock_of[stage].start()
-            made = compute(actions, stage, micro_batch, given)
-            if self._clock_of:
-                self._clock_of[stage].end()
-        return made
+            return compute(actions, stage, micro_batch, given)
 
     def _counting(self, stage: int) -> AbstractContextManager[object]:
         if not self._kept_of:
@@ -212,14 +207,15 @@ class WatchedPost(Post):
         self._post = post
         self._watch = watch
         self._device_of = schedule.device_of
+        self._sent = watch.recorder.sent if watch.recorder else None
         if not watch.names:
             self.take = post.take
 
     def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """As without a watch."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
-            if self._watch.recorder:
-                self._watch.recorder.sent(sender, receiver, key, message)
+            if self._sent is not None:
+                self._sent.append((sender, receiver, key, _bytes(message)))
             if self._watch.names:
                 with self._watch.named(f"send {_label(receiver, key)}"):
                     self._post.put(sender, receiver, key, message)
@@ -241,21 +237,16 @@ class WatchedPost(Post):
 
 
 class _HostClock:
-    """Takes the start and the end of each block; used by the worker of its device."""
+    """The start and the end of each action of a device; used by its worker."""
 
     def __init__(self) -> None:
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-
-    def start(self) -> None:
-        self._starts.append(_now())
-
-    def end(self) -> None:
-        self._ends.append(_now())
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.now = _now
 
     def spans(self) -> tuple[list[float], list[float]]:
         """All of them, on the host's clock."""
-        return self._starts, self._ends
+        return self.starts, self.ends
 
 
 class _EventClock:
@@ -263,28 +254,26 @@ class _EventClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._starts: list[torch.Event] = []
-        self._ends: list[torch.Event] = []
+        self.starts: list[torch.Event] = []
+        self.ends: list[torch.Event] = []
 
-    def start(self) -> None:
-        self._starts.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
-
-    def end(self) -> None:
-        self._ends.append(recorded(torch.accelerator.current_stream(self.device), timed=True))
+    def now(self) -> torch.Event:
+        """One behind what is on the stream."""
+        return recorded(torch.accelerator.current_stream(self.device), timed=True)
 
     def spans(self) -> tuple[list[float], list[float]]:
         """All of them, on the host's clock; waits for the device."""
-        return list(map(self.seconds, self._starts)), list(map(self.seconds, self._ends))
+        return list(map(self.seconds, self.starts)), list(map(self.seconds, self.ends))
 
     def seconds(self, event: torch.Event) -> float:
         """When an event of the device was, on the host's clock."""
         event.synchronize()
-        return self._first_seconds + self._starts[0].elapsed_time(event) / 1e3
+        return self._first_seconds + self.starts[0].elapsed_time(event) / 1e3
 
     @cached_property
     def _first_seconds(self) -> float:
         """When the first event was: by another one, that the host sees come and go."""
-        self._starts[0].synchronize()
+        self.starts[0].synchronize()
         stream = torch.Stream(device=self.device)  # with nothing on it that could hold the event up
         seen = []
         for _ in range(_ANCHORS):
@@ -294,7 +283,7 @@ class _EventClock:
             after = _now()
             seen.append((after - before, (before + after) / 2, event))
         _, at, event = min(seen, key=lambda each: each[0])
-        return at - self._starts[0].elapsed_time(event) / 1e3
+        return at - self.starts[0].elapsed_time(event) / 1e3
 
 
 def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
