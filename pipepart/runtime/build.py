@@ -128,6 +128,7 @@ def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Param
             continue
         if parameter not in replaced:
             gradient, parameter.grad = parameter.grad, None
+            hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
             moved = nn.Parameter(parameter.detach().to(home), parameter.requires_grad)
             moved.grad = None if gradient is None else gradient.to(home)
             try:
@@ -135,6 +136,8 @@ def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Param
             except RuntimeError:
                 parameter.grad = gradient
                 replaced[parameter] = moved
+            now = replaced.get(parameter, parameter)
+            now._backward_hooks, now._post_accumulate_grad_hooks = hooks  # a swap would leave them behind
         part._parameters[key] = replaced.get(parameter, parameter)
 
 
