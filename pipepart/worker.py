@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
 
 import torch
+
+from .host_memory import kept_memory
 
 Job = Callable[[], None]
 Jobs = SimpleQueue[tuple[Job, Job | None] | None]
@@ -21,10 +24,23 @@ class Worker:
 
     def __init__(self, name: str, device: torch.device, threads: int | None) -> None:
         self._jobs: Jobs = SimpleQueue()
+        self._bound: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread = threading.Thread(
-            target=_work, args=(self._jobs, device, threads), name=f"pipepart-{name}", daemon=True
+            target=_work,
+            args=(self._jobs, self._bound, device, threads),
+            name=f"pipepart-{name}",
+            daemon=True,
         )
         self._thread.start()
+
+    def wait_until_bound(self) -> None:
+        """Waits until the thread is bound to its device.
+
+        Raises:
+            BaseException: why it cannot be; the thread has ended.
+        """
+        if (error := self._bound.get()) is not None:
+            raise error
 
     def submit(self, job: Job, then: Job | None = None) -> None:
         """Has ``job`` run when all before it are done, and ``then`` when the thread holds nothing of it any more."""
@@ -45,22 +61,34 @@ class Worker:
         return self._thread.ident
 
 
-def _work(jobs: Jobs, device: torch.device, threads: int | None) -> None:
+def _bind(device: torch.device, threads: int | None) -> None:
     if threads is not None:
         # A thread takes over the process's number when it first asks for it: so ask, and set its own behind that.
         torch.get_num_threads()
         torch.set_num_threads(threads)
     if device.type != "cpu" and device.index is not None:
         torch.accelerator.set_device_index(device)
-    while (given := jobs.get()) is not None:
-        job, then = given
-        del given
-        try:
-            job()
-        finally:
-            del job
-            if then is not None:
-                then()
+
+
+def _work(
+    jobs: Jobs, bound: SimpleQueue[BaseException | None], device: torch.device, threads: int | None
+) -> None:
+    try:
+        _bind(device, threads)
+    except BaseException as error:
+        bound.put(error)
+        return
+    bound.put(None)
+    with kept_memory if device.type == "cpu" else nullcontext():
+        while (given := jobs.get()) is not None:
+            job, then = given
+            del given
+            try:
+                job()
+            finally:
+                del job
+                if then is not None:
+                    then()
 
 
 def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> list[Worker]:
@@ -68,13 +96,19 @@ def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> li
 
     ``torch.set_num_threads`` binds the calling thread and sets what threads started later get, so the caller's
     number is put back once every worker has set its own.
+
+    Raises:
+        BaseException: a thread cannot be bound to its device; all have ended or will.
     """
     before = torch.get_num_threads()
     workers = [Worker(*device) for device in devices]
-    ready: SimpleQueue[None] = SimpleQueue()
-    for worker in workers:
-        worker.submit(lambda: ready.put(None))
-    for _ in workers:
-        ready.get()
-    torch.set_num_threads(before)
+    try:
+        for worker in workers:
+            worker.wait_until_bound()
+    except BaseException:
+        for worker in workers:
+            worker.stop()
+        raise
+    finally:
+        torch.set_num_threads(before)
     return workers
