@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from . import boundary
 from .added_products import add_product
+from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
 # Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
@@ -82,7 +83,7 @@ class WeightGradients:
                         ready += [halves.pop(found.end)] if found.end in shared else []
                     else:
                         halves[found.end] = found
-                if not self._arrived or sum(found.gradient.nbytes for found in ready) >= _BYTES_AT_ONCE:
+                if not self._arrived or sum(bytes_of(found.gradient) for found in ready) >= _BYTES_AT_ONCE:
                     self.computed = _weights(found.end for found in ready)
                     boundary.backward([found.edge for found in ready], [found.gradient for found in ready])
                     ready.clear()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import boundary
+from ..sparse import dense_parts
 from .measure import Layers, Loss, blaming, fresh, named_calls
 from .profile import SavedTensor
 
@@ -106,7 +107,7 @@ class _Counter(TorchDispatchMode):
         self.alive = self.peak = 0
         self.layer = -1
         self._start = 0
-        self._state = {tensor.untyped_storage()._cdata for tensor in state}
+        self._state = storages_of(state)
         self._pieces: dict[int, _Piece] = {}
         self._packed: list[weakref.ref[_Kept]] = []
         self._inputs = [0] * layers
@@ -134,8 +135,9 @@ class _Counter(TorchDispatchMode):
         """A layer's forward is done; what it newly saved is its stash, the rest of its peak was for a while."""
         self._outputs[self.layer] += sum(tensor.nbytes for tensor in _tensors(message))
         for kept in filter(None, (reference() for reference in self._packed)):
-            if kept.tensor.untyped_storage()._cdata not in self._state:
-                self._piece(kept.tensor).layers.add(self.layer)
+            for part in dense_parts(kept.tensor):
+                if part.untyped_storage()._cdata not in self._state:
+                    self._piece(part).layers.add(self.layer)
         self._packed.clear()
         kept = sum(
             piece.bytes for piece in self._pieces.values() if min(piece.layers, default=-1) == self.layer
@@ -180,5 +182,11 @@ class _Counter(TorchDispatchMode):
         return self._pieces.setdefault(storage._cdata, _Piece(storage.nbytes()))
 
 
+def storages_of(tensors: Iterable[Tensor]) -> set[int]:
+    """The memory that tensors are in, to tell whether others are there, too."""
+    return {part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor)}
+
+
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    leaves = pytree.tree_leaves(value)
+    return [part for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf)]

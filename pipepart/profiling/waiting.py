@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from .. import boundary
+from ..sparse import dense_parts
 from ..split_backward import WeightGradients, backward_inputs
 from .measure import Layers, Loss, blaming, fresh, named_calls
+from .memory import storages_of
 
 
 def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> list[int]:
@@ -18,7 +20,7 @@ def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> 
     Storage that several tensors of a layer share counts once, that of parameters and buffers not at all. It is 0 where
     no weight can wait: all is computed in the first part there.
     """
-    state = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    state = storages_of((*model.parameters(), *model.buffers()))
     names, modules = named_calls(layers, loss)
     steps = []
     message = fresh(sample)
@@ -43,5 +45,6 @@ def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> 
 
 
 def _bytes(waiting: WeightGradients, state: set[int]) -> int:
-    storages = {storage._cdata: storage for storage in (held.untyped_storage() for held in waiting.tensors())}
+    parts = (part for held in waiting.tensors() for part in dense_parts(held))
+    storages = {storage._cdata: storage for storage in (part.untyped_storage() for part in parts)}
     return sum(storage.nbytes() for key, storage in storages.items() if key not in state)

@@ -193,3 +193,31 @@ def test_optimizer_state_of_trained_parameters(optimizer, states):
     assert [layer.gradient_bytes for layer in profile.layers] == [size, 0]
     assert [profile.optimizer_bytes(layer) for layer in profile.layers] == [states * size, 0]
     assert profile.optimizer == optimizer.lower()
+
+
+def test_a_sparse_buffer_is_none_of_what_is_saved():
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("graph", torch.eye(D).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
+
+    costs = costs_of(linear(), Graph(), linear())
+    assert costs.layers[1].saved_bytes == 0
+    assert costs.layers[1].output_bytes == ACTIVATION
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_that_is_saved_counts_with_its_places(layout: torch.layout):
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = (x.detach()[:, :N] > 10).float()
+            mask[0, 0] = 1
+            sparse = mask.to_sparse(layout=layout)
+            return torch.sparse.mm(sparse, x)
+
+    _, layer = costs_of(nn.Linear(N, N), Masked(), x=torch.randn(N, N)).layers
+    places = 2 * 8 if layout is torch.sparse_coo else (N + 1 + 1) * 8
+    assert layer.saved_bytes >= places + FLOAT
