@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from benchmarks.models import SEQUENCE, WIDTH, Block
 from pipepart import boundary
+from pipepart.host_memory import kept_memory
 from pipepart.split_backward import backward_inputs
 
 Roots = tuple[GradientEdge, ...]
@@ -23,14 +24,20 @@ ROUNDS = 31
 def main(rounds: int = ROUNDS, quick: bool = False) -> None:
     """Thread CPU time of both, in turns, on one thread; --quick takes three turns."""
     torch.set_num_threads(1)
+    with kept_memory:  # as in a pipeline's worker
+        Console().print(compared(3 if quick else rounds))
+
+
+def compared(rounds: int) -> Table:
+    """A row for each block."""
     table = Table("block", "B, ms", "I, ms", "W, ms", "I + W over B", "quartiles")
     for name, model, sample in blocks():
-        fused, first, second = measure(model, sample, 3 if quick else rounds)
+        fused, first, second = measure(model, sample, rounds)
         ratios = [(i + w) / b for b, i, w in zip(fused, first, second, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         times = (f"{statistics.median(times) * 1e3:.2f}" for times in (fused, first, second))
         table.add_row(name, *times, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
-    Console().print(table)
+    return table
 
 
 def blocks() -> Iterator[tuple[str, nn.Module, Tensor]]:
