@@ -148,7 +148,8 @@ def _take_over(model: nn.Module, numbers: Numbers) -> None:
         for name, tensor in held:
             value = wanted.get(name)
             if value is not None and value.shape == tensor.shape:
-                tensor.copy_(value)
+                alike = value.layout == tensor.layout
+                tensor.copy_(value if alike else value.to_sparse(layout=tensor.layout))
 
 
 def _on(loss_fn: Any, device: torch.device) -> Any:

@@ -325,3 +325,19 @@ def test_layers_of_torchscript_are_checked():
     report = pipepart.check(model, x, target=y, loss_fn=nn.MSELoss(), steps=2, schedules=["1f1b"])
     assert [row.parameters for row in report.rows] == [0.0, 0.0]
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_layers_that_hold_a_sparse_buffer_are_checked() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("graph", torch.eye(4).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Graph(), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    report = pipepart.check(model, x, target=y, loss_fn=nn.MSELoss(), steps=2, schedules=["1f1b"])
+    assert [(row.parameters, row.buffers) for row in report.rows] == [(0.0, 0.0)] * 2
