@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from benchmarks.models import SEQUENCE, WIDTH, Block
-from pipepart import boundary
-from pipepart.host_memory import kept_memory
-from pipepart.split_backward import backward_inputs
+from pipepart.autograd import graph_cut
+from pipepart.autograd.split_backward import backward_inputs
+from pipepart.workers.host_memory import kept_memory
 
 Roots = tuple[GradientEdge, ...]
 
@@ -77,20 +77,20 @@ def measure(model: nn.Module, sample: Tensor, rounds: int) -> tuple[list[float],
     return records
 
 
-def graph(model: nn.Module, sample: Tensor) -> tuple[Roots, boundary.Gradients]:
+def graph(model: nn.Module, sample: Tensor) -> tuple[Roots, graph_cut.Gradients]:
     """A fresh forward: where its backward starts, and with which gradients."""
-    message, roots = boundary.cut(model(sample.clone().requires_grad_()))
-    return roots, [torch.ones_like(leaf) for leaf in boundary.leaves(message)]
+    message, roots = graph_cut.cut(model(sample.clone().requires_grad_()))
+    return roots, [torch.ones_like(leaf) for leaf in graph_cut.leaves(message)]
 
 
-def one_part(roots: Roots, gradients: boundary.Gradients) -> tuple[float, ...]:
+def one_part(roots: Roots, gradients: graph_cut.Gradients) -> tuple[float, ...]:
     """CPU seconds of B."""
     start = time.thread_time()
-    boundary.backward(roots, gradients)
+    graph_cut.backward(roots, gradients)
     return (time.thread_time() - start,)
 
 
-def two_parts(roots: Roots, gradients: boundary.Gradients) -> tuple[float, ...]:
+def two_parts(roots: Roots, gradients: graph_cut.Gradients) -> tuple[float, ...]:
     """CPU seconds of I and of W."""
     start = time.thread_time()
     waiting = backward_inputs(roots, gradients)

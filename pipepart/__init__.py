@@ -2,14 +2,14 @@
 
 from . import capture, planning, profiling
 from .capture import LayerGraph
-from .checking import CheckReport, check
 from .cluster import Cluster, Device, Link
+from .data.split import Whole
 from .loss import add_loss, collect_losses
-from .microbatch import Whole
 from .pipeline import Pipeline
 from .planning import DoesNotFit, Plan, plan, replan
 from .profiling import Profile, profile
-from .trace import Trace
+from .runtime.observe.trace import Trace
+from .verify import CheckReport, check
 
 __all__ = [
     "CheckReport",

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 import schedules
 
-from . import boundary
-from .automatic import plan_for
+from .autograd import graph_cut
 from .capture import flatten
 from .cluster import Cluster
+from .data.device_batch import Prefetched
+from .data.prefetch import Passes, Prefetch, ToArguments
+from .data.split import Splitter, gather
 from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
-from .microbatch import Splitter, gather
-from .mini_batch import Prefetched
-from .options import RunOptions
 from .planning import Plan, warn_of_changes
-from .prefetch import Passes, Prefetch, ToArguments
+from .planning.automatic import plan_for
 from .profiling import single_argument
 from .runtime import (
     CompileOptions,
@@ -47,8 +46,9 @@ from .runtime import (
     memory_of,
     step_end,
 )
-from .trace import Trace, Traces
-from .wrapped import Wrapped
+from .runtime.as_module import Wrapped
+from .runtime.observe.trace import Trace, Traces
+from .runtime.options import RunOptions
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -274,7 +274,7 @@ class Pipeline(Wrapped):
             for condition in self._conditions:
                 batch = batch._replace(targets=condition.arriving(batch.targets))
             end = step_end(self._loss, batch, order.schedule, scaler)
-            messages = [boundary.part(one) for one in batch.inputs]
+            messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
@@ -284,11 +284,11 @@ class Pipeline(Wrapped):
             )
             self._engine.execute(run, scaled=scaler is not None)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
-            boundary.backward(
-                [root for one in batch.inputs for root in boundary.cut(one)[1]],
-                boundary.gradients_home(
+            graph_cut.backward(
+                [root for one in batch.inputs for root in graph_cut.cut(one)[1]],
+                graph_cut.gradients_home(
                     (gradient for gradients in run.input_gradients for gradient in gradients),
-                    (leaf.device for one in batch.inputs for leaf in boundary.leaves(one)),
+                    (leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)),
                 ),
             )
         self._traces.add_step(recorder)
@@ -312,7 +312,7 @@ class Pipeline(Wrapped):
                 batch.inputs, batch.sizes, self._forward, self._backward, (s.device for s in self._stages)
             )
         end = OutputEnd(batch.sizes)
-        self._forward([boundary.part(one) for one in batch.inputs], end)
+        self._forward([graph_cut.part(one) for one in batch.inputs], end)
         if (added := end.added.total()) is not None:
             add_loss(added, reduction="sum")
         return gather(end.outputs)
@@ -322,7 +322,7 @@ class Pipeline(Wrapped):
     ) -> Prefetch:
         """The mini-batches of any loader, made ready on a thread: ``for x, y in pipe.prefetch(loader)``.
 
-        ``depth`` and ``to_arguments`` are those of :class:`pipepart.prefetch.Prefetch`. Closing ends its threads.
+        ``depth`` and ``to_arguments`` are those of :class:`pipepart.data.prefetch.Prefetch`. Closing ends its threads.
         """
         return Prefetch(loader, self._plan, self._split, self._passes, depth, to_arguments)
 
@@ -362,7 +362,7 @@ class Pipeline(Wrapped):
                 self._streams.hold_for_caller(end.outputs)
         return run
 
-    def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[boundary.Gradients]:
+    def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)

@@ -1,16 +1,21 @@
 """Pipeline schedules: what order, how long, how much memory, and what is the best there can be."""
 
-from .action import Action, Kind, ScheduleError
-from .bounds import bound
-from .build import build, names
-from .check import check
-from .costs import StageCosts
-from .data_parallel import data_parallel
-from .early import early_gradients
-from .idle import Idle
-from .memory import held, in_flight
-from .messages import insert_messages
-from .passes import (
+from .analysis.compare_traces import side_by_side
+from .analysis.idle import Idle
+from .by_name import build, names
+from .core.action import Action, Kind, ScheduleError
+from .core.costs import StageCosts
+from .core.schedule import Schedule, without_micro_batches
+from .core.versions import live_versions, older_versions, stepped_together
+from .searching.bounds import bound
+from .searching.search import search
+from .searching.split_critical import early_gradients
+from .simulation.memory import held, in_flight
+from .simulation.simulate import simulate
+from .simulation.timeline import Timeline
+from .simulation.transfer import Transfer
+from .transforms.communication import insert_messages
+from .transforms.passes import (
     fuse_backward,
     insert_optimizer_step,
     insert_recompute,
@@ -19,13 +24,8 @@ from .passes import (
     split_backward,
     split_overlaps,
 )
-from .schedule import Schedule, without_micro_batches
-from .search import search
-from .side_by_side import side_by_side
-from .simulate import simulate
-from .timeline import Timeline
-from .transfer import Transfer
-from .versions import live_versions, older_versions, stepped_together
+from .transforms.replicate import data_parallel
+from .validation.check import check
 
 __all__ = [
     "Action",

@@ -1,8 +1,8 @@
 """From a module to a graph of layers: names, shapes and bytes, with nothing run for real."""
 
 from .graph import LayerGraph, LayerInfo, TensorSpec
+from .restore import bindings_kept, untouched
 from .sequential import capture, describe, flatten, state_of
-from .untouched import bindings_kept, untouched
 
 __all__ = [
     "LayerGraph",

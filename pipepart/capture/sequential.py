@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from .graph import LayerGraph, LayerInfo, TensorSpec
-from .untouched import untouched
+from .restore import untouched
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

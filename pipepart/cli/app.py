@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from .check import check_command
-from .explain import explain_command
-from .plan import plan_command
-from .profile import profile_command
-from .simulate import simulate_command
+from .commands.check import check_command
+from .commands.explain import explain_command
+from .commands.plan import plan_command
+from .commands.profile import profile_command
+from .commands.simulate import simulate_command
 
 app = typer.Typer(
     name="pipepart",

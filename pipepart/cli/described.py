@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from schedules import StageCosts
 
 from ..units import parse_bytes
-from .mistakes import Mistake
+from .errors import Mistake
 from .numbers import parse_numbers
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..cluster import Cluster, as_cluster
 from ..units import parse_bytes
-from .mistakes import Mistake
+from .errors import Mistake
 
 
 @dataclass(frozen=True)

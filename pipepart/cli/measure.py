@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..capture import flatten
-from ..microbatch import batch_size
+from ..data.split import batch_size
 from ..profiling import Profile, profile, single_argument
-from .mistakes import Mistake
-from .model import Given, load_model
+from .errors import Mistake
+from .loading import Given, load_model
 from .output import note, quiet_output
 from .sample import make_sample
 

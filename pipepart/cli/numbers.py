@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal, TypeVar
 
-from .mistakes import Mistake
+from .errors import Mistake
 
 _Word = TypeVar("_Word", bound=str)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..document import Document
-from .mistakes import Mistake
+from .errors import Mistake
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

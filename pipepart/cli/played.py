@@ -17,10 +17,10 @@ from schedules import Schedule, StageCosts
 from ..cluster import Device
 from ..document import fault_texts
 from ..planning import Plan
-from ..planning.found_order import SEARCH, order_text, searched_order
-from ..planning.memory import with_recompute
-from ..planning.searching import order_within
-from .mistakes import Mistake
+from ..planning.costs.stage_memory import with_recompute
+from ..planning.search.order_text import SEARCH, order_text, searched_order
+from ..planning.search.search_order import order_within
+from .errors import Mistake
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from .mistakes import Mistake
+from .errors import Mistake
 
 _FORM = re.compile(r"(\d+(?:x\d+)*)(?::([a-z]+[0-9]*)(?::(\d+))?)?")
 _FLOATS = {

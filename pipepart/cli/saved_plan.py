@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from ..planning import Plan
-from .mistakes import Mistake
+from .errors import Mistake
 
 PLAN_HELP = "A plan that was saved, as in plan.json; it may have been edited."
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", show_default=False, help=PLAN_HELP)]

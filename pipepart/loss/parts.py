@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..microbatch import Apart
+from ..data.split import Apart
 from .asking import ask_for_count, ask_for_pair
 from .calls import Diverged, Kind, Record
 from .counting import count_targets_of, weighs_as_a_whole

@@ -1,14 +1,14 @@
 """From a profile and a cluster to a plan: the cut, the schedule, and what they are predicted to cost."""
 
-from .changes import ModelChanged, model_changes, warn_of_changes
-from .cut import Cut, CutDoesNotFit, cut
-from .estimate import estimate
-from .link_times import refine_cluster
-from .misfit import DoesNotFit
-from .plan import Alternative, Plan, Prediction
+from .costs.interpolate import estimate
+from .feasibility.infeasible import DoesNotFit
+from .feasibility.suggestions import Remedy
+from .feedback.link_times import refine_cluster
+from .feedback.model_changes import ModelChanged, model_changes, warn_of_changes
+from .feedback.refine import refine, replan
+from .graph import Cut, CutDoesNotFit, cut
+from .plan_document import Alternative, Plan, Prediction
 from .planner import check_devices, micro_batches_worth_trying, plan
-from .remedies import Remedy
-from .replan import refine, replan
 from .stage_plan import StagePlan
 
 __all__ = [

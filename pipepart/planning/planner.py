@@ -8,14 +8,14 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from .choice import Request, choose, misfits
-from .found_order import SEARCH
-from .memory import MODES, RecomputeChoice
-from .misfit import DoesNotFit
-from .plan import Plan
-from .remedies import remedies, remedies_text
-from .setting import ASYNCHRONOUS, CHUNKS
-from .wishes import read_wishes
+from .constraints import read_wishes
+from .costs.stage_memory import MODES, RecomputeChoice
+from .feasibility.infeasible import DoesNotFit
+from .feasibility.suggestions import remedies, remedies_text
+from .plan_document import Plan
+from .search.candidate import ASYNCHRONOUS, CHUNKS
+from .search.order_text import SEARCH
+from .search.strategies import Request, choose, misfits
 
 
 def plan(

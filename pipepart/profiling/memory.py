@@ -13,10 +13,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import boundary
-from ..sparse import dense_parts
-from .measure import Layers, Loss, blaming, fresh, named_calls
-from .profile import SavedTensor
+from ..autograd import graph_cut
+from ..autograd.sparse import dense_parts
+from .profile_document import SavedTensor
+from .timing import Layers, Loss, blaming, fresh, named_calls
 
 
 @dataclass
@@ -44,21 +44,21 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
         for index, module in enumerate(modules):
             counter.enter(min(index, len(layers) - 1), message)
             with saved_tensors_hooks(counter.pack, _Kept.unpack), blaming(names[index], "forward"):
-                output = module(boundary.alias(message))
+                output = module(graph_cut.alias(message))
             given, message = message, None
-            message, roots = boundary.cut(output)
+            message, roots = graph_cut.cut(output)
             del output
             counter.leave_forward(message if index < len(layers) else None)
             steps.append((given, roots))
             del given
-        gradients: boundary.Gradients = [torch.ones_like(leaf) for leaf in boundary.leaves(message)]
+        gradients: graph_cut.Gradients = [torch.ones_like(leaf) for leaf in graph_cut.leaves(message)]
         del message
         for index in reversed(range(len(steps))):
             given, roots = steps.pop()
             counter.enter(min(index, len(layers) - 1), None)
             with blaming(names[index], "backward"):
-                boundary.backward(roots, gradients)
-            gradients = [leaf.grad for leaf in boundary.leaves(given)]
+                graph_cut.backward(roots, gradients)
+            gradients = [leaf.grad for leaf in graph_cut.leaves(given)]
             del given, roots
             counter.leave_backward()
     return counter.memory()

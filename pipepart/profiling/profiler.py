@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from ..capture import capture, flatten
+from ..data.split import MicroBatches, Splitter, micro_batches_of
 from ..loss import scalar_of
-from ..microbatch import MicroBatches, Splitter, micro_batches_of
-from ..modes import Modes
-from ..worker import start_workers
-from .measure import ChainTimer, LayerTimes, Loss, fresh
+from ..workers.modes import Modes
+from ..workers.worker import start_workers
+from .background_load import neighbours
+from .deferred import count_waiting
 from .memory import Memory, count_memory
-from .neighbours import neighbours
-from .profile import Costs, LayerCost, Profile, check_optimizer
+from .profile_document import Costs, LayerCost, Profile, check_optimizer
 from .progress import watch
-from .standin import stand_ins
-from .waiting import count_waiting
+from .shadow_parameters import stand_ins
+from .timing import ChainTimer, LayerTimes, Loss, fresh
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 

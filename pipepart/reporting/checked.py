@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group
 from rich.text import Text
 
-from ..checking import CheckReport, CheckRow
-from ..checking.reasons import plain_notes
+from ..verify import CheckReport, CheckRow
+from ..verify.reasons import plain_notes
 from .fitting import Column, FittingTable
 from .quantity import NONE
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..planning import DoesNotFit, Remedy
-from ..planning.remedies import remedies_text
+from ..planning.feasibility.suggestions import remedies_text
 from .fitting import Column, FittingTable
 from .quantity import TimeUnit, percent, size
 

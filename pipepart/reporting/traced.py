@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 
 from schedules import Kind, Timeline
 
-from ..trace import Trace
+from ..runtime.observe.trace import Trace
 from ..units import format_seconds
 from .fitting import Column, FittingTable
 from .quantity import NONE, TimeUnit, percent

@@ -1,23 +1,23 @@
 """One process, many devices: runs a schedule, each device on a thread of its own."""
 
-from .bridge import differentiable, gradients_kept
 from .build import build_stages
 from .compiled import CompileOptions
-from .deferred_batch_norm import DeferredBatchNorm
-from .ends import LossEnd, OutputEnd
+from .differentiable import differentiable, gradients_kept
 from .engine import Engine
-from .grouped_end import step_end
-from .nan_guard import guard_stages
+from .failure.nonfinite import guard_stages
+from .failure.out_of_memory import frees_memory
+from .failure.stalled import check_timeout
+from .grouped_loss import step_end
+from .loss_sink import LossEnd, OutputEnd
+from .observe.recorder import Recorder
 from .order import Orders
-from .out_of_memory import frees_memory
 from .run import Run
 from .stage import Stage
-from .stage_optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
-from .streams import Streams, has_streams, on_streams
+from .state.batch_norm import DeferredBatchNorm
+from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
 from .strict import MemoryUse
-from .tracing import Recorder
+from .transport.cuda import Streams, has_streams, on_streams
 from .virtual import conditions_of, memory_of
-from .watchdog import check_timeout
 
 __all__ = [
     "CompileOptions",

@@ -26,25 +26,25 @@ from torch.optim import Optimizer
 
 from schedules import Action, Kind
 
-from .. import boundary
+from ..autograd import graph_cut
+from ..autograd.split_backward import WeightGradients
 from ..loss import Added, losses_of_stage
-from ..modes import Modes
-from ..split_backward import WeightGradients
+from ..workers.modes import Modes
 from .all_losses import AllLosses
 from .conditions import Condition
-from .copies import CopiedLayers
-from .ends import End
-from .mailbox import Stopped
-from .notes import LAYER, PLACE, add_note
+from .failure.notes import LAYER, PLACE, add_note
+from .loss_sink import End
+from .observe.recorder import Parts, Watch, WatchedPost
 from .order import Order
 from .own_copy import tensors
-from .post import Post
-from .randomness import Draws
-from .recompute import Kept, first_forward, second_forward
+from .replay.randomness import Draws
+from .replay.recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
-from .streams import Streams
-from .tracing import Parts, Watch, WatchedPost
-from .versions import Versions
+from .state.replicas import CopiedLayers
+from .state.weight_versions import Versions
+from .transport.cuda import Streams
+from .transport.mailbox import Stopped
+from .transport.messages import Post
 
 
 class Held(NamedTuple):
@@ -100,7 +100,7 @@ class Actions:
             self._parts, post = watch.parts(self._parts), WatchedPost(post, schedule, watch)
         self.post = post
         self.draws = forward.draws if forward else Draws()
-        self.input_gradients: list[boundary.Gradients] = [()] * schedule.micro_batches
+        self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
         self._stages = stages
         self._inputs = inputs
         self._end = end
@@ -241,7 +241,7 @@ class Actions:
         with self._added[stage] as added:
             made, kept = first_forward(self._stages[stage], message, micro_batch, self.draws)
         losses = added.taken()
-        if kept is not None and self._is_last[stage] and self._end.can_wait and boundary.leaves(made[0]):
+        if kept is not None and self._is_last[stage] and self._end.can_wait and graph_cut.leaves(made[0]):
             self._kept[stage][micro_batch] = kept
             return None
         message, stash = self._pass_on(stage, micro_batch, made, losses)
@@ -273,7 +273,7 @@ class Actions:
         value, awaited, ends = made
         added = self._end.receive_added(stage, micro_batch, losses) if losses else ()
         if not self._is_last[stage]:
-            message, roots = boundary.cut(value)
+            message, roots = graph_cut.cut(value)
             return message, Stash(awaited, roots, tuple(ends), added)
         with self._at_the_end:
             roots = self._end.receive(micro_batch, value)
@@ -281,11 +281,11 @@ class Actions:
             self._all_losses.computed(stage)
         return None, Stash(awaited, roots, tuple(ends), added)
 
-    def _backward(self, stage: int, micro_batch: int, given: _Given) -> boundary.Gradients:
+    def _backward(self, stage: int, micro_batch: int, given: _Given) -> graph_cut.Gradients:
         """B: runs the graph on the gradients of the output; returns those of the input."""
         return self._stages[stage].backward(*given)
 
-    def _backward_inputs(self, stage: int, micro_batch: int, given: _Given) -> boundary.Gradients:
+    def _backward_inputs(self, stage: int, micro_batch: int, given: _Given) -> graph_cut.Gradients:
         """I: the same for all but the weights that can wait."""
         found, self._waiting[stage][micro_batch] = self._stages[stage].backward_inputs(*given)
         return found
@@ -336,7 +336,7 @@ class Actions:
     def _take_gradients(self, stage: int, micro_batch: int) -> _Given:
         """What a backward starts from."""
         stash = self._stashes[stage].pop(micro_batch)
-        gradients: boundary.Gradients = ()
+        gradients: graph_cut.Gradients = ()
         if stash.roots and not self._is_last[stage]:
             gradients = self.post.take(stage, (Kind.B, stage, micro_batch))
         elif stash.roots:
@@ -350,11 +350,11 @@ class Actions:
             if link.behind is not None:
                 arrived = self.post.take(stage, (link.number, stage, micro_batch))
                 if arrived is not None:
-                    stash = stash._replace(roots=(*stash.roots, *boundary.roots(link.tensor)))
+                    stash = stash._replace(roots=(*stash.roots, *graph_cut.roots(link.tensor)))
                     gradients = (*gradients, arrived)
         return stash, gradients
 
-    def _send_gradients(self, stage: int, micro_batch: int, found: boundary.Gradients) -> None:
+    def _send_gradients(self, stage: int, micro_batch: int, found: graph_cut.Gradients) -> None:
         """The gradients of the input, for the stage before or for the caller, and of stand-ins of parameters."""
         for link in self._links[stage]:
             if link.before is not None:
@@ -378,7 +378,7 @@ class Actions:
         return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
 
 
-_Given = tuple[Stash, boundary.Gradients]
+_Given = tuple[Stash, graph_cut.Gradients]
 _PARTS: Parts = {
     Kind.F: (Actions._take_input, Actions._forward, Actions._send_output),
     Kind.B: (Actions._take_gradients, Actions._backward, Actions._send_gradients),

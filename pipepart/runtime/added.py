@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .. import boundary
+from ..autograd import graph_cut
 from ..loss import Added, Reduction
 
 
@@ -35,7 +35,7 @@ class AddedByStages:
             )
             for loss, reduction in losses
         ]
-        roots = tuple(root for loss, _ in losses for root in boundary.roots(loss))
+        roots = tuple(root for loss, _ in losses for root in graph_cut.roots(loss))
         self.have_graph |= bool(roots)
         return roots
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 from schedules import Kind, Schedule
 
-from .post import Post
+from .transport.messages import Post
 
 _ALL = -1  # in the place of a micro-batch
 

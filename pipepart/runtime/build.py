@@ -12,9 +12,9 @@ from ..capture import flatten
 from ..cluster import Device
 from ..planning import Plan
 from .compiled import CompileOptions
-from .copies import CopiedLayers, Layers, copied_groups
 from .stage import Stage
-from .ties import check_ties, check_untied, tie
+from .state.replicas import CopiedLayers, Layers, copied_groups
+from .state.shared_parameters import check_ties, check_untied, tie
 from .together import MakeForDevice, together
 
 

@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from schedules import Action, Schedule
 
-from .ends import End
-from .mailbox import Key
-from .post import Post
+from .loss_sink import End
+from .transport.mailbox import Key
+from .transport.messages import Post
 
 Do = Callable[[Action], None]
 Compute = Callable[..., Any]  # of actions, a stage, a micro-batch and what was taken

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..planning import Plan
-from .randomness import GLOBAL_GENERATOR
+from .replay.randomness import GLOBAL_GENERATOR
 from .slots import Work
 
 _ONE_AT_A_TIME = threading.Lock()  # torch has one capture underway in a process, and no more

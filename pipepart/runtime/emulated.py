@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from schedules import Schedule
 
+from ..autograd.sparse import bytes_of
 from ..cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..planning import Plan
-from ..sparse import bytes_of
 from .conditions import Compute, Condition, Relay
-from .mailbox import Key
-from .post import Post
+from .transport.mailbox import Key
+from .transport.messages import Post
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], object]

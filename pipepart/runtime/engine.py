@@ -9,13 +9,13 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
-from ..worker import Job, Worker, start_workers
-from .nan_guard import NanGuard
-from .out_of_memory import explained
+from ..workers.forks import FORKED, listen_for_forks
+from ..workers.worker import Job, Worker, start_workers
+from .failure.nonfinite import NanGuard
+from .failure.out_of_memory import explained
+from .failure.stalled import StepTimeoutError, Watchdog
 from .run import Run
-from .watchdog import StepTimeoutError, Watchdog
 
 _GRACE_SECONDS = 1.0  # for workers to come out of a step that took too long
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from .randomness import Draws, draws_now
+from .replay.randomness import Draws, draws_now
 
 
 class Together(Protocol):

@@ -9,16 +9,16 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .. import boundary
+from ..autograd import graph_cut
 from .actions import Actions, Held
 from .conditions import Condition, Do
-from .ends import End
-from .mailbox import Stopped
+from .loss_sink import End
+from .observe.recorder import Recorder, Watch
 from .order import Order
 from .quick_turns import quick_turns
 from .stage import Stage
-from .streams import Callers, Streams
-from .tracing import Recorder, Watch
+from .transport.cuda import Callers, Streams
+from .transport.mailbox import Stopped
 
 
 class Run:
@@ -75,7 +75,7 @@ class Run:
             streams.begin(self._callers)
 
     @property
-    def input_gradients(self) -> list[boundary.Gradients]:
+    def input_gradients(self) -> list[graph_cut.Gradients]:
         """Of each micro-batch's input, once the run has ended."""
         return self.actions.input_gradients
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .. import boundary
+from ..autograd import graph_cut
 from ..loss import losses_of_stage
 from .own_copy import tensors
 from .regions import Together
@@ -129,7 +129,7 @@ class Slot:
     def _run_forward(self, run: Together) -> None:
         # Layers may write into their input, which autograd forbids on a leaf.
         with _uncached(self._kind), losses_of_stage() as added:
-            self._made = run(boundary.alias(self._value))
+            self._made = run(graph_cut.alias(self._value))
         if added.found:
             raise AddsLossError(
                 "a layer calls pipepart.add_loss, which no replay of a CUDA graph would: give it a forward hook, with "

@@ -12,18 +12,18 @@ from torch.autograd.graph import GradientEdge
 
 from schedules import Action
 
-from .. import boundary
+from ..autograd import graph_cut
+from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..loss import added_so_far
-from ..split_backward import WeightGradients, backward_inputs
-from .blame import failed_layers
-from .buffers import Buffers, version
-from .copies import CopiedLayers
+from .failure.blame import failed_layers
+from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
-from .notes import LAYER, add_note
 from .own_copy import own_copy, tensors
-from .randomness import Draws, Turn, may_draw
 from .regions import MakeTogether, Region, Regions
-from .ties import Ties
+from .replay.buffers import Buffers, version
+from .replay.randomness import Draws, Turn, may_draw
+from .state.replicas import CopiedLayers
+from .state.shared_parameters import Ties
 
 _NO_REGIONS: Mapping[int, Region] = {}
 Made = tuple[Any, Awaited, list[int]]  # by a forward: its output, and of the stash inputs and ends
@@ -113,7 +113,7 @@ class Stage:
     def forward(self, message: Any, micro_batch: int, draws: Draws, turn: Turn = Turn.ONLY) -> Made:
         """Runs the layers; returns their output, the input's gradients to come, and where each layer's nodes end."""
         self.repeats = turn is Turn.SECOND
-        message = boundary.move(message, self.device)
+        message = graph_cut.move(message, self.device)
         if self.guard is not None:
             self.guard.received(message)
         ends: list[int] = []
@@ -124,20 +124,20 @@ class Stage:
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
             message = own_copy(message)
-        awaited = self._input_gradients.await_for(boundary.leaves(message))
+        awaited = self._input_gradients.await_for(graph_cut.leaves(message))
         # A hook of a layer's on its input must come before the one that catches the input's gradient.
         if writes is False and not self._flagged and awaited.caught is None:
             return self.run_layers(message, ends, micro_batch, draws, turn), awaited, ends
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
-        value = self.run_layers(boundary.alias(message), ends, micro_batch, draws, turn)
+        value = self.run_layers(graph_cut.alias(message), ends, micro_batch, draws, turn)
         if writes is None:
             self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
         return value, awaited, ends
 
-    def backward(self, stash: Stash, gradients: boundary.Gradients) -> list[Tensor | None]:
+    def backward(self, stash: Stash, gradients: graph_cut.Gradients) -> list[Tensor | None]:
         """Runs the backward of one micro-batch; returns the gradients of its inputs."""
         try:
-            boundary.backward(stash.roots, boundary.move_gradients(gradients, self.device))
+            graph_cut.backward(stash.roots, graph_cut.move_gradients(gradients, self.device))
         except BaseException as error:
             self._blame(stash, error)
             raise
@@ -147,11 +147,11 @@ class Stage:
         return found
 
     def backward_inputs(
-        self, stash: Stash, gradients: boundary.Gradients
+        self, stash: Stash, gradients: graph_cut.Gradients
     ) -> tuple[list[Tensor | None], WeightGradients]:
         """The first part of it: returns the gradients of its inputs, and those of weights that wait."""
         try:
-            waiting = backward_inputs(stash.roots, boundary.move_gradients(gradients, self.device))
+            waiting = backward_inputs(stash.roots, graph_cut.move_gradients(gradients, self.device))
         except BaseException as error:
             self._blame(stash, error)
             raise

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pipepart.capture import LayerGraph, TensorSpec, capture, flatten
-from tests import plain
+from tests.support import plain
 
 
 def names(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import Result
 
 from pipepart import CheckReport
-from tests.chains import plan_by_hand
+from tests.support.chains import plan_by_hand
 
 Run = Callable[[str], Result]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import pipepart
 from pipepart import faithful
-from tests.chains import plan_by_hand
+from tests.support.chains import plan_by_hand
 
 
 def test_parameters_and_gradients_and_the_state_of_optimizers_are_told_apart():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.on_devices import cut_on, gradients, sample
+from tests.support import plain
+from tests.support.on_devices import cut_on, gradients, sample
 
 
 class Again(nn.Module):

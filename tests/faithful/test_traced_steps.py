@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pipepart import Cluster, Device, Pipeline, faithful
 from schedules import Kind, Timeline
-from tests.chains import plan_by_hand
+from tests.support.chains import plan_by_hand
 
 TIMER = 0.02  # seconds that a slow layer computes for, on either clock
 
@@ -67,7 +67,7 @@ def test_what_a_device_computes_is_its_busy_time():
 
 
 def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipepart.runtime.streams.recorded", _untimed(torch.Event))
+    monkeypatch.setattr("pipepart.runtime.transport.cuda.recorded", _untimed(torch.Event))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     cluster = Cluster(

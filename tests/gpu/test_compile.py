@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.chains import on_device, plan_by_hand
-from tests.pieces import WIDTH, linear
-from tests.plain import assert_close, gradients, in_double, micro_batched_step, twin
+from tests.support.chains import on_device, plan_by_hand
+from tests.support.pieces import WIDTH, linear
+from tests.support.plain import assert_close, gradients, in_double, micro_batched_step, twin
 
 pytestmark = [
     pytest.mark.gpu,

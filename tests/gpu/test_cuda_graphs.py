@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.runtime.cuda_graphs import CudaRecorder
-from tests.chains import on_device, plan_by_hand
-from tests.pieces import WIDTH, Branches, InPlace, Noise, Parallel, linear
-from tests.plain import assert_close, assert_same, gradients, in_double, micro_batched_step, twin
+from tests.support.chains import on_device, plan_by_hand
+from tests.support.pieces import WIDTH, Branches, InPlace, Noise, Parallel, linear
+from tests.support.plain import assert_close, assert_same, gradients, in_double, micro_batched_step, twin
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from torch import nn
 
 import pipepart
 from tests.gpu.late import Late, borders, late_chain
-from tests.on_devices import cut_on, sample
+from tests.support.on_devices import cut_on, sample
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.copies import batch, model_for, plan_copies, summed_step
-from tests.delayed import DelayedTraining, batches, borders_of
 from tests.gpu.late import Late, borders, late_chain
-from tests.on_devices import CHUNKS, cut_on, gradients, on_devices, sample, state
-from tests.pieces import WIDTH, Fails, Fork, Join, Middle
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.copies import batch, model_for, plan_copies, summed_step
+from tests.support.delayed import DelayedTraining, batches, borders_of
+from tests.support.on_devices import CHUNKS, cut_on, gradients, on_devices, sample, state
+from tests.support.pieces import WIDTH, Fails, Fork, Join, Middle
 
 CLOSE = 1e-9
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pipepart.data.split import sizes, split
 from pipepart.loss import LossParts, StepLoss, value_of
-from pipepart.microbatch import sizes, split
-from tests import plain
+from tests.support import plain
 
 
 def check(loss_fn: Any, output: Any, target: Any, micro_batches: int, dimension: int = 0) -> None:

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from pipepart import Pipeline, profile
 from pipepart.loss import StepLoss
-from tests import plain
-from tests.chains import cut_by_hand
 from tests.loss import by_parts
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 CLASSES = 4
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipepart.loss import StepLoss
-from tests import plain
 from tests.loss import by_parts
 from tests.loss.test_mixtures import CLASSES, MIXTURES, masked, penalised
+from tests.support import plain
 
 STEPS = 7
 

@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import pipepart
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 CLASSES = 5
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pipepart.capture import flatten
-from pipepart.planning.setting import CHUNKS
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
-from tests.pieces import PIECES, RANDOM_PIECES, WIDTH
+from pipepart.planning.search.candidate import CHUNKS
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
+from tests.support.pieces import PIECES, RANDOM_PIECES, WIDTH
 
 RECOMPUTE: tuple[Recompute, ...] = ("never", "never", "except-last", "always")
 CLASSES = 3

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import Recompute, plan_by_hand
-from tests.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
+from tests.support import plain
+from tests.support.chains import Recompute, plan_by_hand
+from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),

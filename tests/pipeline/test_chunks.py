@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import schedules
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 CHUNKS = {
     "sequential": [1],

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipepart.clipping import total_norm
-from tests import plain
-from tests.chains import cut_by_hand
+from pipepart.runtime.state.clipping import total_norm
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 def pair() -> tuple[nn.Module, nn.Module]:

@@ -16,9 +16,17 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
-from tests.chains import cut_by_hand, on_device, plan_by_hand
-from tests.pieces import PIECES, WIDTH, InPlace, Noise, linear
-from tests.plain import assert_close, assert_same, copied, gradients, in_double, micro_batched_step, twin
+from tests.support.chains import cut_by_hand, on_device, plan_by_hand
+from tests.support.pieces import PIECES, WIDTH, InPlace, Noise, linear
+from tests.support.plain import (
+    assert_close,
+    assert_same,
+    copied,
+    gradients,
+    in_double,
+    micro_batched_step,
+    twin,
+)
 
 EAGER = {"backend": "eager"}
 loss_fn = nn.MSELoss()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests import plain
-from tests.copies import IN_TURN, batch, cut_copies, cut_in_two, model_for, summed_step
+from tests.support import plain
+from tests.support.copies import IN_TURN, batch, cut_copies, cut_in_two, model_for, summed_step
 
 # Schedules, their chunks, the copies on devices of their own, and the copies that micro-batches take in turn.
 KINDS = [

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Pipeline
 from pipepart.runtime import together
-from tests.chains import cut_by_hand, on_device, plan_by_hand
-from tests.pieces import PIECES, WIDTH, Branches, Noise, linear
-from tests.plain import assert_close, assert_same, copied, gradients, in_double, micro_batched_step, twin
-from tests.recorded import StandIn
+from tests.support.chains import cut_by_hand, on_device, plan_by_hand
+from tests.support.pieces import PIECES, WIDTH, Branches, Noise, linear
+from tests.support.plain import (
+    assert_close,
+    assert_same,
+    copied,
+    gradients,
+    in_double,
+    micro_batched_step,
+    twin,
+)
+from tests.support.recorded import StandIn
 
 WARM = 2  # steps before the one that records
 loss_fn = nn.MSELoss()

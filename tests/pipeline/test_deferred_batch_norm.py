@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import cut_by_hand
-from tests.copies import cut_copies
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+from tests.support.copies import cut_copies
 
 
 def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:

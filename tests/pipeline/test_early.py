@@ -11,8 +11,8 @@ from pipepart import Pipeline, Plan
 from pipepart.capture import flatten
 from pipepart.runtime.stage import Stage
 from schedules import Kind
-from tests import plain
-from tests.chains import Recompute, plan_by_hand
+from tests.support import plain
+from tests.support.chains import Recompute, plan_by_hand
 
 SAMPLES = torch.randn(16, 384, generator=torch.Generator().manual_seed(1))
 TARGET = torch.randn(16, 384, generator=torch.Generator().manual_seed(2))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.chains import cut_by_hand
-from tests.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+from tests.support.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:

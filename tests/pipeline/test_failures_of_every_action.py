@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.capture import flatten
 from pipepart.runtime import LossEnd, Stage
-from pipepart.runtime.copies import CopiedLayers
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.copies import IN_TURN, plan_copies, summed_step
-from tests.fuses import Trouble, notes
+from pipepart.runtime.state.replicas import CopiedLayers
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.copies import IN_TURN, plan_copies, summed_step
+from tests.support.fuses import Trouble, notes
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 def network() -> nn.Sequential:

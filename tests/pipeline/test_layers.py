@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 def check_every_border(model: nn.Module, x: Any, y: Any, loss_fn: Any, layers: int) -> None:

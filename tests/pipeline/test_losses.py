@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 CLASSES = 5
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipepart.microbatch import batch_size, gather, sizes, split
+from pipepart.data.split import batch_size, gather, sizes, split
 
 
 @given(samples=st.integers(1, 40), parts=st.integers(1, 40))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import plan_by_hand
+from tests.support import plain
+from tests.support.chains import plan_by_hand
 
 MARK = 1e9  # a sample of such numbers makes a layer go wrong
 

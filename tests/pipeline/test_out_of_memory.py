@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Pipeline
 from pipepart.units import format_bytes
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.fuses import notes
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.fuses import notes
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pipepart
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)

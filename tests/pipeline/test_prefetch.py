@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 DATA = TensorDataset(torch.randn(22, 4), torch.randn(22, 2))
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
 
 MODES: tuple[Recompute, ...] = ("except-last", "always")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
 from tests.pipeline.test_recompute import check_all_modes
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
 
 
 def test_evaluation_with_gradients():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pipepart
-from tests import plain
+from tests.support import plain
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "auto"])

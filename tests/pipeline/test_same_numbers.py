@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from examples import digits, language
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

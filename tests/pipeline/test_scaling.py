@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 def network() -> nn.Sequential:

@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import pipepart
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
 

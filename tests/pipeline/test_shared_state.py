@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.chains import cut_by_hand
 from tests.pipeline.test_shared_parameters import Head, check, language_model, loss_fn, words
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 def test_freezing_and_thawing_a_shared_parameter():

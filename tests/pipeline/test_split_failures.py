@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import plain
-from tests.chains import cut_by_hand
-from tests.fuses import Fuse, Trouble
-from tests.two_parts import splits
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+from tests.support.fuses import Fuse, Trouble
+from tests.support.two_parts import splits
 
 
 def linear_layers() -> list[nn.Module]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import schedules
 from pipepart.runtime.actions import Actions
 from schedules import Action, Kind
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
-from tests.two_parts import splits
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
+from tests.support.two_parts import splits
 
 ONE_STAGE = ("zb-h1", "zb-h2")
 TWO_STAGES = ("zb-v", "v-half", "v-min", "interleaved-zb", "dualpipe-v")

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import pipepart
 from pipepart import Pipeline, Whole
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 class Attend(nn.Module):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.copies import plan_copies
-from tests.delayed import OptimizerFactory, batches
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.copies import plan_copies
+from tests.support.delayed import OptimizerFactory, batches
 
 SGD: OptimizerFactory = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)  # noqa: E731
 ADAM: OptimizerFactory = lambda params: torch.optim.Adam(params, lr=0.01)  # noqa: E731

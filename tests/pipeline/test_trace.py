@@ -13,10 +13,10 @@ from torch.profiler import profile
 
 import pipepart
 from pipepart import Pipeline, Plan
-from pipepart.runtime import tracing
+from pipepart.runtime.observe import recorder
 from schedules import Action, Kind, Timeline
-from tests.chains import cut_by_hand
-from tests.copies import cut_copies
+from tests.support.chains import cut_by_hand
+from tests.support.copies import cut_copies
 
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
 
@@ -73,7 +73,7 @@ def test_a_step_that_nobody_traces_asks_no_clock(monkeypatch: pytest.MonkeyPatch
     def asked() -> float:
         raise AssertionError("the time was asked for")
 
-    monkeypatch.setattr(tracing, "_now", asked)
+    monkeypatch.setattr(recorder, "_now", asked)
     with pipeline() as pipe:
         pipe.step(X, target=Y)
         with pytest.raises(AssertionError, match="the time was asked for"), pipe.trace():

@@ -11,7 +11,7 @@ from torch import nn
 import pipepart
 from pipepart import Cluster, Pipeline, Plan
 from pipepart.planning import StagePlan
-from tests.chains import cut_by_hand, plan_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 
 
 class Counted(nn.Module):

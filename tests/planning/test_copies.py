@@ -4,8 +4,8 @@ import pytest
 
 from pipepart import Cluster, Device, Link, Plan, Profile, plan
 from pipepart.planning import StagePlan, refine
-from tests.copies import plan_copies
 from tests.planning.problems import Layer, profile_of
+from tests.support.copies import plan_copies
 
 MICRO_BATCHES = 4
 LAYERS = [Layer(4, 8, 4, parameters=10 * (index + 1), output=6, saved=5, peak=3) for index in range(4)]

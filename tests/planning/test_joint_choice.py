@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import pipepart
 import schedules
 from pipepart import Cluster, DoesNotFit
-from pipepart.planning.choice import AUTO
-from pipepart.planning.setting import CHUNKS
+from pipepart.planning.search.candidate import CHUNKS
+from pipepart.planning.search.strategies import AUTO
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_parts
 
 MODES = ("never", "except-last", "always")

@@ -6,8 +6,8 @@ from torch import nn
 
 import pipepart
 from pipepart import Cluster, DoesNotFit, Plan, Profile
-from tests import plain
 from tests.planning.problems import Layer, profile_of
+from tests.support import plain
 
 
 def tied(shared_bytes: int = 40, memory_layers: int = 6) -> Profile:

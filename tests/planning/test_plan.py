@@ -10,7 +10,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Device, Link, Plan
 from pipepart.planning import StagePlan
-from pipepart.planning.choice import AUTO
+from pipepart.planning.search.strategies import AUTO
 from tests.planning.problems import Layer, chains, clusters, profile_of
 
 SCHEDULES = ["1f1b", "gpipe", "sequential"]

@@ -4,7 +4,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, DoesNotFit, Profile
-from pipepart.planning.remedies import Remedy
+from pipepart.planning.feasibility.suggestions import Remedy
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8

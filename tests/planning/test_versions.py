@@ -4,8 +4,8 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Plan
-from pipepart.planning.choice import AUTO, SPLIT
-from pipepart.planning.setting import ASYNCHRONOUS
+from pipepart.planning.search.candidate import ASYNCHRONOUS
+from pipepart.planning.search.strategies import AUTO, SPLIT
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=1000, output=1) for _ in range(4)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests import plain
+from tests.support import plain
 
 
 def measure(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:

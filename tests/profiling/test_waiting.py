@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.two_parts import splits
+from tests.support.two_parts import splits
 
 N, D = 32, 24
 ACTIVATION = N * D * 4

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipepart import added_products, boundary, split_backward
-from pipepart.added_products import add_product
-from tests.two_parts import Calls, assert_same_as_fused, inputs, splits
+from pipepart.autograd import fused_addmm, graph_cut, split_backward
+from pipepart.autograd.fused_addmm import add_product
+from tests.support.two_parts import Calls, assert_same_as_fused, inputs, splits
 
 
 def _matrices(rows: int, inner: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,8 +31,8 @@ def test_few_rows_are_added_in_one_pass() -> None:
 
 
 def test_what_comes_out_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(added_products, "_equal", {})
-    monkeypatch.setattr(added_products, "_random_like", lambda tensor, _: torch.full_like(tensor, torch.nan))
+    monkeypatch.setattr(fused_addmm, "_equal", {})
+    monkeypatch.setattr(fused_addmm, "_random_like", lambda tensor, _: torch.full_like(tensor, torch.nan))
     into, left, right = _matrices(512, 32, 512, torch.float32)
     before = into.clone()
     assert not add_product(into, left, right)
@@ -53,7 +53,7 @@ def test_other_matrices_are_left_alone(fault: str) -> None:
 
 
 def test_trying_draws_no_random_numbers_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(added_products, "_equal", {})
+    monkeypatch.setattr(fused_addmm, "_equal", {})
     into, left, right = _matrices(512, 32, 512, torch.float32)
     state = torch.random.get_rng_state()
     add_product(into, left, right)
@@ -93,7 +93,7 @@ def test_a_gradient_that_was_set_apart_is_added_to_in_place() -> None:
     model = nn.Linear(384, 384)
     flat = torch.zeros(384 * 384)
     model.weight.grad = flat.view(384, 384)
-    message, roots = boundary.cut(model(torch.randn(32, 384)))
+    message, roots = graph_cut.cut(model(torch.randn(32, 384)))
     split_backward.backward_inputs(roots, [torch.ones_like(message)]).accumulate()
     assert model.weight.grad.data_ptr() == flat.data_ptr()
     assert flat.abs().sum() > 0

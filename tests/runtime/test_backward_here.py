@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
 
 
 class OtherDevice:
@@ -26,8 +26,10 @@ def test_gradients_are_those_of_the_workers(recompute: Recompute, monkeypatch: p
             output = pipe(x)
             if elsewhere:  # from here on every worker would wait for ever
                 monkeypatch.setattr(pipe._stages[1], "device", OtherDevice())
-                monkeypatch.setattr("pipepart.boundary.move", lambda message, device: message)
-                monkeypatch.setattr("pipepart.boundary.move_gradients", lambda gradients, device: gradients)
+                monkeypatch.setattr("pipepart.autograd.graph_cut.move", lambda message, device: message)
+                monkeypatch.setattr(
+                    "pipepart.autograd.graph_cut.move_gradients", lambda gradients, device: gradients
+                )
                 monkeypatch.setattr(pipe._engine, "execute", lambda run: pytest.fail("a worker was asked"))
             nn.functional.mse_loss(output, y).backward()
         found.append(plain.gradients(model))

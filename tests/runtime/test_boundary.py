@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipepart import boundary
+from pipepart.autograd import graph_cut
 
 
 class Doubled(torch.autograd.Function):
@@ -20,8 +20,8 @@ class Doubled(torch.autograd.Function):
 
 def test_the_graph_of_a_function_of_ones_own_lives_though_its_output_is_gone():
     x = torch.ones(3, requires_grad=True)
-    message, roots = boundary.cut(Doubled.apply(x.exp()))
+    message, roots = graph_cut.cut(Doubled.apply(x.exp()))
     assert message.grad_fn is None
-    boundary.backward(roots, [torch.ones(3)])
+    graph_cut.backward(roots, [torch.ones(3)])
     assert x.grad is not None
     assert x.grad.equal(2 * torch.ones(3).exp())

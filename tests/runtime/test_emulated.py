@@ -12,10 +12,10 @@ import schedules
 from pipepart import Cluster, Link, Pipeline, Plan
 from pipepart.cluster import VIRTUAL_LATENCY_SECONDS, PairLink
 from pipepart.runtime.emulated import Emulated
-from pipepart.runtime.post import Post
+from pipepart.runtime.transport.messages import Post
 from schedules import Kind
-from tests import plain
-from tests.chains import plan_by_hand
+from tests.support import plain
+from tests.support.chains import plan_by_hand
 
 
 class Time:

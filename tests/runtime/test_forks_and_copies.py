@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 PRELUDE = """
 import multiprocessing, os, sys, threading

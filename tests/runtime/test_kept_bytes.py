@@ -6,8 +6,8 @@ from torch import nn
 
 import pipepart
 from pipepart import Pipeline
-from tests.chains import Recompute, cut_by_hand
-from tests.saving import saving_network
+from tests.support.chains import Recompute, cut_by_hand
+from tests.support.saving import saving_network
 
 
 @pytest.mark.parametrize("recompute", ["never", "except-last", "always"])

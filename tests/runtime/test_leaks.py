@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 STEPS = 3000
 WARM_STEPS = 600

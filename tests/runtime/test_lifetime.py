@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 
 def workers() -> list[threading.Thread]:

@@ -16,8 +16,8 @@ import pipepart
 from pipepart.pipeline import Pipeline
 from pipepart.runtime.actions import Actions
 from pipepart.runtime.own_copy import tensors
-from tests.chains import Recompute, cut_by_hand
-from tests.saving import saving_network
+from tests.support.chains import Recompute, cut_by_hand
+from tests.support.saving import saving_network
 
 
 class Slot:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 
 def approx(seconds: float) -> Any:

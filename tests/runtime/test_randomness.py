@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 
 class Noise(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests import plain
-from tests.chains import Recompute, cut_by_hand
+from tests.support import plain
+from tests.support.chains import Recompute, cut_by_hand
 
 X, Y = torch.linspace(-1, 1, 40).reshape(10, 4), torch.linspace(1, 0, 40).reshape(10, 4)
 

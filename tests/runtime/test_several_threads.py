@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import cut_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand
 
 X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Cluster, Pipeline, Whole
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.copies import plan_copies
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.copies import plan_copies
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 3, 0]])
 

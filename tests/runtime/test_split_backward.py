@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests import plain
-from tests.two_parts import SPLITS, Calls, assert_same_as_fused, inputs, train
+from tests.support import plain
+from tests.support.two_parts import SPLITS, Calls, assert_same_as_fused, inputs, train
 
 
 def conv_net() -> nn.Module:

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests import plain
-from tests.two_parts import SPLITS, Calls, assert_same_as_fused, inputs, train
+from tests.support import plain
+from tests.support.two_parts import SPLITS, Calls, assert_same_as_fused, inputs, train
 
 
 def test_hooks_on_tensors_on_the_way_change_both_parts():

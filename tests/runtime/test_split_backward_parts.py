@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 
-from pipepart import boundary
-from pipepart.runtime.blame import failed_layers
-from pipepart.split_backward import backward_inputs
-from tests import plain
-from tests.two_parts import inputs, splits, train
+from pipepart.autograd import graph_cut
+from pipepart.autograd.split_backward import backward_inputs
+from pipepart.runtime.failure.blame import failed_layers
+from tests.support import plain
+from tests.support.two_parts import inputs, splits, train
 
 
 def test_stages_of_several_threads_do_not_meet():
@@ -39,7 +39,7 @@ def test_the_second_part_may_run_in_another_thread():
     x = inputs(7, 6)[0]
     fused = plain.twin(model)
     fused(x).sum().backward()
-    _, roots = boundary.cut(model(x))
+    _, roots = graph_cut.cut(model(x))
     part = backward_inputs(roots, [torch.ones(7, 5)])
     with ThreadPoolExecutor(1) as pool:
         pool.submit(part.accumulate).result()
@@ -50,7 +50,7 @@ def test_an_output_without_a_gradient_takes_no_part():
     torch.manual_seed(0)
     x = inputs(7, 6)[0]
     first, second = nn.Linear(6, 5), nn.Linear(6, 4)
-    _, roots = boundary.cut((first(x), second(x)))
+    _, roots = graph_cut.cut((first(x), second(x)))
     part = backward_inputs(roots, [None, torch.ones(7, 4)])
     part.accumulate()
     assert first.weight.grad is None
@@ -71,7 +71,7 @@ def test_hooks_on_the_input_see_its_gradient_in_the_first_part():
     seen: list[Tensor] = []
     x.register_hook(seen.append)
     layer = nn.Linear(6, 5)
-    _, roots = boundary.cut(layer(x))
+    _, roots = graph_cut.cut(layer(x))
     part = backward_inputs(roots, [torch.ones(7, 5)])
     (gradient,) = seen
     assert gradient.equal(torch.ones(7, 5) @ layer.weight.detach())
@@ -87,7 +87,7 @@ def test_hooks_on_the_input_see_its_gradient_in_the_first_part():
 def test_an_input_written_into_between_the_parts_is_an_error():
     held = torch.ones(7, 6)
     layer = nn.Linear(6, 5)
-    _, roots = boundary.cut(layer(held))
+    _, roots = graph_cut.cut(layer(held))
     part = backward_inputs(roots, [torch.ones(7, 5)])
     held += 1
     with pytest.raises(RuntimeError, match="has been written into"):
@@ -96,7 +96,7 @@ def test_an_input_written_into_between_the_parts_is_an_error():
 
 def test_an_input_written_into_before_the_backward_is_autograds_error():
     held = torch.ones(7, 6)
-    _, roots = boundary.cut(nn.Linear(6, 5)(held))
+    _, roots = graph_cut.cut(nn.Linear(6, 5)(held))
     held += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         backward_inputs(roots, [torch.ones(7, 5)])
@@ -150,7 +150,7 @@ def test_only_what_the_second_part_needs_is_held_until_then():
     given = watch("first's input", torch.randn(7, 6))
     hidden = watch("last's input", mark("node between", watch("first's output", first(given)).exp()).sin())
     value = mark("node behind", watch("last's output", last(hidden)).sin())
-    _, roots = boundary.cut(value)
+    _, roots = graph_cut.cut(value)
     del given, hidden, value
     assert alive() == {*held} - {"first's output"}  # exp keeps what it gave, sin what it got
 
@@ -175,7 +175,7 @@ def test_a_failed_first_part_holds_nothing():
     hidden.register_hook(fail)
     output = nn.Linear(6, 6)(hidden)
     held = weakref.ref(hidden.untyped_storage())
-    _, roots = boundary.cut(output)
+    _, roots = graph_cut.cut(output)
     del hidden, output
     with pytest.raises(ValueError, match="no"):
         backward_inputs(roots, [torch.ones(7, 6)])
@@ -197,7 +197,7 @@ def test_a_failure_in_the_first_part_is_blamed_on_the_layer_that_failed():
     for layer in (nn.Linear(6, 6), Failing.apply, nn.Linear(6, 6)):
         value = layer(value)
         ends.append(_get_sequence_nr())
-    _, roots = boundary.cut(value)
+    _, roots = graph_cut.cut(value)
     with pytest.raises(ValueError, match="on purpose") as caught:
         backward_inputs(roots, [torch.ones(7, 6)])
     assert failed_layers(ends, [root.node for root in roots], caught.value) == [1]

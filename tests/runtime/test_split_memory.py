@@ -12,13 +12,13 @@ from torch.autograd.graph import Node
 
 import pipepart
 from pipepart import Pipeline
+from pipepart.autograd.split_backward import WeightGradients
 from pipepart.runtime.actions import Actions
 from pipepart.runtime.own_copy import tensors
 from pipepart.runtime.stage import Stash
-from pipepart.split_backward import WeightGradients
 from schedules import Action
-from tests.chains import Recompute, cut_by_hand
-from tests.two_parts import splits
+from tests.support.chains import Recompute, cut_by_hand
+from tests.support.two_parts import splits
 
 
 def held_bytes(run: Actions, stage: int) -> int:

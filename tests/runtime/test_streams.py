@@ -6,11 +6,22 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from tests import plain
-from tests.chains import Recompute
-from tests.copies import batch, model_for, plan_copies, summed_step
-from tests.on_devices import AND_BACK, CHUNKS, SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
-from tests.pieces import WIDTH, Fork, Join, Middle, Noise
+from tests.support import plain
+from tests.support.chains import Recompute
+from tests.support.copies import batch, model_for, plan_copies, summed_step
+from tests.support.on_devices import (
+    AND_BACK,
+    CHUNKS,
+    SHARED,
+    TWO,
+    cut_on,
+    gradients,
+    late,
+    on_devices,
+    sample,
+    state,
+)
+from tests.support.pieces import WIDTH, Fork, Join, Middle, Noise
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]

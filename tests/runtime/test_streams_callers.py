@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.capture import flatten
 from pipepart.runtime import on_streams
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.delayed import DelayedTraining, batches, borders_of
-from tests.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
-from tests.pieces import Fails
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.delayed import DelayedTraining, batches, borders_of
+from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+from tests.support.pieces import Fails
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pipepart import Pipeline
-from pipepart.mini_batch import Copies, MiniBatch
-from pipepart.runtime import Run, Streams, ends, streams
-from tests.late_scenarios import (
+from pipepart.data.device_batch import Copies, MiniBatch
+from pipepart.runtime import Run, Streams, loss_sink
+from pipepart.runtime.transport import cuda
+from tests.support.late_scenarios import (
     copies_side_by_side,
     differentiated_again,
     differentiated_aside,
@@ -32,7 +33,7 @@ from tests.late_scenarios import (
     targets_elsewhere,
     zeroed_aside,
 )
-from tests.on_devices import late
+from tests.support.on_devices import late
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
@@ -96,11 +97,11 @@ REMOVED = [
     Removed(
         Run,
         "backward_here",
-        "streams.entered(worker) if streams else nullcontext()",
+        "cuda.entered(worker) if streams else nullcontext()",
         differentiated_again,
         "nullcontext()",
     ),
-    Removed(Run, "backward_here", "streams.end(streams.callers())\n", input_gradients, "pass\n"),
+    Removed(Run, "backward_here", "cuda.end(cuda.callers())\n", input_gradients, "pass\n"),
     Removed(
         Pipeline,
         "__call__",
@@ -191,13 +192,13 @@ def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
         def __init__(self) -> None:
             self.made: dict[Any, Tensor] = {}
 
-    monkeypatch.setattr(ends, "_Seeds", Shared)
+    monkeypatch.setattr(loss_sink, "_Seeds", Shared)
     assert is_wrong(copies_side_by_side)
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_where_devices_are_not_joined_copies_go_by_way_of_the_host(monkeypatch, waits):
-    monkeypatch.setattr(streams, "are_joined", lambda one, other: False)
+    monkeypatch.setattr(cuda, "are_joined", lambda one, other: False)
     if waits:
         for seed in SEEDS[:4]:
             steps(seed)
@@ -227,7 +228,7 @@ def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():
 
 
 def test_no_wait_and_no_hold_is_left_out_here():
-    source = inspect.getsource(streams)
+    source = inspect.getsource(cuda)
     lines = [line.strip() for line in source.splitlines()]
     found = {
         line.split("  #")[0]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.runtime.strict.messages import Arriving, StrictEnd, StrictPost
-from tests import plain
-from tests.chains import cut_by_hand
-from tests.copies import plan_copies
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+from tests.support.copies import plan_copies
 
 MIXED = "expected all tensors on one device"
 

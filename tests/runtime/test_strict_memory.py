@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Cluster, Pipeline
-from tests import plain
-from tests.chains import cut_by_hand, plan_by_hand
+from tests.support import plain
+from tests.support.chains import cut_by_hand, plan_by_hand
 
 WIDTH = 64
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipepart import Pipeline, Plan, add_loss
-from tests import plain
-from tests.chains import cut_by_hand, plan_by_hand
-from tests.copies import plan_copies
+from tests.support import plain
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.copies import plan_copies
 
 SCHEDULES = [
     ("gpipe", 1),

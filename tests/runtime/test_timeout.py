@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests import plain
-from tests.chains import plan_by_hand
-from tests.copies import plan_copies
+from tests.support import plain
+from tests.support.chains import plan_by_hand
+from tests.support.copies import plan_copies
 
 SECONDS = 0.6
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)

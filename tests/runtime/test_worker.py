@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from pipepart import host_memory, worker
-from pipepart.worker import start_workers
+from pipepart.workers import host_memory, worker
+from pipepart.workers.worker import start_workers
 
 
 def _threads() -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from schedules import ScheduleError, StageCosts, bound, build, check, names, search, simulate
-from schedules.placement import linear, looped, vee
-from schedules.play import play, replay
-from schedules.problem import make_problem
+from schedules.core.placement import linear, looped, vee
+from schedules.searching.evaluate import play, replay
+from schedules.searching.problem import make_problem
 
 OPTIMA = Path(__file__).parents[2].parent / "shared" / "data" / "schedules" / "optima_small.json"
 RECORDS = json.loads(OPTIMA.read_text()) if OPTIMA.exists() else []

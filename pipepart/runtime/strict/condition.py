@@ -14,9 +14,9 @@ from schedules import Action, Kind, Schedule
 
 from ...planning import Plan
 from ..conditions import Condition, Do
-from ..ends import End
-from ..post import Post
+from ..loss_sink import End
 from ..stage import Stage
+from ..transport.messages import Post
 from .ledger import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, mark_of, storages
 from .messages import Arriving, Here, StrictEnd, StrictPost
 from .watch import Moves, Watch

@@ -9,13 +9,13 @@ from typing import Any, overload
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ... import boundary
+from ...autograd import graph_cut
 from ...loss import Added
 from ..conditions import Relay
-from ..ends import End
-from ..mailbox import Key
+from ..loss_sink import End
 from ..own_copy import own_copy, tensors
-from ..post import Post
+from ..transport.mailbox import Key
+from ..transport.messages import Post
 from .watch import Watch
 
 
@@ -85,7 +85,7 @@ class StrictEnd:
         """As the other end."""
         return self._inner.receive(micro_batch, value)
 
-    def gradients(self, micro_batch: int) -> boundary.Gradients:
+    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Those of the other end, on the worker's device."""
         return self._here.arrived(self._inner.gradients(micro_batch))
 
@@ -99,7 +99,7 @@ class StrictEnd:
         """As the other end."""
         return self._inner.receive_added(stage, micro_batch, losses)
 
-    def added_gradients(self, stage: int, micro_batch: int) -> boundary.Gradients:
+    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
         """Those of the other end, on the worker's device."""
         return self._here.arrived(self._inner.added_gradients(stage, micro_batch))
 

@@ -1,0 +1,1 @@
+"""Parts of one backward: graphs cut at stage borders, and backwards split into input and weight gradients."""

@@ -1,0 +1,249 @@
+"""Runs the backward of a graph in two parts: down to its inputs at once, into its weights when there is time.
+
+::
+
+    gradient of the output ─▶ layer ─▶ gradient of its input ─▶ ...     first part (I)
+                                └─ kept, with the layer's input
+                                   └─▶ gradient of its weight           second part (W)
+
+The first part is one run of autograd's engine that is told to stay out of those weights; a hook on the node of each
+such layer keeps the gradient that arrives. The second part computes what the node would have, and lets autograd carry
+it to the weight, or adds it to the weight's ``grad`` itself where that is quicker. What is no weight of a known type of
+layer is done in the first part. The forward knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+
+from . import graph_cut
+from .fused_addmm import add_product
+from .sparse import bytes_of
+from .weight_gradients import KNOWN, Formula, Known, read_formula
+
+# Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
+_MOST_USES = 2
+
+# A run of autograd's engine takes longer to start than to add up a small gradient, so these wait for each other.
+_BYTES_AT_ONCE = 2**20
+
+# What may lie between a weight and the layer that uses it: views of it, and casts.
+_VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("T", "Transpose", "Permute", "View", "Unsqueeze", "ToCopy"),
+        *("Split", "SplitWithSizes", "Slice", "Select", "Unbind"),
+    )
+)
+
+
+class WeightGradients:
+    """The second part of one backward: holds the inputs and output gradients of the layers whose weights wait.
+
+    Attributes:
+        computed: the weights it is at, to say where it failed.
+    """
+
+    def __init__(self, arrived: Iterable[tuple[_Use, Tensor]] = ()) -> None:
+        self.computed: Sequence[nn.Parameter] = ()
+        self._arrived = deque(arrived)
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it holds: inputs of layers, and gradients of their outputs."""
+        for use, gradient in self._arrived:
+            yield gradient
+            yield from use.formula.kept
+
+    def accumulate(self) -> None:
+        """Computes the gradients and adds each to its weight's ``grad``. Holds nothing afterwards.
+
+        Raises:
+            RuntimeError: a layer's input has been written into since the first part.
+        """
+        shared = _shared(use.ends for use, _ in self._arrived)
+        halves: dict[Node, _Found] = {}
+        ready: list[_Found] = []
+        with torch.no_grad():
+            while self._arrived:
+                use, gradient = self._arrived.popleft()
+                self.computed = _weights(use.ends)
+                for found in _compute(use, gradient, alone=use.ends[0] not in shared):
+                    if found.end not in shared or found.end in halves:
+                        ready.append(found)
+                        ready += [halves.pop(found.end)] if found.end in shared else []
+                    else:
+                        halves[found.end] = found
+                if not self._arrived or sum(bytes_of(found.gradient) for found in ready) >= _BYTES_AT_ONCE:
+                    self.computed = _weights(found.end for found in ready)
+                    graph_cut.backward([found.edge for found in ready], [found.gradient for found in ready])
+                    ready.clear()
+
+
+def backward_inputs(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> WeightGradients:
+    """The first part: runs the backward from the roots but for the weights that can wait, and returns those.
+
+    The gradients of everything else are in ``grad``, as after :func:`pipepart.autograd.graph_cut.backward`.
+    """
+    start = [root.node for root, gradient in zip(roots, gradients, strict=True) if gradient is not None]
+    uses, ends = _survey(start)
+    uses = _that_can_wait(uses, ends)
+    arrived = _keep_what_arrives(uses)
+    # Without uses there are no targets either, and autograd does all there is.
+    targets = [GradientEdge(node, 0) for node in (*uses, *ends)] if uses else ()
+    graph_cut.backward(roots, gradients, targets)
+    return WeightGradients(arrived)
+
+
+class _Use(NamedTuple):
+    """One use of weights: for each the edge from the layer's node towards it, and the node that accumulates there.
+
+    ``direct`` says whether the first is a product that could be added to the weight's ``grad`` as it is. It does not
+    hold the layer's node, and with it the graph.
+    """
+
+    edges: list[tuple[Node, int]]
+    ends: list[Node]
+    formula: Formula
+    versions: list[int]
+    direct: bool
+
+
+class _Found(NamedTuple):
+    """The gradient of one use of a weight: where it accumulates, and the edge that leads there."""
+
+    end: Node
+    edge: GradientEdge
+    gradient: Tensor
+
+
+def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
+    """Walks a graph: the layers whose weights may wait, and where gradients accumulate that are not theirs."""
+    uses: dict[Node, _Use] = {}
+    ends: set[Node] = set()
+    seen = set(start)
+    waiting = list(seen)
+    while waiting:
+        node = waiting.pop()
+        edges: Sequence[Any] = node.next_functions
+        name = type(node).__name__
+        if name == "AccumulateGrad":
+            ends.add(node)
+        elif name in KNOWN:
+            use, edges = _use(KNOWN[name], node, edges)
+            if use is not None:
+                uses[node] = use
+        elif "Checkpoint" in name:
+            return {}, set()  # the reentrant one refuses a backward that is told where to go
+        for following, _ in edges:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return uses, ends
+
+
+def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, Sequence[Any]]:
+    """The use that a node of a known type makes of weights that may wait, if it does, and its other edges."""
+    ends = {slot: end for slot in known.slots if (end := _weight(edges[slot][0])) is not None}
+    formula = read_formula(known, node, list(ends))
+    if formula is None:
+        return None, edges
+    versions = [tensor._version for tensor in formula.kept]
+    own = [edges[slot] for slot in ends]
+    use = _Use(own, list(ends.values()), formula, versions, _is_direct(formula, own[0][0]))
+    return use, [edge for slot, edge in enumerate(edges) if slot not in ends]
+
+
+def _weight(node: Any) -> Node | None:
+    """The node that accumulates the gradient of the parameter that a node gives a view of, if it does."""
+    while (name := type(node).__name__) in _VIEWS:
+        node = node.next_functions[0][0]
+    if name != "AccumulateGrad":
+        return None
+    weight = node.variable
+    # A hook expects to be called in the one backward, with the others.
+    hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
+    return node if type(weight) is nn.Parameter and not hooked else None
+
+
+def _is_direct(formula: Formula, node: Any) -> bool:
+    """Whether the first gradient of a formula is a product that has the weight's own shape behind a node."""
+    if formula.transposed:
+        if type(node).__name__ != "TBackward0":
+            return False
+        node = node.next_functions[0][0]
+    return formula.factors is not None and type(node).__name__ == "AccumulateGrad"
+
+
+def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
+    """Those of the uses whose weights are used by nothing else. The ends of the others are added to ``ends``."""
+    counts: dict[Node, int] = {}
+    for use in uses.values():
+        for end in use.ends:
+            counts[end] = counts.get(end, 0) + 1
+    ends.update(end for end, count in counts.items() if count > _MOST_USES)
+    while True:
+        others = [node for node, use in uses.items() if not ends.isdisjoint(use.ends)]
+        if not others:
+            return uses
+        for node in others:
+            ends.update(uses.pop(node).ends)
+
+
+def _keep_what_arrives(uses: dict[Node, _Use]) -> list[tuple[_Use, Tensor]]:
+    """Where the gradient of each use will be, in the order in which the backward comes to them."""
+    arrived: list[tuple[_Use, Tensor]] = []
+    for node, use in uses.items():
+        node.register_prehook(partial(_keep, arrived, use))
+    return arrived
+
+
+def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor | None, ...]) -> None:
+    if gradients[0] is not None:
+        arrived.append((use, gradients[0]))
+
+
+def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
+    """The ends that two uses have in common: their gradients are added up before they are added to ``grad``."""
+    seen: set[Node] = set()
+    shared: set[Node] = set()
+    for ends in groups:
+        shared.update(end for end in ends if end in seen)
+        seen.update(ends)
+    return shared
+
+
+def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
+    """The gradient of each weight of one use, but for one that has been added to the weight's ``grad`` already."""
+    if [tensor._version for tensor in use.formula.kept] != use.versions:
+        raise RuntimeError(
+            "the input of a layer has been written into before the gradients of the layer's weights were computed "
+            "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
+            "one backward"
+        )
+    added = alone and use.direct and _add(use, gradient)
+    computed = [gradient for _ in use.ends[1:]] if added else use.formula.gradients(gradient)
+    found = zip(use.ends[added:], use.edges[added:], computed, strict=True)
+    return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
+
+
+def _add(use: _Use, gradient: Tensor) -> bool:
+    """Adds the first gradient of a use to its weight's ``grad``, if that is the same to the bit."""
+    assert use.formula.factors is not None
+    into = _weights(use.ends[:1])[0].grad
+    if type(into) is not Tensor or into.layout is not torch.strided or into.requires_grad:
+        return False
+    return add_product(into, *use.formula.factors(gradient))
+
+
+def _weights(ends: Iterable[Any]) -> list[nn.Parameter]:
+    return [end.variable for end in ends]

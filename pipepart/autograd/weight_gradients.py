@@ -1,0 +1,145 @@
+"""How the gradients of a layer's weights follow from its input and the gradient of its output.
+
+A formula does what an autograd node of a known type does: the same kernels on the same shapes and strides (torch's
+derivatives.yaml and FunctionsManual.cpp), so that the numbers are the same to the bit. It keeps what they depend on
+and not the node, which holds the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .saved_tensor import unpacked
+
+
+class Formula(NamedTuple):
+    """What is kept of one node.
+
+    Attributes:
+        kept: the tensors that the gradients depend on, apart from the gradient of the output.
+        gradients: takes the gradient of the output; returns one for each slot that was asked for, in their order.
+        factors: takes it, and returns two matrices whose product is the first of these, transposed where the weight
+            is; None where it is no product.
+        transposed: whether the weight is.
+    """
+
+    kept: tuple[Tensor, ...]
+    gradients: Callable[[Tensor], Sequence[Tensor]]
+    factors: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    transposed: bool = False
+
+
+class Known(NamedTuple):
+    """A type of node whose weights have a formula.
+
+    Attributes:
+        slots: which inputs of the node can be weights; the first is the one that is worth it.
+        read: takes a node that has not run and those of the slots, in this order, that are weights.
+    """
+
+    slots: tuple[int, ...]
+    read: Callable[[Any, Sequence[int]], Formula]
+
+
+class _NotPlainError(Exception):
+    """A tensor that a formula does not know how to treat as the node would."""
+
+
+def read_formula(known: Known, node: Any, slots: Sequence[int]) -> Formula | None:
+    """The formula for the weights in some slots of a node; None where only the node itself is sure to be right."""
+    if known.slots[0] not in slots:
+        return None
+    try:
+        return known.read(node, slots)
+    except (AttributeError, RuntimeError, _NotPlainError):
+        # Another torch may save other things; a tensor that was written into since is for autograd to report.
+        return None
+
+
+def _addmm(node: Any, slots: Sequence[int]) -> Formula:
+    if node._saved_alpha != 1 or node._saved_beta != 1:
+        raise _NotPlainError
+    # Autograd sums the bias's to its shape, as it does behind the node.
+    return _product(_saved(node, "mat1"), _by_column(node), biased=len(slots) > 1)
+
+
+def _mm(node: Any, slots: Sequence[int]) -> Formula:
+    return _product(_saved(node, "self"), _by_column(node), biased=False)
+
+
+def _product(given: Tensor, by_column: bool, *, biased: bool) -> Formula:
+    def factors(gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return (gradient.t(), given) if by_column else (given.t(), gradient)
+
+    def gradients(gradient: Tensor) -> Sequence[Tensor]:
+        left, right = factors(gradient)
+        found = left.mm(right)
+        weight = found.t() if by_column else found
+        return (weight, gradient) if biased else (weight,)
+
+    return Formula((given,), gradients, factors, by_column)
+
+
+def _by_column(node: Any) -> bool:
+    """Whether the weight lies in memory by column, as a transposed one does; its gradient then does, too."""
+    stride, size = node._saved_mat2_sym_strides, node._saved_mat2_sym_sizes
+    return stride[0] == 1 and stride[1] == size[0]
+
+
+def _convolution(node: Any, slots: Sequence[int]) -> Formula:
+    if node.next_functions[2][0] is not None and 2 not in slots:
+        raise _NotPlainError  # one kernel makes both
+    given, weight = _saved(node, "input"), _saved(node, "weight")
+    settings = (
+        node._saved_bias_sym_sizes_opt,
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
+        node._saved_transposed,
+        node._saved_output_padding,
+        node._saved_groups,
+        [slot in slots for slot in (0, 1, 2)],
+    )
+
+    def gradients(gradient: Tensor) -> Sequence[Tensor]:
+        found = torch.ops.aten.convolution_backward.default(gradient, given, weight, *settings)
+        return [found[slot] for slot in slots]
+
+    return Formula((given,), gradients)
+
+
+def _embedding(node: Any, slots: Sequence[int]) -> Formula:
+    indices = _saved(node, "indices")
+    padding = node._saved_padding_idx  # -1 for none comes back without its sign
+    settings = (
+        node._saved_weight_sym_argsize_0,
+        padding if padding < 2**63 else padding - 2**64,
+        node._saved_scale_grad_by_freq,
+        node._saved_sparse,
+    )
+    compute = torch.ops.aten.embedding_backward.default
+    return Formula((indices,), lambda gradient: (compute(gradient, indices, *settings),))
+
+
+def _saved(node: Any, name: str) -> Tensor:
+    """A tensor that a node has saved, without its graph."""
+    if getattr(node, f"_raw_saved_{name}").unpack_hook not in (None, unpacked):
+        raise _NotPlainError  # made when it is unpacked, as under a checkpoint, which may be done once only
+    tensor = getattr(node, f"_saved_{name}").detach()
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_complex():
+        raise _NotPlainError
+    return tensor
+
+
+# What linear layers, attention's projections, convolutions and embeddings come down to. A normalisation's weights are
+# cheap beside the tensors that would have to be kept for them.
+KNOWN: Mapping[str, Known] = {
+    "AddmmBackward0": Known((2, 0), _addmm),
+    "MmBackward0": Known((1,), _mm),
+    "ConvolutionBackward0": Known((1, 2), _convolution),
+    "EmbeddingBackward0": Known((0,), _embedding),
+}

@@ -1,0 +1,1 @@
+"""From mini-batches to micro-batches on their devices."""

@@ -1,0 +1,128 @@
+"""What the user asks of a cut, in names of layers, as indices that the search understands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..profiling import Profile
+from .partition.chain_dp import Places
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Wishes that were found to be possible.
+
+    Attributes:
+        together: pairs of layers that no border may part.
+        no_border: layers that no stage may begin with.
+        pins: stage of each pinned layer.
+        stages: their number, where cut points were given.
+        layers: number of layers.
+    """
+
+    together: tuple[tuple[int, int], ...]
+    no_border: tuple[int, ...]
+    pins: Mapping[int, int]
+    stages: int | None
+    layers: int
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked."""
+        return bool(self.together or self.no_border or self.pins or self.stages)
+
+    def places(self, stages: int) -> Places | None:
+        """For a cut into so many stages, the layers that each may begin with and the ends that it may have."""
+        if not self.pins:
+            return None
+
+        def of(left: int) -> tuple[range, range]:
+            stage = stages - left
+            own = [layer for layer, at in self.pins.items() if at == stage]
+            before = [layer for layer, at in self.pins.items() if at < stage]
+            behind = [layer for layer, at in self.pins.items() if at > stage]
+            begin = range(max(before, default=-1) + 1, min(own, default=self.layers - 1) + 1)
+            end = range(max(own, default=0) + 1, min(behind, default=self.layers) + 1)
+            return begin, end
+
+        return of
+
+    def allows(self, borders: Sequence[int]) -> bool:
+        """Whether a cut at these borders keeps every pin; borders that are not allowed at all are known elsewhere."""
+        edges = [0, *borders, self.layers]
+        return all(
+            at < len(edges) - 1 and edges[at] <= layer < edges[at + 1] for layer, at in self.pins.items()
+        )
+
+
+def read_wishes(
+    profile: Profile,
+    pin: Mapping[str, int] | None,
+    together: Sequence[Collection[str]],
+    no_cut_before: Collection[str],
+    cut_before: Sequence[str] | None,
+) -> Wishes:
+    """The wishes of :func:`pipepart.plan`.
+
+    Raises:
+        ValueError: a layer that the profile does not have, a stage that is no number from 0 on, or wishes that
+            contradict each other.
+    """
+    index = {info.name: position for position, info in enumerate(profile.layers)}
+
+    def find(name: str, what: str) -> int:
+        if name not in index:
+            near = ", ".join(map(repr, list(index)[:8])) + (", ..." if len(index) > 8 else "")
+            raise ValueError(f"{what} names layer {name!r}, which is none of the profile's: {near}")
+        return index[name]
+
+    for option, names in (("no_cut_before", no_cut_before), ("cut_before", cut_before)):
+        if isinstance(names, str):
+            raise ValueError(f"{option} is a list of layers, got {names!r}")
+    pins = {find(name, "pin"): _stage(name, stage) for name, stage in (pin or {}).items()}
+    ordered = sorted(pins.items())
+    for (layer, stage), (later, other) in itertools.pairwise(ordered):
+        if other < stage:
+            raise ValueError(
+                f"pin has layer {profile.layers[layer].name!r} in stage {stage} and {profile.layers[later].name!r}, "
+                f"which runs after it, in stage {other}"
+            )
+    ties = []
+    for group in together:
+        if isinstance(group, str):
+            raise ValueError(f"together is a list of groups of layers, got the text {group!r} as one")
+        places = sorted(find(name, "together") for name in group)
+        ties += [(places[0], place) for place in places[1:]]
+    forbidden = {find(name, "no_cut_before") for name in no_cut_before}
+    stages = None
+    if cut_before is not None:
+        wanted = {find(name, "cut_before") for name in cut_before}
+        _check_cut_points(profile, wanted, forbidden, ties)
+        forbidden |= set(range(1, len(profile.layers))) - wanted
+        stages = len(wanted) + 1
+    return Wishes(tuple(ties), tuple(sorted(forbidden)), pins, stages, len(profile.layers))
+
+
+def _stage(name: str, stage: int) -> int:
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+        raise ValueError(f"pin has layer {name!r} in stage {stage!r}: stages count from 0")
+    return stage
+
+
+def _check_cut_points(
+    profile: Profile, wanted: Collection[int], forbidden: Collection[int], ties: Sequence[tuple[int, int]]
+) -> None:
+    for layer in sorted(wanted):
+        name = profile.layers[layer].name
+        if layer == 0:
+            raise ValueError(f"cut_before has {name!r}, the first layer: nothing comes before it")
+        if layer in forbidden:
+            raise ValueError(f"cut_before and no_cut_before both have layer {name!r}")
+        for first, last in ties:
+            if first < layer <= last:
+                raise ValueError(
+                    f"a cut before {name!r} parts layers {profile.layers[first].name!r} and "
+                    f"{profile.layers[last].name!r}, which are to stay together"
+                )

@@ -1,0 +1,1 @@
+"""What any range of layers costs as a stage."""

@@ -1,0 +1,1 @@
+"""Why no plan fits, and which changes would make one fit."""

@@ -1,0 +1,1 @@
+"""What measured steps and changed models say about a plan."""

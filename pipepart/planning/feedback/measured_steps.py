@@ -1,0 +1,160 @@
+"""What measured steps of a plan took: its stages, and the messages between their devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+
+from schedules import Kind, Schedule, Timeline, split_overlaps
+
+from ..plan_document import Plan
+
+_BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
+_SENDERS = {Kind.F: ((Kind.F,), -1), Kind.B: ((Kind.B, Kind.I), 1), Kind.I: ((Kind.B, Kind.I), 1)}
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds that one micro-batch took on a stage: the medians over micro-batches and steps."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that its receiver was waiting for when it was sent.
+
+    Attributes:
+        between: the devices.
+        bytes: its size.
+        seconds: from the end of the action that made it to the start of the one that takes it.
+    """
+
+    between: tuple[str, str]
+    bytes: int
+    seconds: float
+
+
+def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Timeline]:
+    """The measured steps, each of them one of the plan's.
+
+    Raises:
+        ValueError: there is none, or one is empty or of another schedule than the plan's.
+    """
+    if trace is None:
+        raise ValueError("there is no trace: make the Pipeline with trace=True and run a step first")
+    traces = [trace] if isinstance(trace, Timeline) else list(trace)
+    if not traces:
+        raise ValueError("there is no trace: give at least one measured step")
+    planned = split_overlaps(plan.build_schedule())
+    for number, one in enumerate(traces):
+        if not isinstance(one, Timeline):
+            raise ValueError(f"trace {number} is no Timeline but {one!r:.80}")
+        which = "the trace" if len(traces) == 1 else f"trace {number}"
+        if not any(one.schedule.actions) or not one.makespan > 0:
+            raise ValueError(f"{which} is empty: nothing in it takes time")
+        if not all(math.isfinite(time) for rows in (one.starts, one.ends) for row in rows for time in row):
+            raise ValueError(f"{which} has times that are no numbers")
+        if difference := _difference(one.schedule, planned):
+            raise ValueError(f"{which} is not a step of this plan: {difference}")
+    return traces
+
+
+def stage_times(plan: Plan, traces: Sequence[Timeline]) -> list[StageTimes]:
+    """What one micro-batch took on each stage; of copies of the model, what it would have taken on the first's devices.
+
+    Where a stage runs its forward again, its forward is the mean of the two. The parts of a backward are one.
+    """
+    found = [_Samples() for _ in plan.stages]
+    speeds = [plan.cluster.device(stage.device).speed for stage in plan.all_stages]
+    for trace in traces:
+        backward: dict[tuple[int, int | None], float] = {}
+        for action, start, end in _spans(trace):
+            number = action.stage % len(found)
+            stage, seconds = found[number], (end - start) * speeds[action.stage] / speeds[number]
+            if action.kind is Kind.F:
+                stage.forward.append(seconds)
+            elif action.kind is Kind.RECOMPUTE:
+                stage.again.append(seconds)
+            elif action.kind in _BACKWARD:
+                key = number, action.micro_batch
+                backward[key] = backward.get(key, 0.0) + seconds
+        for (stage, _), seconds in backward.items():
+            found[stage].backward.append(seconds)
+    return [stage.times for stage in found]
+
+
+def awaited_messages(plan: Plan, traces: Sequence[Timeline]) -> Iterator[Message]:
+    """The messages whose receiver had nothing else to do from before they were sent."""
+    sends_gradient = _sends_gradient(plan)
+    names = [worker.name for worker in plan.workers]
+    for trace in traces:
+        home = trace.schedule.device_of
+        ends = {(action.kind, action.stage, action.micro_batch): end for action, _, end in _spans(trace)}
+        for device, row in enumerate(trace.schedule.actions):
+            free = -math.inf
+            for action, start, end in zip(row, trace.starts[device], trace.ends[device], strict=True):
+                kinds, step = _SENDERS.get(action.kind, ((), 0))
+                sender = action.stage + step
+                sent = [ends[key] for kind in kinds if (key := (kind, sender, action.micro_batch)) in ends]
+                number = action.stage % len(plan.stages)
+                wanted = action.kind is Kind.F or sends_gradient[number]
+                if sent and wanted and home[sender] != device and free <= sent[0] <= start:
+                    size = plan.stages[min(number, number + step)].output_bytes
+                    yield Message((names[home[sender]], names[device]), size, start - sent[0])
+                free = end
+
+
+class _Samples:
+    """Seconds of each forward, second forward and backward of a stage."""
+
+    def __init__(self) -> None:
+        self.forward: list[float] = []
+        self.again: list[float] = []
+        self.backward: list[float] = []
+
+    @property
+    def times(self) -> StageTimes:
+        once = median(self.forward)
+        forward = (once + median(self.again)) / 2 if self.again else once
+        return StageTimes(forward, median(self.backward) if self.backward else 0.0)
+
+
+def _spans(trace: Timeline):
+    for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
+        yield from zip(row, starts, ends, strict=True)
+
+
+def _sends_gradient(plan: Plan) -> list[bool]:
+    """Whether the stage behind each stage sends it a gradient: where it or one before it trains something."""
+    if plan.profile is None:
+        return [False] * len(plan.stages)
+    trained = {info.name for info in plan.profile.layers if info.gradient_bytes}
+    last = [any(name in trained for name in stage.layers) for stage in plan.stages]
+    return [any(last[: index + 1]) for index in range(len(last))]
+
+
+def _difference(traced: Schedule, planned: Schedule) -> str:
+    """What is not the same, empty if nothing is."""
+    for what, one, other in (
+        ("schedule", traced.name, planned.name),
+        ("devices", traced.devices, planned.devices),
+        ("stages", traced.stages, planned.stages),
+        ("micro-batches", traced.micro_batches, planned.micro_batches),
+    ):
+        if one != other:
+            return f"its {what}: {one!r}, the plan's: {other!r}"
+    for device, rows in enumerate(zip(traced.actions, planned.actions, strict=True)):
+        for place, (one, other) in enumerate(zip_longest(*rows)):
+            if one != other:
+                return (
+                    f"action {place} of device {device} is {one or 'none'}, the plan's {other or 'none'} "
+                    f"(schedule {planned.name!r})"
+                )
+    if traced.device_of != planned.device_of:
+        return f"its stages are on devices {list(traced.device_of)}, the plan's on {list(planned.device_of)}"
+    return ""

@@ -1,0 +1,136 @@
+"""Plans again from what a step of the plan really took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import schedules
+from schedules import Kind
+
+from ...cluster import Cluster
+from ...profiling import Costs, LayerCost, Profile, Timing
+from ..costs.layer_ranges import ChainCosts
+from ..plan_document import Plan
+from ..planner import plan as make_plan
+from .measured_steps import StageTimes, checked_traces, stage_times
+
+Traces = schedules.Timeline | Sequence[schedules.Timeline]
+
+
+def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
+    """The profile with the costs that the plan's stages really had.
+
+    The forward of a stage, and its backward, scale those of its layers, so that their sum is what was measured: the
+    median over micro-batches and steps. Costs at other micro-batch sizes are scaled by the same factors. A stage on a
+    device of speed 0.5 is held against twice its costs. What was predicted to take no time keeps taking none.
+
+    Args:
+        profile: of the plan's layers, with costs for its number of micro-batches.
+        plan: that was run.
+        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
+
+    Raises:
+        ValueError: no trace, one that is empty or of another schedule, or a profile of other layers or without costs
+            for the plan's number of micro-batches.
+    """
+    _check_layers(profile, plan)
+    measured = stage_times(plan, checked_traces(plan, trace))
+    costs = ChainCosts(profile, profile.at(plan.micro_batches))
+    factors: list[tuple[float, float]] = []
+    split = _mostly_split(plan)
+    for number, (stage, device, times) in enumerate(zip(plan.stages, plan.devices, measured, strict=True)):
+        layers = slice(len(factors), len(factors) + len(stage.layers))
+        factors += [_factors(costs, layers, device.speed, times, number in split)] * len(stage.layers)
+    return profile.model_copy(update={"costs": tuple(_scaled(each, factors) for each in profile.costs)})
+
+
+def replan(
+    plan: Plan,
+    trace: Traces,
+    profile: Profile | None = None,
+    *,
+    cluster: Cluster | None = None,
+    **options: Any,
+) -> Plan:
+    """The best plan by what a step of this one really took.
+
+    Args:
+        plan: that was run.
+        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
+        profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
+        cluster: the devices; None for the plan's. :func:`refine_cluster` makes one whose links are as measured.
+        options: as for :func:`plan`; by default schedule, chunks, copies and number of micro-batches are the plan's,
+            and so that devices may stay idle.
+
+    Raises:
+        ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
+        DoesNotFit: as :func:`plan` does.
+    """
+    profile = profile or plan.profile
+    if profile is None:
+        raise ValueError(
+            "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
+        )
+    refined = refine(profile, plan, trace)
+    own = {"schedule": plan.schedule, "micro_batches": plan.micro_batches, "replicas": plan.replicas}
+    options = {**own, **options}
+    if plan.chunks > 1 and options["schedule"] == plan.schedule:
+        options.setdefault("chunks", plan.chunks)
+    if len(plan.workers) < len(plan.cluster):
+        options.setdefault("stages", "auto")
+    return make_plan(refined, cluster or plan.cluster, **options)
+
+
+def _check_layers(profile: Profile, plan: Plan) -> None:
+    known = [info.name for info in profile.layers]
+    planned = [name for stage in plan.stages for name in stage.layers]
+    if known != planned:
+        only = [name for name in known if name not in planned] + [
+            name for name in planned if name not in known
+        ]
+        where = f"{only[0]!r} is only in one of them" if only else "their order is another"
+        raise ValueError(f"the layers of the profile are not those of the plan: {where}")
+    if plan.fingerprint not in ("", profile.fingerprint):
+        raise ValueError(
+            "the profile is of another model than the plan: their layers differ though not in name"
+        )
+
+
+def _mostly_split(plan: Plan) -> set[int]:
+    """The stages that run most of their backwards in two parts: what was measured of them is that."""
+    rows = plan.build_schedule().actions
+    weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
+    stages = len(plan.stages)
+    return {stage for stage in range(stages) if 2 * plan.replicas * weights[stage] > plan.micro_batches}
+
+
+def _factors(
+    costs: ChainCosts, layers: slice, speed: float, times: StageTimes, split: bool
+) -> tuple[float, float]:
+    """Measured by predicted, of the forward and the backward of a stage."""
+    forward = float(costs.forward[layers].sum()) / speed
+    backward = float((costs.backward_input[layers] + costs.backward_weight[layers]).sum()) / speed
+    if split and costs.split is not None:
+        backward += float(costs.split[layers].sum()) / speed
+    return times.forward / forward if forward else 1.0, times.backward / backward if backward else 1.0
+
+
+def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
+    layers = tuple(_scaled_cost(cost, *each) for cost, each in zip(costs.layers, factors, strict=True))
+    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
+
+
+def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:
+    def times(timing: Timing, factor: float) -> Timing:
+        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
+
+    return cost.model_copy(
+        update={
+            "forward": times(cost.forward, forward),
+            "backward_input": times(cost.backward_input, backward),
+            "backward_weight": times(cost.backward_weight, backward),
+            "split_seconds": None if cost.split_seconds is None else cost.split_seconds * backward,
+        }
+    )

@@ -1,0 +1,1 @@
+"""Lower bounds on the bottleneck of any cut of a graph."""

@@ -1,0 +1,1 @@
+"""Exact search for the best cut of a graph."""

@@ -1,0 +1,100 @@
+"""Borders that need not be looked at, because a larger one is as good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from ..incidence import Incidence
+from ..problem import Floats, Ints, Problem
+from .ideals import Downsets, blocks
+
+# Rows whose flags are unpacked at once.
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Nodes ``low`` to ``high``, the edges between them, and the tensors with pins there."""
+
+    low: int
+    high: int
+    edges: csr_array
+    pins: csr_array
+    before: Ints
+    sizes: Ints
+    costs: Floats
+
+
+class Dominance:
+    """Drops border ``I`` where ``I + v`` is reached with the same devices and moving ``v`` back cannot hurt.
+
+    Take any way on from ``I``. The stage that holds ``v`` loses it: its compute falls by the seconds of ``v``, and so
+    does its communication by each tensor of which ``v`` was the last pin outside ``I``; it may grow by each tensor
+    of ``v`` with no pin in ``I``. Where it cannot grow on balance, ``I + v`` has a way on that is as good, and for a
+    later stage than the next the balance is better still. Memory and banned nodes only gain, and a device that tensors
+    cost nothing gains as well. Chains of such steps end, as sets grow.
+    """
+
+    def __init__(self, problem: Problem, sets: Downsets, incidence: Incidence) -> None:
+        self._sets, self._incidence = sets, incidence
+        edges = [(a, b) for a, after in enumerate(problem.successors) for b in after]
+        before, behind = (
+            np.array(side, dtype=np.int64) for side in (zip(*edges, strict=True) if edges else ([], []))
+        )
+        shape = (len(problem), len(problem))
+        self._edges = csr_array((np.ones(len(edges)), (before, behind)), shape=shape)
+        self._blocks = blocks(problem)
+        self._parts: dict[tuple[int, int], _Part] = {}
+        paying = [kind.seconds for kind in problem.types if kind.pays]
+        self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
+
+    def undominated(self, rows: Ints, reached: Ints) -> Ints:
+        """Those of ``rows`` that no set among ``reached`` (which holds them) makes superfluous."""
+        order = reached[np.argsort(self._sets.key[reached], kind="stable")]
+        keys = self._sets.key[order]
+        rows = np.sort(rows)
+        kept = np.ones(len(rows), dtype=bool)
+        for start in range(0, len(rows), CHUNK):
+            part = rows[start : start + CHUNK]
+            index, nodes = self._profitable(part)
+            wanted = self._sets.key[part[index]] + self._sets.keys[nodes]
+            place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            same = np.nonzero(keys[place] == wanted)[0]
+            larger, smaller, node = order[place[same]], part[index[same]], nodes[same]
+            # The hash might lie; the sets do not.
+            expected = self._sets.words[smaller]
+            expected[np.arange(len(node)), node >> 6] |= np.uint64(1) << (node & 63).astype(np.uint64)
+            kept[start + index[same[(expected == self._sets.words[larger]).all(axis=1)]]] = False
+        return rows[kept]
+
+    def _profitable(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Pairs of a place in ``rows`` and a node whose move into that set cannot hurt what follows."""
+        # What may join a set is of the block that it ends in, or of the next; all before is in, all behind is out.
+        ends = self._sets.block[rows]
+        part = self._part(int(ends.min()), min(int(ends.max()) + 1, len(self._blocks) - 1))
+        inside = self._incidence.unpacked(rows, part.low, part.high)
+        missing = (~inside).astype(np.float64) @ part.edges
+        counts = part.before + inside.astype(np.float64) @ part.pins
+        balance = part.costs * ((part.sizes - counts == 1).astype(np.float64) - (counts == 0))
+        gain = self._seconds[part.low : part.high] + balance @ part.pins.T
+        index, nodes = np.nonzero(~inside & (missing == 0) & (gain >= 0))
+        return index.astype(np.int64), nodes.astype(np.int64) + part.low
+
+    def _part(self, first: int, last: int) -> _Part:
+        if (first, last) not in self._parts:
+            low, high = self._blocks[first][0], self._blocks[last][1]
+            pins = self._incidence.matrix[low:high]
+            nets = np.unique(pins.indices)
+            self._parts[first, last] = _Part(
+                low,
+                high,
+                self._edges[low:high, low:high],
+                pins[:, nets],
+                self._incidence.pins_before(low, nets),
+                self._incidence.sizes[nets],
+                self._incidence.costs[nets],
+            )
+        return self._parts[first, last]

@@ -1,0 +1,183 @@
+"""The downsets of a graph that can be the border between two stages, as rows of bits."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem import Floats, Ints, Problem
+from .block import Block, Words, columns_of, least_crossed
+from .spans import Spans, levels
+from .windows import Windows
+
+_ONES = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Downsets:
+    """Sets of nodes that hold all predecessors of their nodes, sorted by their work.
+
+    Attributes:
+        words: bit ``v % 64`` of ``words[i, v // 64]`` says whether set ``i`` holds node ``v``.
+        block: the run of nodes between two separators in which the set ends: a set of an earlier block is a subset.
+        work: of its nodes.
+        seconds: of its nodes on each type of device, those left out that may not run there; shape (types, sets).
+        banned: nodes of it that may not run on each type; same shape.
+        bytes: of its nodes.
+        crossing: seconds of the tensors with pins both inside and outside.
+        key: a random hash, such that ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v``.
+        keys: of the nodes.
+        ranges: for each block the first word that its sets differ in, and the first one behind.
+        near: seconds of the tensors that cross it, of those that no stage above ``limit`` passes over.
+        limit: work of a stage above which each of these pays at both borders.
+    """
+
+    words: Words
+    block: NDArray[np.int32]
+    work: Floats
+    seconds: Floats
+    banned: Ints
+    bytes: Ints
+    crossing: Floats
+    key: Words
+    keys: Words
+    ranges: tuple[tuple[int, int], ...]
+    near: Floats
+    limit: float
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def inside(self, smaller: Ints, larger: Ints) -> NDArray[np.bool_]:
+        """Whether each of the sets ``smaller`` is a subset of the one beside it in ``larger``."""
+        blocks = self.block[smaller]
+        result = blocks < self.block[larger]
+        unclear = np.nonzero(blocks == self.block[larger])[0]
+        if not len(unclear):
+            return result
+        # Sets that end in the same block differ in its words only.
+        numbers = blocks[unclear]
+        low, high = self.ranges[numbers.min()][0], self.ranges[numbers.max()][1]
+        good = np.ones(len(unclear), dtype=bool)
+        for word in range(low, high):
+            good &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
+        result[unclear] = good
+        return result
+
+    def thinned(self, most: int) -> Downsets:
+        """About ``most`` of them: of each amount of work as many, those that the least crosses."""
+        kept = least_crossed(self.work, self.crossing, most)
+        kept[[0, -1]] = True
+        return self._only(np.nonzero(kept)[0])
+
+    def _only(self, rows: Ints) -> Downsets:
+        return replace(
+            self,
+            words=self.words[rows],
+            block=self.block[rows],
+            work=self.work[rows],
+            seconds=np.ascontiguousarray(self.seconds[:, rows]),
+            banned=self.banned[:, rows],
+            bytes=self.bytes[rows],
+            crossing=self.crossing[rows],
+            key=self.key[rows],
+            near=self.near[rows],
+        )
+
+
+def downsets(
+    problem: Problem, windows: Windows, most: int, spans: Spans, *, thin: bool = False
+) -> Downsets | None:
+    """All downsets that lie in the windows, or None where more than ``most`` would have to be kept.
+
+    Of those some more are left out that can be no border: see :func:`.spans.levels`.
+
+    With ``thin`` those that the most crosses are left out instead, for each amount of work as many.
+
+    Nodes are taken in turn; a set of those before stays as it is, and once more with the node where it holds all
+    predecessors, so each downset comes up once. A separator, a node that is comparable with every other, starts anew
+    from the one set that holds all before it: the work is the sum over the blocks between separators, not their
+    product. (Enumeration as in Tarnawski et al., NeurIPS 2020, whose graphs of ideals these are; the windows are ours.)
+
+    Takes O(sets × nodes of a block × tensors of a node).
+    """
+    keys = np.random.default_rng(0).integers(0, 2**64, len(problem), dtype=np.uint64)
+    parts: list[Block] = []
+    kept = 0
+    columns = columns_of(problem)
+    start = np.zeros(columns.shape[1])
+    for low, high in blocks(problem):
+        block = Block(problem, windows, keys, columns, start, low, high)
+        for node in range(low, high):
+            start = start + columns[node]
+        if not block.enumerate(most if thin else most - kept, thin=thin):
+            return None
+        kept += len(block.work)
+        parts.append(block)
+    near = [block.crossing - block.cut(spans.far) for block in parts]
+    work = np.concatenate([block.work for block in parts])
+    ahead, behind = levels(work, np.concatenate(near), spans.limit, windows)
+    useful = ahead + behind <= windows.devices
+    useful[[0, -1]] = True
+    row = 0
+    for index, block in enumerate(parts):
+        chosen = useful[row : row + len(block.work)]
+        row += len(chosen)
+        block.keep(chosen)
+        near[index] = near[index][chosen]
+    return _joined(problem, parts, keys, np.concatenate(near), spans.limit)
+
+
+def blocks(problem: Problem) -> list[tuple[int, int]]:
+    """Runs of nodes such that each downset holds all nodes of the runs before the one it ends in.
+
+    Node ``v`` is comparable with all others when no node behind it has all its predecessors before it, and no node
+    before it all its successors behind it. Takes O(nodes + edges).
+    """
+    count = len(problem)
+    last_before = np.array([max(before, default=-1) for before in problem.predecessors])
+    first_after = np.array([min(after, default=count) for after in problem.successors])
+    behind = np.minimum.accumulate(np.append(last_before, count)[::-1])[::-1]
+    ahead = np.maximum.accumulate(np.append(-1, first_after))
+    cuts = [0]
+    for node in range(count):
+        if behind[node + 1] >= node and ahead[node] <= node:
+            cuts.extend([node, node + 1])
+    edges = sorted({*cuts, count})
+    return list(itertools.pairwise(edges))
+
+
+def _joined(problem: Problem, parts: list[Block], keys: Words, near: Floats, limit: float) -> Downsets:
+    count = sum(len(part.work) for part in parts)
+    words = np.zeros((count, (len(problem) + 63) >> 6), dtype=np.uint64)
+    row = 0
+    for part in parts:
+        end = row + len(part.work)
+        words[row:end, : part.first_word] = _ONES
+        words[row:end, part.first_word : part.first_word + part.words.shape[1]] = part.words
+        row = end
+    block = np.concatenate(
+        [np.full(len(part.work), number, dtype=np.int32) for number, part in enumerate(parts)]
+    )
+    sums = np.concatenate([part.sums for part in parts])
+    size = np.concatenate([part.bytes for part in parts])
+    # Subsets come first, also among those that differ in nodes of no time.
+    order = np.lexsort((sums[:, 1], sums[:, 0]))
+    types = len(problem.types)
+    return Downsets(
+        words=words[order],
+        block=block[order],
+        work=sums[order, 0],
+        seconds=np.ascontiguousarray(sums[order, 2 : 2 + types].T),
+        banned=np.rint(sums[order, 2 + types :].T).astype(np.int64),
+        bytes=size[order],
+        crossing=np.concatenate([part.crossing for part in parts])[order],
+        key=np.concatenate([part.key for part in parts])[order],
+        keys=keys,
+        ranges=tuple((part.first_word, ((part.high - 1) >> 6) + 1) for part in parts),
+        near=near[order],
+        limit=limit,
+    )

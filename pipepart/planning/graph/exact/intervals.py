@@ -1,0 +1,120 @@
+"""The best cut along one topological order: stages are intervals of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device_states import Walk
+from ..problem import Floats, Problem, Split
+
+_Number = TypeVar("_Number", np.float64, np.int64)
+
+
+def best_intervals(
+    problem: Problem, order: Sequence[int], walk: Walk, ceiling: float = math.inf
+) -> Split | None:
+    """The cut into intervals of ``order`` with the smallest bottleneck, or None where none has one up to ``ceiling``.
+
+    Exact among intervals, by dynamic programming over suffixes: the best way to lay the nodes from ``a`` on over the
+    devices that are free in state ``s`` is a stage ``[a, b)`` on one of them and the best way from ``b`` on over the
+    rest. A tensor costs ``[a, b)`` nothing where the interval lies between two of its pins or holds all of them, so
+    the communication of all stages that begin at ``a`` is one running sum, which a step from ``a + 1`` to ``a``
+    changes at the pins of one node (the interval costs of Tarnawski et al., NeurIPS 2021, section 4, in that form).
+
+    Takes O(nodes × width × states × types), where width is how many nodes a stage of ``ceiling`` seconds can hold.
+    """
+    count = len(order)
+    best = np.full((len(walk), count + 1), np.inf)
+    best[:, count] = 0.0
+    ends = np.zeros((len(walk), count), dtype=np.int32)
+    taken = np.full((len(walk), count), -1, dtype=np.int16)
+    stages = _Stages(problem, order)
+    for start, crossing in zip(range(count - 1, -1, -1), stages.crossing(), strict=True):
+        for index, (before, after) in enumerate(walk.moves):
+            load = stages.loads(start, index, crossing, ceiling)
+            if not load.size:
+                continue
+            worst = np.maximum(load, best[:, start + 1 : start + 1 + load.size][after])
+            choice = worst.argmin(axis=1)
+            value = worst[np.arange(len(before)), choice]
+            better = np.nonzero(value < best[before, start])[0]
+            states = before[better]
+            best[states, start] = value[better]
+            ends[states, start] = start + 1 + choice[better]
+            taken[states, start] = index
+    if best[0, 0] > ceiling or not math.isfinite(best[0, 0]):
+        return None
+    return _trace(order, walk, ends, taken)
+
+
+def _trace(order: Sequence[int], walk: Walk, ends: NDArray[np.int32], taken: NDArray[np.int16]) -> Split:
+    follow = [dict(zip(before.tolist(), after.tolist(), strict=True)) for before, after in walk.moves]
+    stage_of = [0] * len(order)
+    types = []
+    state = start = 0
+    while start < len(order):
+        end, kind = int(ends[state, start]), int(taken[state, start])
+        for node in order[start:end]:
+            stage_of[node] = len(types)
+        types.append(kind)
+        state, start = follow[kind][state], end
+    return Split(tuple(stage_of), tuple(types))
+
+
+class _Stages:
+    """Loads of the intervals of an order; ``crossing`` walks from the last start to the first."""
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self._order, self._types = np.asarray(order), problem.types
+        position = np.empty(len(order), dtype=np.int64)
+        position[self._order] = np.arange(len(order))
+        self._pins = [np.sort(position[list(net.pins)]).tolist() for net in problem.nets]
+        self._costs = [net.seconds for net in problem.nets]
+        self._nets_at = [[(net, self._pins[net].index(place)) for net in problem.nets_of[node]]
+                         for place, node in enumerate(order)]  # fmt: skip
+        self._bytes = _running(problem.bytes[self._order])
+        finite = [np.where(np.isfinite(kind.seconds), kind.seconds, 0.0)[self._order] for kind in self._types]
+        self._compute = [_running(seconds) for seconds in finite]
+        # For each start the first node at or behind it that may not run there.
+        self._wall = [_next_true(~np.isfinite(kind.seconds[self._order])) for kind in self._types]
+
+    def crossing(self) -> Iterator[Floats]:
+        """For each start, the change of what crosses the border with each end: its running sum is the cost."""
+        steps = np.zeros(len(self._order) + 1)
+        for start in range(len(self._order) - 1, -1, -1):
+            for net, index in self._nets_at[start]:
+                pins, cost = self._pins[net], self._costs[net]
+                steps[start + 1] += cost
+                if index + 1 < len(pins):
+                    steps[pins[index + 1] + 1] -= cost
+                if index == 0:
+                    steps[pins[-1] + 1] -= cost
+            yield steps
+
+    def loads(self, start: int, kind: int, crossing: Floats, ceiling: float) -> Floats:
+        """Of the stages that begin at ``start``, for each end while the nodes alone stay under ``ceiling``."""
+        compute, wall = self._compute[kind], int(self._wall[kind][start])
+        end = min(
+            wall,
+            int(np.searchsorted(compute, compute[start] + ceiling, side="right")) - 1,
+            int(np.searchsorted(self._bytes, self._bytes[start] + self._types[kind].memory, side="right"))
+            - 1,
+        )
+        load = compute[start + 1 : end + 1] - compute[start]
+        if self._types[kind].pays:
+            load = load + np.cumsum(crossing[start + 1 : end + 1])
+        return load
+
+
+def _running(values: NDArray[_Number]) -> NDArray[_Number]:
+    return np.concatenate([np.zeros(1, dtype=values.dtype), np.cumsum(values)])
+
+
+def _next_true(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    places = np.where(flags, np.arange(len(flags)), len(flags))
+    return np.minimum.accumulate(places[::-1])[::-1]

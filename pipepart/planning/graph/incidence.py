@@ -1,0 +1,81 @@
+"""Which tensors are cut at which borders."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from .exact.ideals import Downsets
+from .problem import Floats, Ints, Problem
+
+
+class Incidence:
+    """Nodes against tensors, and the questions about sets of nodes that it answers."""
+
+    def __init__(self, problem: Problem, sets: Downsets) -> None:
+        self._sets = sets
+        pins = np.array([pin for net in problem.nets for pin in net.pins], dtype=np.int64)
+        owners = np.repeat(np.arange(len(problem.nets)), [len(net.pins) for net in problem.nets])
+        shape = (len(problem), len(problem.nets))
+        self.matrix = csr_array((np.ones(len(pins)), (pins, owners)), shape=shape)
+        self.costs: Floats = np.array([net.seconds for net in problem.nets])
+        self.sizes: Ints = np.array([len(net.pins) for net in problem.nets], dtype=np.int64)
+        self._pins, self._nets_of = [np.array(net.pins) for net in problem.nets], problem.nets_of
+        self._lasts = np.array([net.pins[-1] for net in problem.nets], dtype=np.int64)
+        self._firsts = np.array([net.pins[0] for net in problem.nets], dtype=np.int64)
+        self._nodes = len(problem)
+        self._masks = [sum(1 << pin for pin in net.pins) for net in problem.nets]
+        self._left: dict[int, dict[tuple[tuple[int, np.uint64], ...], float]] = {}
+
+    def unpacked(self, rows: Ints, low: int = 0, high: int | None = None) -> NDArray[np.bool_]:
+        """Which of the nodes from ``low`` to ``high`` the sets hold, shape (rows, nodes)."""
+        end = self._nodes if high is None else high
+        words = self._sets.words[rows, low >> 6 : (end + 63) >> 6].astype("<u8")
+        flags = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        start = low & ~63
+        return flags[:, low - start : end - start].astype(bool)
+
+    def pins_before(self, node: int, nets: Ints) -> Ints:
+        """How many pins each of the tensors has before a node."""
+        return np.array([int(np.searchsorted(self._pins[net], node)) for net in nets], dtype=np.int64)
+
+    def cut_twice(self, source: int, rows: Ints) -> Floats:
+        """Seconds that crossing(source) + crossing(row) counts too much for the stage between, for each row.
+
+        A tensor that is cut at both borders counts once where it has a pin in the stage, and else not at all.
+        """
+        relief = np.zeros(len(rows))
+        words = self._sets.words
+        for left, seconds in self._pins_left(source).items():
+            full, none = np.ones(len(rows), dtype=bool), np.ones(len(rows), dtype=bool)
+            for word, mask in left:
+                held = words[rows, word] & mask
+                full &= held == mask
+                none &= held == 0
+            relief += seconds * (1.0 - full + none)
+        return relief
+
+    def _pins_left(self, source: int) -> dict[tuple[tuple[int, np.uint64], ...], float]:
+        """The pins outside a set of the tensors that it cuts, as masks of words, and the seconds of these tensors."""
+        if source in self._left:
+            return self._left[source]
+        inside = self.unpacked(np.array([source]))[0]
+        held = int.from_bytes(self._sets.words[source].astype("<u8").tobytes(), "little")
+        # Only tensors that begin before the last node inside and end behind the first one outside can be cut.
+        last = self._nodes - 1 - int(inside[::-1].argmax()) if inside.any() else -1
+        first = int((~inside).argmax())
+        found: dict[int, float] = {}
+        for net in np.nonzero((self._firsts <= last) & (self._lasts >= first))[0].tolist():
+            left = self._masks[net] & ~held
+            if left and left != self._masks[net]:
+                found[left] = found.get(left, 0.0) + float(self.costs[net])
+        self._left[source] = {_words(left): seconds for left, seconds in found.items()}
+        return self._left[source]
+
+
+def _words(mask: int) -> tuple[tuple[int, np.uint64], ...]:
+    """The words of a mask that are not zero, by their places."""
+    count = (mask.bit_length() + 63) >> 6
+    parts = ((word, mask >> (64 * word) & 2**64 - 1) for word in range(count))
+    return tuple((word, np.uint64(part)) for word, part in parts if part)

@@ -1,0 +1,178 @@
+"""Reads a networkx graph and a cluster into a Problem, and says what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from ...cluster import Cluster, Device
+from .problem import UNLIMITED, DeviceType, Net, Problem, tidy_nets
+
+Tensors = Iterable[tuple[float, Iterable[Hashable]]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A problem and the nodes of the graph, in execution order, that each of its nodes stands for."""
+
+    problem: Problem
+    members: tuple[tuple[Hashable, ...], ...]
+
+
+def read(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str | None) -> Reading:
+    """The problem that the arguments of :func:`pipepart.planning.graph` mean.
+
+    Raises:
+        ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
+            negative or not finite, or a tensor touches a node that is not in the graph.
+    """
+    if not isinstance(graph, nx.Graph) or not graph.is_directed():
+        raise ValueError(
+            f"the graph must be a networkx.DiGraph, its edges say what comes before what; got {graph!r}"
+        )
+    if graph.is_multigraph():
+        graph = nx.DiGraph(graph)
+    if not len(graph):
+        raise ValueError("the graph has no nodes: there is nothing to cut")
+    members = _classes(graph)
+    number = {node: index for index, group in enumerate(members) for node in group}
+    successors: list[set[int]] = [set() for _ in members]
+    for before, after in graph.edges:
+        if number[before] != number[after]:
+            successors[number[before]].add(number[after])
+    size = [sum(_bytes(graph, node) for node in group) for group in members]
+    if sum(size) >= UNLIMITED:
+        raise ValueError(f"the bytes of all nodes must be below 2**60 together, got {sum(size)}")
+    problem = Problem(
+        successors=tuple(tuple(sorted(others)) for others in successors),
+        bytes=np.array(size, dtype=np.int64),
+        nets=tidy_nets(_nets(graph, tensors, number)),
+        types=_device_types(graph, cluster, members, host),
+    )
+    return Reading(problem, members)
+
+
+def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
+    """The nodes that stay together, in an execution order.
+
+    Nodes tied by ``together`` are one class, and so is what lies on a path between two of them: a path that leaves a
+    stage must not come back. Both are the strongly connected components of the graph with the ties as two-way edges.
+    """
+    if not nx.is_directed_acyclic_graph(graph):
+        cycle = " -> ".join(repr(before) for before, _ in nx.find_cycle(graph))
+        raise ValueError(f"the graph has a cycle, so it has no execution order: {cycle} -> back to the first")
+    position = {node: index for index, node in enumerate(graph)}
+    first: dict[Hashable, Hashable] = {}
+    tied = nx.DiGraph(graph.edges)
+    tied.add_nodes_from(graph)
+    for node in graph:
+        label = graph.nodes[node].get("together")
+        if label is not None and first.setdefault(label, node) != node:
+            tied.add_edges_from([(first[label], node), (node, first[label])])
+    # Where the nodes of the graph stand in execution order, as they should, that order is kept.
+    if not first and all(position[before] < position[after] for before, after in graph.edges):
+        return tuple((node,) for node in graph)
+    condensed = nx.condensation(tied)
+    groups = {
+        index: sorted(data["members"], key=position.__getitem__) for index, data in condensed.nodes.items()
+    }
+    order = nx.lexicographical_topological_sort(condensed, key=lambda index: position[groups[index][0]])
+    return tuple(tuple(groups[index]) for index in order)
+
+
+def _device_types(
+    graph: nx.DiGraph, cluster: Cluster, members: Sequence[Sequence[Hashable]], host: str | None
+) -> tuple[DeviceType, ...]:
+    alike: dict[tuple[str, float, int | None], list[int]] = {}
+    for index, device in enumerate(cluster.devices):
+        alike.setdefault((device.kind, device.speed, device.memory_bytes), []).append(index)
+    kinds = sorted({device.kind for device in cluster.devices})
+    seconds = {kind: np.array([math.fsum(_seconds(graph, node, kind) for node in group) for group in members])
+               for kind in kinds}  # fmt: skip
+    for index, group in enumerate(members):
+        if not any(math.isfinite(seconds[kind][index]) for kind in kinds):
+            _refuse_homeless(graph, group, kinds)
+    return tuple(
+        DeviceType(
+            seconds=seconds[kind] / speed,
+            pays=kind != host or len(kinds) == 1,
+            memory=UNLIMITED if memory is None else min(memory, UNLIMITED),
+            devices=tuple(devices),
+        )
+        for (kind, speed, memory), devices in alike.items()
+    )
+
+
+def _refuse_homeless(graph: nx.DiGraph, group: Sequence[Hashable], kinds: Sequence[str]) -> None:
+    allowed = "; ".join(f"{node!r} on {_kinds(graph, node)}" for node in group)
+    tied = "nodes that stay together" if len(group) > 1 else "node"
+    raise ValueError(f"no device of the cluster (kinds {list(kinds)}) may run the {tied}: {allowed}")
+
+
+def _kinds(graph: nx.DiGraph, node: Hashable) -> str:
+    seconds: Any = graph.nodes[node]["seconds"]
+    return f"{sorted(seconds)}" if isinstance(seconds, Mapping) else "any kind"
+
+
+def _seconds(graph: nx.DiGraph, node: Hashable, kind: str) -> float:
+    given: Any = graph.nodes[node].get("seconds")
+    if given is None:
+        raise ValueError(
+            f"node {node!r} has no attribute 'seconds': give a number, or one for each kind of device"
+        )
+    if isinstance(given, Mapping):
+        return _number(given[kind], f"seconds[{kind!r}]", node) if kind in given else math.inf
+    return _number(given, "seconds", node)
+
+
+def _bytes(graph: nx.DiGraph, node: Hashable) -> int:
+    given = graph.nodes[node].get("bytes", 0)
+    _number(given, "bytes", node)
+    return math.ceil(given)
+
+
+def _number(given: Any, name: str, node: Hashable) -> float:
+    return _finite(given, f"{name} of node {node!r}")
+
+
+def _finite(given: Any, what: str) -> float:
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{what} must be a finite number, 0 or more, got {given!r}")
+    return number
+
+
+def _nets(graph: nx.DiGraph, tensors: Tensors | None, number: Mapping[Hashable, int]) -> Iterable[Net]:
+    if tensors is None:
+        for node in graph:
+            seconds = _number(graph.nodes[node].get("transfer_seconds", 0), "transfer_seconds", node)
+            yield Net(seconds, tuple(number[pin] for pin in (node, *graph.successors(node))))
+        return
+    for index, (seconds, nodes) in enumerate(tensors):
+        if not isinstance(nodes, Iterable):
+            raise ValueError(
+                f"tensor {index} must be its seconds and the nodes that touch it, got {(seconds, nodes)!r}"
+            )
+        pins = list(nodes)
+        unknown = [pin for pin in pins if pin not in number]
+        if unknown:
+            raise ValueError(f"tensor {index} touches {unknown[0]!r}, which is not a node of the graph")
+        yield Net(
+            _finite(seconds, f"seconds of tensor {index} ({pins!r})"), tuple(number[pin] for pin in pins)
+        )
+
+
+def devices_of_types(
+    cluster: Cluster, types: Sequence[DeviceType], used: Sequence[int]
+) -> tuple[Device, ...]:
+    """A device for each stage, given the types of the stages: of those alike, in the cluster's order."""
+    left = [iter(kind.devices) for kind in types]
+    return tuple(cluster.devices[next(left[index])] for index in used)

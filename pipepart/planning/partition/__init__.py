@@ -1,0 +1,1 @@
+"""Cuts of a chain of layers into stages."""

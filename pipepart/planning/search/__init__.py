@@ -1,0 +1,1 @@
+"""The choice among schedules, micro-batches, recompute and cuts."""

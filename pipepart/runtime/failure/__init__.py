@@ -1,0 +1,1 @@
+"""Failures of a step: who failed, where, and what the caller is told."""

@@ -1,0 +1,128 @@
+"""What is done about a device that runs out of memory: one type of error, what was held there, and that it is let go.
+
+An error's traceback keeps the local variables of every frame that it came through, the activations in a layer's among
+them. Whoever catches it to try a smaller mini-batch would try it beside those of the larger: so they are cleared.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from ...planning import Plan
+from ...units import counted, format_bytes
+from ..run import Held, Run
+from .notes import add_further
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OF_THE_CPU = "can't allocate memory"
+_WHAT_TO_DO = (
+    "pipepart: a smaller mini-batch works as it is; to hold less, plan with more micro-batches, with "
+    "recompute='always', with another schedule, or for devices of less memory, for which pipepart.plan makes it fit"
+)
+
+
+def explained(run: Run, plan: Plan) -> BaseException:
+    """The failure of a run; where memory is out, as torch's error for that, with notes of what was held.
+
+    Frames that it came through have no local variables then.
+    """
+    failure = run.failure
+    assert failure is not None
+    if not _is_out_of_memory(failure):
+        return failure
+    if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
+        failure = _as_torch_error(failure)
+    for note in _held(run.held, run.failed_on, plan):
+        add_further(failure, note)
+    _clear_frames(failure)
+    return failure
+
+
+def frees_memory(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose frames hold nothing any more once memory is out."""
+
+    @wraps(function)
+    def freeing(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            _clear_frames(error)
+            raise
+
+    return freeing
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
+
+
+def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
+    """Torch raises a plain RuntimeError where the memory of the CPU is out."""
+    made = torch.OutOfMemoryError(*error.args).with_traceback(error.__traceback__)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    made.__cause__ = error
+    return made
+
+
+def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
+    """What stages on the device that failed held when it did, and what the plan knows of their bytes."""
+    device = None if worker is None else plan.workers[worker]
+    beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
+    stages = plan.all_stages
+    for number, (stage, own) in enumerate(zip(stages, held, strict=True)):
+        if stage.device not in beside:
+            continue
+        parts = [
+            (
+                counted(own.stashes, "micro-batch", "es") + " kept for the backward",
+                own.stashes * stage.stash_bytes,
+            ),
+            (counted(own.inputs, "input") + " kept for a second forward", own.inputs * stage.boundary_bytes),
+            (f"the weights' part of {counted(own.weights, 'backward')}", own.weights * stage.waiting_bytes),
+        ]
+        kept = [_with_size(text, size) for (text, size), count in zip(parts, own, strict=True) if count]
+        state = [f"{format_bytes(stage.static_bytes)} of state"] if stage.static_bytes else []
+        yield (
+            f"pipepart: beside that action, stage {number % len(plan.stages)} on {stage.device} held "
+            + (", ".join(kept + state) or "nothing of any micro-batch")
+        )
+    predicted = dict(zip((one.name for one in plan.cluster.devices), _peaks(plan), strict=False))
+    if device and device.name in predicted:
+        limit = f", taken to have {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
+        yield f"pipepart: the plan predicts at most {format_bytes(predicted[device.name])} on {device.name}{limit}"
+    yield _WHAT_TO_DO
+
+
+def _with_size(text: str, size: int) -> str:
+    return f"{text} ({format_bytes(size)} as planned)" if size else text
+
+
+def _peaks(plan: Plan) -> tuple[int, ...]:
+    return plan.prediction.memory_bytes if plan.prediction else ()
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clears the local variables of all frames that are left in the tracebacks of an error and of its causes."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            _ = (
+                frame.f_locals
+            )  # where somebody has asked for them, Python keeps a copy, until it is asked for anew
+        waiting += [one.__cause__, one.__context__]

@@ -1,0 +1,314 @@
+"""What one run measures of itself: start and end of each action and message, on the clocks of their devices.
+
+::
+
+    worker      take ── start ══ compute ══ end ── send            a wait is idle time, and so is the runtime's own
+    messages                                        sent ── arrived ── taken, when its action starts
+
+A CPU has the clock of the host. An accelerator runs behind the host, so there events on its stream take the times; they
+are read when somebody asks, and brought to the host's clock then: within some 20 µs, and within what the two clocks
+drift apart until then, microseconds in each second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from schedules import Action, Kind, Schedule, Timeline, Transfer
+
+from ...autograd.sparse import bytes_of
+from ..stage import Stage
+from ..transport.cuda import has_streams, recorded
+from ..transport.mailbox import Key
+from ..transport.messages import Post
+from .saved_bytes import KeptBytes
+
+_now = time.perf_counter
+_ANCHORS = 5
+_SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
+_NOTHING = nullcontext()
+
+Part = Callable[..., Any]  # of the actions, a stage, a micro-batch, and what the part before has made
+Parts = Mapping[Kind, tuple[Part, Part, Part]]  # take, compute and send, of each kind of action
+_Clock = tuple[list[Any], list[Any], Callable[[], Any]]  # starts and ends of actions, and what tells the time
+
+
+class Recorder:
+    """The times of one run, taken by the workers of its devices.
+
+    Args:
+        schedule: the actions.
+        stages: those that it has.
+        mini_batch: what the run is given, to count what devices keep, too; None not to.
+
+    Attributes:
+        kept: by each device, if that is counted.
+        sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
+        arrivals: of messages that streams carry, filled in as they are sent.
+    """
+
+    def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
+        self.schedule = schedule
+        self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
+        self.arrivals: dict[Key, torch.Event] = {}
+        self.clocks: list[_HostClock | _EventClock] = [
+            _EventClock(device) if has_streams(device) else _HostClock()
+            for device in _homes(schedule, stages)
+        ]
+        self.sent: list[tuple[int, int, Key, int]] = []
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The run, from 0 on; waits for the devices that still are at it."""
+        rows = [clock.spans() for clock in self.clocks]
+        origin = min(start for starts, _ in rows for start in starts)
+        starts = [[start - origin for start in starts] for starts, _ in rows]
+        ends = [[end - origin for end in ends] for _, ends in rows]
+        clocks = {clock.device: clock for clock in self.clocks if isinstance(clock, _EventClock)}
+        arrived = {key: clocks[event.device].seconds(event) - origin for key, event in self.arrivals.items()}
+        return Timeline(
+            self.schedule,
+            starts,
+            ends,
+            peak_bytes=tuple(float(kept.peak) for kept in self.kept),
+            peak_at=tuple(row[kept.peak_place] for row, kept in zip(starts, self.kept, strict=False)),
+            transfers=self._transfers(starts, ends, arrived),
+        )
+
+    def _transfers(
+        self,
+        starts: Sequence[Sequence[float]],
+        ends: Sequence[Sequence[float]],
+        arrived: Mapping[Key, float],
+    ) -> tuple[Transfer, ...]:
+        place = {
+            (_carried(action.kind), action.stage, action.micro_batch): (device, position)
+            for device, row in enumerate(self.schedule.actions)
+            for position, action in enumerate(row)
+            if action.kind in _SENDERS
+        }
+        found = []
+        for sender, receiver, key, size in self.sent:
+            kind, micro_batch = _carried(key[0]), _micro_batch(key)
+            device, position = place[kind, sender, micro_batch]
+            sent = ends[device][position]
+            device, position = place[kind, receiver, micro_batch]
+            # On the host, a worker that was done before has waited, and had it when it went on; else it lay there.
+            waited = position == 0 or ends[device][position - 1] < sent
+            there = max(sent, arrived.get(key, starts[device][position] if waited else sent))
+            found.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
+        return tuple(sorted(found, key=attrgetter("start")))
+
+
+class Watch:
+    """Sees what each action computes, and each message: for a recorder, a profiler, or both.
+
+    Args:
+        schedule: the actions.
+        stages: those that it has.
+        recorder: takes the times; None if nobody asks for them.
+    """
+
+    def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
+        self.recorder = recorder
+        self._clock_of = [recorder.clocks[home] for home in schedule.device_of] if recorder else ()
+        self._kept_of = (
+            [recorder.kept[home] for home in schedule.device_of] if recorder and recorder.kept else ()
+        )
+        self._stages = stages
+        self._device_of = schedule.device_of
+        self._profiled = profiling()
+        self._nvtx = any(stage.device.type == "cuda" for stage in stages)
+        self.names = self._profiled or self._nvtx
+
+    @classmethod
+    def wanted(cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> Watch | None:
+        """One for a run; None where nobody would see what it sees."""
+        return cls(schedule, stages, recorder) if recorder or profiling() else None
+
+    def parts(self, parts: Parts) -> Parts:
+        """Those of each kind of action, seen: what it computes, when it has its input and before it sends."""
+        return {
+            kind: (take, self._computing(kind, compute), self._sending(send))
+            for kind, (take, compute, send) in parts.items()
+        }
+
+    def _computing(self, kind: Kind, compute: Part) -> Part:
+        timed = self._timed(compute) if self._clock_of else compute
+        return partial(self._compute, kind, timed) if self._kept_of or self.names else timed
+
+    def _timed(self, compute: Part) -> Part:
+        clocks: list[_Clock] = [(clock.starts, clock.ends, clock.now) for clock in self._clock_of]
+
+        def timed(actions: Any, stage: int, micro_batch: int, given: Any) -> Any:
+            starts, ends, now = clocks[stage]
+            starts.append(now())
+            made = compute(actions, stage, micro_batch, given)
+            ends.append(now())
+            return made
+
+        return timed
+
+    def _compute(
+        self, kind: Kind, compute: Part, actions: Any, stage: int, micro_batch: int, given: Any
+    ) -> Any:
+        """With a name, and with what it saves counted."""
+        name = str(Action(kind, stage, None if micro_batch < 0 else micro_batch))
+        with self._counting(stage), self.named(name):
+            return compute(actions, stage, micro_batch, given)
+
+    def _counting(self, stage: int) -> AbstractContextManager[object]:
+        if not self._kept_of:
+            return _NOTHING
+        return self._kept_of[stage].counting(layer for _, layer in self._stages[stage].layers)
+
+    def _sending(self, send: Part) -> Part:
+        if not self._kept_of:
+            return send
+
+        def send_and_note(actions: Any, stage: int, micro_batch: int, made: Any) -> None:
+            send(actions, stage, micro_batch, made)
+            del made
+            self._kept_of[stage].note(actions.kept_on(self._device_of[stage]))
+
+        return send_and_note
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """A range of that name in torch.profiler, if it is at work, and in Nsight on CUDA devices."""
+        with profiler.record_function(f"pipepart {name}") if self._profiled else _NOTHING:
+            if not self._nvtx:
+                yield
+                return
+            torch.cuda.nvtx.range_push(f"pipepart {name}")
+            try:
+                yield
+            finally:
+                torch.cuda.nvtx.range_pop()
+
+
+def profiling() -> bool:
+    """Whether a profiler of torch is at work, on this thread or on all."""
+    return profiler._is_profiler_enabled
+
+
+class WatchedPost(Post):
+    """A post whose messages a watch sees where they go from one device to another."""
+
+    def __init__(self, post: Post, schedule: Schedule, watch: Watch) -> None:
+        self._post = post
+        self._watch = watch
+        self._device_of = schedule.device_of
+        self._sent = watch.recorder.sent if watch.recorder else None
+        if not watch.names:
+            self.take = post.take
+
+    def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """As without a watch."""
+        if self._device_of[sender] != self._device_of[receiver] and message is not None:
+            if self._sent is not None:
+                self._sent.append((sender, receiver, key, _bytes(message)))
+            if self._watch.names:
+                with self._watch.named(f"send {_label(receiver, key)}"):
+                    self._post.put(sender, receiver, key, message)
+                return
+        self._post.put(sender, receiver, key, message)
+
+    def take(self, receiver: int, key: Key) -> Any:
+        """As without a watch."""
+        with self._watch.named(f"take {_label(receiver, key)}"):
+            return self._post.take(receiver, key)
+
+    def stop(self) -> None:
+        """Wakes whoever waits, now or later."""
+        self._post.stop()
+
+    def forget(self) -> None:
+        """Lets go of what was not taken."""
+        self._post.forget()
+
+
+class _HostClock:
+    """The start and the end of each action of a device; used by its worker."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.now = _now
+
+    def spans(self) -> tuple[list[float], list[float]]:
+        """All of them, on the host's clock."""
+        return self.starts, self.ends
+
+
+class _EventClock:
+    """The same by events on the stream that the worker is on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.starts: list[torch.Event] = []
+        self.ends: list[torch.Event] = []
+
+    def now(self) -> torch.Event:
+        """One behind what is on the stream."""
+        return recorded(torch.accelerator.current_stream(self.device), timed=True)
+
+    def spans(self) -> tuple[list[float], list[float]]:
+        """All of them, on the host's clock; waits for the device."""
+        return list(map(self.seconds, self.starts)), list(map(self.seconds, self.ends))
+
+    def seconds(self, event: torch.Event) -> float:
+        """When an event of the device was, on the host's clock."""
+        event.synchronize()
+        return self._first_seconds + self.starts[0].elapsed_time(event) / 1e3
+
+    @cached_property
+    def _first_seconds(self) -> float:
+        """When the first event was: by another one, that the host sees come and go."""
+        self.starts[0].synchronize()
+        stream = torch.Stream(device=self.device)  # with nothing on it that could hold the event up
+        seen = []
+        for _ in range(_ANCHORS):
+            before = _now()
+            event = recorded(stream, timed=True)
+            event.synchronize()
+            after = _now()
+            seen.append((after - before, (before + after) / 2, event))
+        _, at, event = min(seen, key=lambda each: each[0])
+        return at - self.starts[0].elapsed_time(event) / 1e3
+
+
+def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
+    """The device of each row of the schedule."""
+    of = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
+    return [of[row] for row in range(schedule.devices)]
+
+
+def _bytes(message: Any) -> int:
+    if type(message) is list and len(message) == 1:  # gradients of one tensor
+        message = message[0]
+    if type(message) is torch.Tensor and message.layout is torch.strided:
+        return message.nbytes
+    return bytes_of(message)
+
+
+def _label(receiver: int, key: Key) -> str:
+    """The action that a message is for."""
+    return str(Action(_carried(key[0]), receiver, _micro_batch(key)))
+
+
+def _carried(kind: Kind | int) -> Kind:
+    """What a message carries: a gradient, unless its key says otherwise."""
+    return kind if kind is Kind.F or kind is Kind.REDUCE_GRAD else Kind.B
+
+
+def _micro_batch(key: Key) -> int | None:
+    return None if key[0] is Kind.REDUCE_GRAD else key[2]

@@ -1,0 +1,1 @@
+"""What makes a second forward equal the first: random draws and buffers."""

@@ -1,0 +1,158 @@
+"""The buffers of a stage's layers around a forward that runs twice: both find the same values, one leaves its own.
+
+A BatchNorm updates its running statistics in the forward; a second forward of the same micro-batch must neither
+update them again nor, where a layer's output hangs on its buffers, find what later micro-batches have made of them.
+So the second forward works on copies, taken before the first, that stand in the place of the real buffers meanwhile.
+
+Only buffers that a forward writes need copies, and which these are is seen. By its values, as torch does not count
+every write in a buffer's version (none of a BatchNorm in its statistics): those of large buffers at the first
+micro-batch of each mode, later by version and identity alone, so that no mask is copied again and again; those of
+small ones at every micro-batch in training. Where a look would stop the host for an accelerator, the second forward
+just gets the copies of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from types import EllipsisType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...autograd.sparse import bytes_of, dense_parts
+
+_SMALL_BYTES = 64 * 1024
+
+_Key = tuple[int, str]
+_Mode = tuple[bool, ...]  # of each module, whether it is in training
+_Present = dict[_Key, tuple[Tensor | None, int]]  # each buffer with its version
+Values = dict[_Key, Tensor | EllipsisType | None]  # an ellipsis for a buffer that was not there yet
+
+
+class Noted(NamedTuple):
+    """The buffers before a first forward, and copies of those that it may write."""
+
+    mode: _Mode
+    present: _Present
+    copies: Values
+
+
+class Buffers:
+    """The buffers of some layers. Used by the stage's worker alone."""
+
+    def __init__(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
+        parts = {part: name for prefix, layer in layers for name, part in layer.named_modules(prefix=prefix)}
+        self._names = list(parts.values())
+        self._owners: list[MutableMapping[str, Tensor | None]] = [part._buffers for part in parts]
+        self._parts = list(parts)
+        self._written: dict[_Mode, set[_Key]] = {}
+
+    def note(self) -> Noted:
+        """To be called before a first forward."""
+        mode = tuple(part.training for part in self._parts)
+        present = self._present()
+        written = self._written.get(mode, present)
+        small = _SMALL_BYTES if any(mode) else -1
+        originals = {
+            key: tensor
+            for key, (tensor, _) in present.items()
+            if key in written or tensor is None or bytes_of(tensor) <= small
+        }
+        # By identity, so that one buffer under two names stays one.
+        made = {tensor: tensor.detach().clone() for tensor in originals.values() if tensor is not None}
+        copies: Values = {key: None if tensor is None else made[tensor] for key, tensor in originals.items()}
+        return Noted(mode, present, copies)
+
+    def values(self, noted: Noted) -> Values | None:
+        """After the first forward: what the second needs; None if something was written of which there is no copy."""
+        now = self._present()
+        unseen = {
+            key
+            for key, copy in noted.copies.items()
+            if isinstance(copy, Tensor) and copy.device.type != "cpu" and noted.mode in self._written
+        }
+        written = self._written.setdefault(noted.mode, set())
+        changed = {
+            key
+            for key in noted.present.keys() | now
+            if key not in written and key not in unseen and _changed(key, noted, now)
+        }
+        written |= changed
+        found = noted.copies | dict.fromkeys(now.keys() - noted.present.keys(), ...)
+        if any(key not in found for key in changed):
+            return None
+        return {key: found[key] for key in written | unseen if key in found}
+
+    def written(self, noted: Noted) -> list[str]:
+        """After forwards that wrote no buffers as far as is known: the names of those that they have written."""
+        self._written.setdefault(noted.mode, set())
+        now = self._present()
+        return [
+            f"{self._names[key[0]]}.{key[1]}" for key in {**noted.present, **now} if _changed(key, noted, now)
+        ]
+
+    @contextmanager
+    def replaced(self, values: Values) -> Iterator[None]:
+        """The copies in place of the buffers, within the block.
+
+        Raises:
+            RuntimeError: the block has written a buffer all the same.
+        """
+        real = self._present()
+        for (number, name), tensor in values.items():
+            if isinstance(tensor, EllipsisType):
+                del self._owners[number][name]
+            else:
+                self._owners[number][name] = tensor
+        try:
+            yield
+        finally:
+            self._put_back(real)
+        for (number, name), (tensor, before) in real.items():
+            if version(tensor) != before:
+                raise RuntimeError(
+                    f"buffer {self._names[number]}.{name} was written in a second forward by another name than its "
+                    "own, and so updated twice: write it as an attribute of its module, or plan with recompute='never'"
+                )
+
+    def _present(self) -> _Present:
+        return {
+            (number, name): (tensor, version(tensor))
+            for number, owner in enumerate(self._owners)
+            if owner
+            for name, tensor in owner.items()
+        }
+
+    def _put_back(self, real: _Present) -> None:
+        befores: list[dict[str, Tensor | None]] = [{} for _ in self._owners]
+        for (number, name), (tensor, _) in real.items():
+            befores[number][name] = tensor
+        for owner, before in zip(self._owners, befores, strict=True):
+            if [name for name, _ in owner.items()] != list(before):  # whose order is that of a state dict
+                owner.clear()
+            for name, tensor in before.items():
+                owner[name] = tensor
+
+
+def version(tensor: Tensor | None) -> int:
+    """How often a tensor has been written; 0 where torch does not count."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _changed(key: _Key, noted: Noted, now: _Present) -> bool:
+    if key not in now or key not in noted.present:
+        return True
+    (tensor, after), (old, before) = now[key], noted.present[key]
+    if tensor is not old or after != before:
+        return True
+    copy = noted.copies.get(key)
+    return isinstance(copy, Tensor) and tensor is not None and not _equal(copy, tensor)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is torch.strided:
+        return torch.equal(one, other)
+    alike = one.layout == other.layout and one.shape == other.shape
+    return alike and all(map(torch.equal, dense_parts(one), dense_parts(other)))

@@ -1,0 +1,1 @@
+"""Parameters, buffers and optimizers that outlive a step."""

@@ -1,0 +1,117 @@
+"""Running statistics of BatchNorm layers as of the whole mini-batch, whatever it is split into.
+
+Each micro-batch is still normalised by its own statistics, as it must be, being all that a device has of the mini-batch
+at that moment. What evaluation will use is updated once a run, by mean and variance over all samples. While a run goes
+on the layers do not track, and a hook on each adds up what goes in; a forward that is repeated counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..stage import Stage
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+class DeferredBatchNorm:
+    """The BatchNorm layers of a pipeline.
+
+    Args:
+        layers: of the model.
+        stages: that they are in.
+
+    Raises:
+        ValueError: a further copy of the model would keep its part of the samples to itself.
+    """
+
+    def __init__(self, layers: Sequence[tuple[str, nn.Module]], stages: Sequence[Stage]) -> None:
+        self._norms: list[tuple[_BatchNorm, Stage]] = []
+        for name, layer in layers:
+            own = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
+            homes = [stage for stage in stages if name in dict(stage.layers)]
+            if own and len(homes) > 1:
+                raise ValueError(
+                    f"layer {name!r} is in several copies of the model, and deferred_batch_norm gathers the statistics "
+                    "of one: plan with one copy"
+                )
+            self._norms += [(part, homes[0]) for part in own]
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Around a run with forwards: if it succeeds, the statistics of those in training are updated once."""
+        sums = {
+            norm: (_Sums(), stage)
+            for norm, stage in self._norms
+            if norm.training and norm.track_running_stats and norm.running_mean is not None
+        }
+        handles: list[RemovableHandle] = []
+        try:
+            for norm, (own, stage) in sums.items():
+                hook = partial(_add, own, stage)
+                handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
+                norm.track_running_stats = False
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for norm in sums:
+                norm.track_running_stats = True
+        for norm, (own, _) in sums.items():
+            if own.count:
+                _update(norm, own)
+
+
+class _Sums:
+    """Number, mean and squared deviations of the values of each channel, of one micro-batch after the other."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor | float = 0.0
+        self.squares: Tensor | float = 0.0
+
+    def add(self, values: Tensor) -> None:
+        """Takes in a micro-batch (Chan et al. 1979, pairwise)."""
+        apart = [dimension for dimension in range(values.dim()) if dimension != 1]
+        variance, mean = torch.var_mean(values, apart, correction=0)
+        new = values.numel() // values.shape[1]
+        both = self.count + new
+        delta = mean - self.mean
+        self.squares = self.squares + variance * new + delta.square() * (self.count * new / both)
+        self.mean = self.mean + delta * (new / both)
+        self.count = both
+
+
+def _add(
+    sums: _Sums, stage: Stage, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    if stage.repeats:
+        return
+    values: Tensor = (args[0] if args else kwargs["input"]).detach()
+    with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+        sums.add(values if values.dtype is torch.float64 else values.float())
+
+
+def _update(norm: _BatchNorm, sums: _Sums) -> None:
+    """What the layer would do itself with the whole mini-batch."""
+    assert isinstance(sums.mean, Tensor)
+    assert isinstance(sums.squares, Tensor)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    with torch.inference_mode(False), torch.no_grad():
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        factor = norm.momentum
+        if factor is None:  # an average over all mini-batches
+            tracked = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
+            factor = 1 / tracked if tracked else 0.0
+        unbiased = sums.squares / (sums.count - 1)
+        for running, found in ((norm.running_mean, sums.mean), (norm.running_var, unbiased)):
+            running.mul_(1 - factor).add_(found.to(running.dtype), alpha=factor)

@@ -1,0 +1,165 @@
+"""One optimizer for each stage, which steps on the stage's device as soon as its gradients are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from ...capture import flatten
+from ...planning import Plan
+from ...planning.search.candidate import ASYNCHRONOUS
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+
+_LIKE_THIS = "Pipeline(..., optimizer=lambda params: torch.optim.SGD(params, lr=0.1))"
+_OTHERWISE = "make the pipeline without optimizer=, and step one optimizer over pipe.parameters()"
+
+
+def check_optimizer(factory: OptimizerFactory | None, plan: Plan) -> None:
+    """Refuses what cannot be before anything is moved.
+
+    Raises:
+        TypeError: the factory is none.
+        ValueError: there is none and the schedule is asynchronous.
+    """
+    if factory is not None and not callable(factory):
+        raise TypeError(
+            f"optimizer must make an optimizer of the parameters of a stage, got {type(factory).__name__}: {_LIKE_THIS}"
+        )
+    if factory is None and plan.asynchronous:
+        raise ValueError(
+            f"schedule {plan.schedule!r} is asynchronous: stages change their weights within a step, by an optimizer "
+            f"each; {_LIKE_THIS}. Its numbers are not those of plain training: for these choose '1f1b', or another"
+        )
+
+
+def refuse_asynchronous(schedule: str) -> None:
+    """Refuses a schedule that wants an optimizer a stage, for a pipeline that is to be made without.
+
+    Raises:
+        ValueError: it does.
+    """
+    if schedule in ASYNCHRONOUS:
+        raise ValueError(
+            f"schedule {schedule!r} is asynchronous and wants an optimizer a stage, which Pipeline.auto does not take: "
+            f"profile, plan for this schedule, and make a {_LIKE_THIS}"
+        )
+
+
+class StageOptimizers:
+    """The optimizers of a pipeline's stages, and their state under the names that the parameters have in the model.
+
+    Args:
+        factory: called once a stage with its parameters, those of an earlier stage left out; None for no optimizers.
+        model: whose parameters they are, on their devices.
+        plan: has the stages.
+
+    Attributes:
+        by_stage: the optimizer of each stage, None for one without parameters; empty where there is no factory.
+
+    Raises:
+        TypeError: the factory returns no optimizer of torch.
+        ValueError: it returns one that has other parameters, or runs the model itself.
+    """
+
+    def __init__(
+        self,
+        factory: OptimizerFactory | None,
+        model: nn.Module,
+        plan: Plan,
+    ) -> None:
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self.by_stage: list[Optimizer | None] = []
+        taken: set[nn.Parameter] = set()
+        layers = iter(flatten(model))
+        if factory is None:
+            return
+        for number, stage in enumerate(plan.stages):
+            mine = islice(layers, len(stage.layers))
+            own = dict.fromkeys(parameter for _, layer in mine for parameter in layer.parameters())
+            left = [parameter for parameter in own if parameter not in taken]
+            taken.update(left)
+            self.by_stage.append(_made(factory, left, number) if left else None)
+
+    @property
+    def all(self) -> list[Optimizer]:
+        """Those that there are, in the order of the stages."""
+        return [optimizer for optimizer in self.by_stage if optimizer is not None]
+
+    def refuse(self, what: str) -> None:
+        """Refuses what needs all gradients before any weight changes.
+
+        Raises:
+            ValueError: there are optimizers, which have changed them by then.
+        """
+        if self.by_stage:
+            raise ValueError(
+                f"{what} needs all gradients before any weight changes, and each stage's own optimizer steps as soon "
+                f"as the stage has its own: {_OTHERWISE}"
+            )
+
+    def zero_grad(self) -> None:
+        """Clears the gradients of all their parameters."""
+        for optimizer in self.all:
+            optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the settings, such as the learning rate, of each parameter by its name."""
+        found: dict[str, Any] = {"state": {}, "settings": {}}
+        for optimizer in self.all:
+            packed = optimizer.state_dict()
+            for names, group in zip(self._named(optimizer), packed["param_groups"], strict=True):
+                settings = {key: value for key, value in group.items() if key != "params"}
+                for name, number in zip(names, group["params"], strict=True):
+                    found["settings"][name] = settings
+                    if number in packed["state"]:
+                        found["state"][name] = packed["state"][number]
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` returned, be it for another cut of the same model.
+
+        Raises:
+            ValueError: a parameter is missing in it.
+        """
+        own = {name for optimizer in self.all for names in self._named(optimizer) for name in names}
+        missing = sorted(own - state["settings"].keys())
+        if missing:
+            raise ValueError(
+                f"the optimizers' state has nothing of parameter {missing[0]!r}: is it this model's?"
+            )
+        for optimizer in self.all:
+            packed = optimizer.state_dict()
+            packed["state"] = {}
+            for names, group in zip(self._named(optimizer), packed["param_groups"], strict=True):
+                group.update(state["settings"][names[0]] if names else {})
+                for name, number in zip(names, group["params"], strict=True):
+                    if name in state["state"]:
+                        packed["state"][number] = state["state"][name]
+            optimizer.load_state_dict(packed)
+
+    def _named(self, optimizer: Optimizer) -> list[list[str]]:
+        """The names of the parameters of each group."""
+        return [[self._names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int) -> Optimizer:
+    made = factory(list(parameters))
+    if not isinstance(made, Optimizer):
+        raise TypeError(
+            f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__} for stage {stage}: "
+            f"{_LIKE_THIS}"
+        )
+    if isinstance(made, LBFGS):
+        raise ValueError(
+            "LBFGS runs the model again within its step, which a stage cannot: take another optimizer"
+        )
+    if any(parameter not in set(parameters) for group in made.param_groups for parameter in group["params"]):
+        raise ValueError(
+            f"the optimizer of stage {stage} has parameters that are not the stage's: use those that it is called with"
+        )
+    return made

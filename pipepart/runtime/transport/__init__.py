@@ -1,0 +1,1 @@
+"""How messages travel between the workers of one step."""

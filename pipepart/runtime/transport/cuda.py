@@ -1,0 +1,227 @@
+"""The streams of a pipeline's workers, where some of their devices are accelerators: who waits for whom, and when.
+
+A device goes through each of its streams in order, behind the host, which only queues. Every worker has one stream on
+every accelerator: on its own device that is its compute stream, on another one whatever the worker has to do there
+beside it, such as receive the copies that it sends. A message from one worker to another, as its owners hold it::
+
+    compute of sender      departure            stream of sender there      compute of receiver
+    ─────────────────      ─────────            ──────────────────────      ───────────────────
+    F(s, k): makes y
+    event (1) ───────────▶ wait for it
+    y held for (2) ······· copies y ──────────▶ y', its memory from here
+                                                event (3) ────────────────▶ wait for it
+    y may be freed                              y' held for (4) ··········· F(s+1, k): reads y'
+
+The host does all of the left in ``send`` and goes on; (3) and (4) are waited for and noted in ``receive``, which has
+the parcel from the mailbox. Memory goes back to the stream that it came from, at once, when the last tensor over it is
+gone, though streams that have read it on their way may not have got there: "held for" is ``record_stream``, which keeps
+memory back until that stream has come by. On one device there is no copy: (1) is what the receiver waits for, and y is
+held for it. What one worker tells itself, as between its chunks, is in the order of its compute stream.
+
+Around a run all of these streams wait for the caller's, and the caller's for them at its end. So what caller and
+pipeline make for each other they find done and may free, without the host waiting for a device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from ...autograd import graph_cut
+from ..own_copy import tensors
+
+Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator
+
+_Action = TypeVar("_Action")
+_Done = TypeVar("_Done")
+
+# Actions that a worker queues before it waits for the device. Enough that the device never runs out of work while the
+# host takes a message from a mailbox; few enough that memory which is held for a stream comes back in time.
+_AHEAD = 4
+
+_WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
+
+
+class Parcel(NamedTuple):
+    """A message on its way: on the device of the receiver as soon as the event has passed, or now without one."""
+
+    message: Any
+    arrived: torch.Event | None
+
+
+class Streams:
+    """The streams of all workers of a pipeline.
+
+    A method that names a worker is called by it; ``begin`` and ``end`` by the caller of a run.
+
+    Args:
+        homes: the device of each worker, accelerators with their index.
+    """
+
+    def __init__(self, homes: Sequence[torch.device]) -> None:
+        self._homes = list(homes)
+        self._devices = [home for home in dict.fromkeys(homes) if has_streams(home)]
+        self._of = [{device: torch.Stream(device) for device in self._devices} for _ in homes]
+        self._departures: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
+
+    @classmethod
+    def of(cls, homes: Sequence[torch.device]) -> Streams | None:
+        """Those of workers on these devices; None where no device has any."""
+        return cls(homes) if any(map(has_streams, homes)) else None
+
+    def callers(self) -> Callers:
+        """The streams that the calling thread is on, of each device."""
+        return [torch.accelerator.current_stream(device) for device in self._devices]
+
+    def begin(self, callers: Callers) -> None:
+        """Has the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory.
+
+        Inputs and targets need not be held for workers: the run has them until ``end``.
+        """
+        for caller, own in self._with_own(callers):
+            queued = caller.record_event()
+            for stream in own:
+                stream.wait_event(queued)
+
+    def end(self, callers: Callers) -> None:
+        """Has the caller's streams wait for what the workers have queued."""
+        for caller, own in self._with_own(callers):
+            for stream in own:
+                caller.wait_event(stream.record_event())
+
+    def hold_for_caller(self, nest: Any) -> None:
+        """Holds what workers have made for the streams that the calling thread is on: it is the caller's now."""
+        for tensor in tensors(nest):
+            if tensor.device in self._devices:
+                tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+
+    @contextmanager
+    def entered(self, worker: int) -> Iterator[None]:
+        """Puts the calling thread on the worker's streams, and on its device, within the block."""
+        with on_streams(list(self._of[worker].values())):
+            if has_streams(self._homes[worker]):
+                torch.accelerator.set_device_index(self._homes[worker])
+            yield
+
+    def paced(self, worker: int, do: Callable[[_Action], _Done]) -> Callable[[_Action], _Done]:
+        """``do`` for one action after the other of a run, which does not get far ahead of the device.
+
+        The host waits for an action that lies some behind the one it queues, so the device has that much to do
+        meanwhile: this holds up the host where it is the faster of the two, and never the device.
+        """
+        compute = self._compute(worker)
+        if compute is None:
+            return do
+        queued: deque[torch.Event] = deque()
+
+        def do_in_time(action: _Action) -> _Done:
+            if len(queued) == _AHEAD:
+                queued.popleft().synchronize()
+            done = do(action)
+            queued.append(compute.record_event())
+            return done
+
+        return do_in_time
+
+    def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> Parcel:
+        """Has a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
+        found = () if sender == receiver else tensors(message)
+        if not found:
+            return Parcel(message, None)
+        here, there = self._homes[sender], self._homes[receiver]
+        compute = self._compute(sender)
+        if here == there:
+            return Parcel(message, None if compute is None else recorded(compute, timed))  # (1)
+        if compute is None:
+            copied = graph_cut.move(message, there, wait=False)
+            return Parcel(copied, recorded(self._of[sender][there], timed))
+        departure = self._departure(sender, there)
+        departure.wait_event(compute.record_event())  # (1)
+        torch.accelerator.set_stream(departure)
+        try:
+            copied = self._copied(message, there, departure)
+        finally:
+            torch.accelerator.set_stream(compute)
+        for tensor in found:
+            if tensor.device == here:
+                tensor.record_stream(departure)  # (2)
+        return Parcel(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
+
+    def receive(self, receiver: int, parcel: Parcel) -> Any:
+        """The message of a parcel, for the receiver's compute stream; one that is for the CPU, the host waits for."""
+        message, arrived = parcel
+        if arrived is None:
+            return message
+        compute = self._compute(receiver)
+        if compute is None:
+            arrived.synchronize()
+            return message
+        compute.wait_event(arrived)  # (3)
+        for tensor in tensors(message):
+            if tensor.device == self._homes[receiver]:
+                tensor.record_stream(compute)  # (4)
+        return message
+
+    def _compute(self, worker: int) -> torch.Stream | None:
+        return self._of[worker].get(self._homes[worker])
+
+    def _departure(self, worker: int, there: torch.device) -> torch.Stream:
+        """The stream on the worker's own device that copies go out on, to each other device."""
+        found = self._departures[worker].get(there)
+        if found is None:
+            found = self._departures[worker][there] = torch.Stream(self._homes[worker])
+        return found
+
+    def _copied(self, message: Any, there: torch.device, departure: torch.Stream) -> Any:
+        """The message on another device, whose copy the two current streams are in line for."""
+        if are_joined(departure.device, there):
+            return graph_cut.move(message, there, wait=False)
+        pinned = graph_cut.move(message, torch.device("cpu"), wait=False)
+        torch.accelerator.current_stream(there).wait_event(departure.record_event())
+        return graph_cut.move(pinned, there, wait=False)
+
+    def _with_own(self, callers: Callers) -> Iterator[tuple[torch.Stream, list[torch.Stream]]]:
+        """Each of the caller's streams, with the workers' on its device."""
+        for device, caller in zip(self._devices, callers, strict=True):
+            yield caller, [streams[device] for streams in self._of]
+
+
+@contextmanager
+def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
+    """Puts the calling thread on these streams, within the block; it is on the device of the last of them then.
+
+    A stream itself is a block of this sort, but for one thread at a time.
+    """
+    index = torch.accelerator.current_device_index()
+    before = [torch.accelerator.current_stream(stream.device) for stream in streams]
+    try:
+        for stream in streams:
+            torch.accelerator.set_stream(stream)
+        yield
+    finally:
+        for stream in before:
+            torch.accelerator.set_stream(stream)
+        torch.accelerator.set_device_index(index)
+
+
+def recorded(stream: torch.Stream, timed: bool) -> torch.Event:
+    """An event for what is on a stream up to now, which takes the time if it is ``timed``."""
+    event = torch.Event(device=stream.device, enable_timing=timed)
+    event.record(stream)
+    return event
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether a device works behind the host, on streams."""
+    return device.type != "cpu" and device.type not in _WITHOUT_STREAMS
+
+
+def are_joined(one: torch.device, other: torch.device) -> bool:
+    """Whether one device writes the memory of the other; else its driver may stop the host for a copy between them."""
+    if one.type != "cuda" or other.type != "cuda":
+        return True
+    return torch.cuda.can_device_access_peer(one, other)

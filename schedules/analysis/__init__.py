@@ -1,0 +1,1 @@
+"""What a timeline shows: idle time, critical path, drawings, traces."""

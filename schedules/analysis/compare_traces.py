@@ -1,0 +1,62 @@
+"""Several timelines in one Chrome trace: what was predicted under what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..simulation.timeline import Timeline
+
+_ROWS = 3  # of each device: what it computes, its sends, its receives
+_Event = dict[str, Any]
+
+
+def side_by_side(timelines: Mapping[str, Timeline]) -> _Event:
+    """Return one Chrome trace of several timelines, for json.dump.
+
+    Each is a process by its name, and each device a thread in it. `Timeline.from_trace` reads the first one back.
+    """
+    traces = {name: timeline.to_trace() for name, timeline in timelines.items()}
+    return {
+        "traceEvents": [
+            event
+            for process, (name, trace) in enumerate(traces.items())
+            for event in _as_process(process, name, trace["traceEvents"])
+        ],
+        "displayTimeUnit": "ms",
+        "otherData": {"timelines": {name: trace["otherData"] for name, trace in traces.items()}},
+    }
+
+
+def alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first timeline of such a trace as a trace of its own; any other trace as it is."""
+    timelines = trace.get("otherData", {}).get("timelines")
+    if not timelines:
+        return trace
+    events = [
+        {**event, "pid": event["tid"] // _ROWS, "tid": event["tid"] % _ROWS}
+        for event in trace["traceEvents"]
+        if event["pid"] == 0 and event["ph"] in "Xb"
+    ]
+    return {"traceEvents": events, "otherData": next(iter(timelines.values()))}
+
+
+def _as_process(process: int, name: str, events: list[_Event]) -> Iterator[_Event]:
+    """The events of a trace that has a process for each device, as those of one process."""
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+    used = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    for event in events:
+        device, row = event["pid"], event.get("tid", 0)
+        moved = {**event, "pid": process, "tid": device * _ROWS + row}
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                yield {**moved, "name": "thread_name"}
+            elif row and (device, row) in used:
+                yield {**moved, "args": {"name": f"device {device}: {event['args']['name']}"}}
+            continue
+        if event["ph"] == "C":
+            moved["name"] = f"{event['name']}, device {device}"
+        if "id" in event:
+            moved["id"] = f"{name} {event['id']}"
+        yield moved

@@ -1,0 +1,1 @@
+"""The values that every schedule is made of: actions, placements, costs, and what waits for what."""

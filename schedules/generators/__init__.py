@@ -1,0 +1,1 @@
+"""Schedules of the literature, one family a file."""

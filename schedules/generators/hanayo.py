@@ -1,0 +1,68 @@
+"""Hanayo: a pipeline that runs to and fro over the devices in waves, with one copy of the model."""
+
+from __future__ import annotations
+
+import heapq
+
+from ..core.action import Action, Kind, ScheduleError, backward, forward
+from ..core.placement import wave
+from ..core.schedule import Schedule
+
+_FORWARD_SLOTS, _BACKWARD_SLOTS = 1, 2  # how long the two are taken to be
+
+
+def hanayo(devices: int, micro_batches: int, waves: int = 1, chunks: int | None = None) -> Schedule:
+    """2 * waves stages per device, placed to and fro: 0, 1, 2, 3, 3, 2, 1, 0, 0, 1, ...
+
+    A device takes what is ready: a backward before a forward, then the earliest micro-batch, then the chunk
+    furthest along; backwards are taken to last twice as long as forwards. Each further wave shortens the
+    bubble, for more messages. Any number of micro-batches; all of them may be in flight.
+
+    chunks: stages per device, instead of `waves`: twice as many.
+
+    Raises ScheduleError when chunks is odd: a wave runs there and back.
+
+    Source: Liu et al. 2023, Hanayo, arXiv 2308.15762, §3.2 and §3.3 (wave-like placement, action lists).
+    """
+    chunks = 2 * waves if chunks is None else chunks
+    if chunks < 2 or chunks % 2:
+        nearest = f"{chunks - 1} or {chunks + 1}" if chunks > 2 else "2"
+        raise ScheduleError(
+            f"hanayo needs an even number of chunks per device, got {chunks}; {nearest} would do"
+        )
+    device_of = wave(devices, chunks)
+    rows: list[list[Action]] = [[] for _ in range(devices)]
+    ready: list[list[tuple[tuple[bool, int, int], Action]]] = [[] for _ in range(devices)]
+    ends: list[tuple[int, int, Action]] = []  # (slot, device, what ends then on it)
+    idle = set(range(devices))
+    ready[0] = [_ranked(forward(0, k)) for k in range(micro_batches)]
+    slot = 0
+    while True:
+        for device in sorted(idle):
+            if ready[device]:
+                idle.remove(device)
+                _, action = heapq.heappop(ready[device])
+                rows[device].append(action)
+                length = _FORWARD_SLOTS if action.kind is Kind.F else _BACKWARD_SLOTS
+                heapq.heappush(ends, (slot + length, device, action))
+        if not ends:
+            return Schedule("hanayo", tuple(map(tuple, rows)), device_of, micro_batches)
+        slot = ends[0][0]
+        while ends and ends[0][0] == slot:
+            _, device, ended = heapq.heappop(ends)
+            idle.add(device)
+            for following in _following(ended, len(device_of)):
+                heapq.heappush(ready[device_of[following.stage]], _ranked(following))
+
+
+def _following(action: Action, stages: int) -> list[Action]:
+    """What the end of an action makes ready."""
+    stage, k = action.stage, action.micro_batch or 0
+    if action.kind is Kind.F:
+        return [forward(stage + 1, k) if stage + 1 < stages else backward(stage, k)]
+    return [backward(stage - 1, k)] if stage else []
+
+
+def _ranked(action: Action) -> tuple[tuple[bool, int, int], Action]:
+    """The action behind its rank: the lowest goes first."""
+    return (action.kind is Kind.F, action.micro_batch or 0, -action.stage), action

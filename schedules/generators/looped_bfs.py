@@ -1,0 +1,24 @@
+"""Breadth-first: all micro-batches through a chunk before the next chunk."""
+
+from ..core.action import ScheduleError, backward, forward
+from ..core.placement import looped
+from ..core.schedule import Schedule
+
+
+def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:
+    """GPipe over `chunks` stages per device, breadth first: chunk after chunk, back in reverse.
+
+    The backward of a chunk takes the micro-batches last in, first out. Every stage keeps all micro-batches in
+    flight; the fill and drain cost 1 / chunks of those of GPipe.
+
+    Source: Lamy-Poirier 2023, Breadth-First Pipeline Parallelism, arXiv 2211.05953, §4.
+    """
+    if chunks < 1:
+        raise ScheduleError(f"looped-bfs has at least 1 chunk per device, got chunks={chunks}")
+    actions = []
+    for device in range(devices):
+        stages = range(device, devices * chunks, devices)
+        forwards = [forward(stage, k) for stage in stages for k in range(micro_batches)]
+        backwards = [backward(stage, k) for stage in reversed(stages) for k in reversed(range(micro_batches))]
+        actions.append((*forwards, *backwards))
+    return Schedule("looped-bfs", tuple(actions), looped(devices, chunks), micro_batches)

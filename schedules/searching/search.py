@@ -1,0 +1,201 @@
+"""Makes a schedule for unequal stages from their costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import itemgetter
+from random import Random
+
+from ..core.action import ScheduleError
+from ..core.costs import StageCosts
+from ..core.placement import placements
+from ..core.schedule import Schedule
+from ..generators.by_name import GENERATORS, generate
+from ..simulation.simulate import simulate
+from ..simulation.timeline import Timeline
+from ..transforms.passes import fuse_backward, permute_devices, split_overlaps
+from .bounds import problem_bound
+from .evaluate import longest_span, makespan, play
+from .list_scheduling import list_schedule, rules
+from .local_search import improve
+from .problem import Problem, Row, make_problem
+from .zero_bubble_heuristic import automatic_zero_bubble, switches
+
+_OBJECTIVES = {"makespan": makespan, "zero-bubble": longest_span}
+_EFFORT = 6_000_000  # operations played; about a second
+_EFFORT_PER_OPERATION = 120
+_GATHERING = 0.6  # of the allowance
+_MAKING = 12  # making an order by a rule costs so many times what playing it does
+_MOVING = 150  # making a move costs as much as playing so many operations
+_MOST_STARTS = 4  # orders that local search starts from
+_PLAYS_PER_START = 3000
+_TOLERANCE = 1e-9
+
+
+def search(
+    costs: StageCosts,
+    devices: int,
+    micro_batches: int,
+    memory: Sequence[float] = (),
+    placement: Sequence[int] = (),
+    objective: str = "makespan",
+    seed: int = 0,
+    effort: float = 1.0,
+    seconds: float = float("inf"),
+) -> Schedule:
+    """Return a schedule for these costs: the best of all fixed ones that fit, improved.
+
+    Candidates are the synchronous schedules of one copy of the model that `build` knows for the placement and
+    whose stash fits, the zero-bubble paper's heuristic (stages on a line), and list scheduling under some
+    dozens of rules; simulated annealing then moves operations of the critical path of the best. It stops when
+    the objective meets `bound`.
+
+    memory: bytes of stash per device; left out, no limit.
+    placement: the device of each stage; left out, linear, looped and to and fro are tried, as many stages as
+        the costs have.
+    objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
+    effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends
+        on it, on the seed and on the arguments alone.
+    seconds: a limit on the time; when it strikes, the best so far is returned.
+
+    Raises ScheduleError when a single micro-batch does not fit, no order is found that does, or the numbers do not go
+    together.
+
+    >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
+    >>> found = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])
+    >>> simulate(found, costs).makespan
+    41.0
+    """
+    tried = [tuple(placement)] if placement else placements(costs.stages, devices)
+    deadline = time.monotonic() + seconds
+    searches = [
+        _Search(make_problem(costs, devices, micro_batches, memory, device_of), objective, seed, deadline)
+        for device_of in tried
+    ]
+    for one in searches:
+        one.gather(effort / len(searches))
+    searches = [one for one in searches if one.found]
+    if not searches:
+        raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
+    best = min(searches, key=lambda one: one.value)
+    best.improve(effort)
+    return best.schedule()
+
+
+class _Search:
+    """The best order found so far on one placement; owned by one call of `search`."""
+
+    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float) -> None:
+        self.problem, self.objective = problem, objective
+        self.measure = _OBJECTIVES[objective]
+        self.goal = problem_bound(problem, objective)
+        self.random = Random(seed)
+        self.deadline = deadline
+        self.work = 0.0
+        self.found: list[tuple[float, list[Row]]] = []
+        self.played: set[int] = set()  # hashes of the fixed schedules, of which some coincide
+        self.whole: list[tuple[float, Schedule]] = []  # fixed schedules that are quicker as they are
+
+    @property
+    def value(self) -> float:
+        """What the best order so far takes."""
+        return min(value for value, _ in self.found)
+
+    def gather(self, effort: float) -> None:
+        """Play every fixed schedule, and then what the rules make, as long as the allowance lasts."""
+        limit = effort * self._allowance()
+        for name in GENERATORS:
+            self._add_fixed(name)
+        for make in self._by_rules():
+            if self.found and self._is_done(limit * _GATHERING):
+                return
+            self.work += _MAKING * self.problem.operations
+            with suppress(ScheduleError):
+                self._add(make())
+
+    def improve(self, effort: float) -> None:
+        """Spend the rest of the allowance on local search, from the best few orders if there is enough."""
+        limit = effort * self._allowance()
+        work_per_play = self.problem.operations + _MOVING
+        plays = (limit - self.work) / work_per_play
+        turns = min(_MOST_STARTS, max(1, int(plays / _PLAYS_PER_START)))
+        for _, rows in sorted(self.found, key=itemgetter(0))[:turns]:
+            share = int(plays / turns)
+            if share < 1 or self._is_done(limit):
+                return
+            self._add(improve(self.problem, rows, self.measure, share, self.random, self.goal, self.deadline))
+            self.work += share * work_per_play
+
+    def schedule(self) -> Schedule:
+        """The best order as a schedule; each I is one B with its W where that costs nothing, or gains."""
+        ranked = sorted(self.found, key=itemgetter(0))
+        best = ranked[0][0], self.problem.schedule_of("search", ranked[0][1])
+        for _, rows in ranked[: _MOST_STARTS if self._parts_cost else 1]:
+            fused = fuse_backward(self.problem.schedule_of("search", rows))
+            taken = _taken(simulate(fused, self.problem.costs), self.objective)
+            if taken <= best[0] * (1 + _TOLERANCE):
+                best = taken, fused
+        whole = min(self.whole, key=itemgetter(0), default=best)
+        return whole[1] if whole[0] < best[0] else best[1]
+
+    @property
+    def _parts_cost(self) -> bool:
+        """Whether on any stage a full backward is quicker than its parts."""
+        return self.problem.costs.cheapest is not self.problem.costs
+
+    def _allowance(self) -> float:
+        return _EFFORT + _EFFORT_PER_OPERATION * self.problem.operations
+
+    def _add(self, rows: list[Row]) -> None:
+        ends = play(self.problem, rows)
+        self.work += self.problem.operations
+        if ends is not None and self.problem.fits(rows):
+            self.found.append((self.measure(self.problem, rows, ends), rows))
+
+    def _add_fixed(self, name: str) -> None:
+        """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement."""
+        schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
+        if schedule is None or hash(schedule.actions) in self.played:
+            return
+        self.played.add(hash(schedule.actions))
+        self._add(self.problem.rows_of(schedule))
+        if self._parts_cost or (self.problem.costs.overlap and schedule != split_overlaps(schedule)):
+            timeline = simulate(schedule, self.problem.costs)
+            peaks = zip(timeline.peak_bytes, self.problem.memory, strict=True)
+            if all(peak <= room * (1 + _TOLERANCE) for peak, room in peaks):
+                self.whole.append((_taken(timeline, self.objective), schedule))
+
+    def _by_rules(self) -> Iterator[Callable[[], list[Row]]]:
+        """What makes an order from the costs; the first works in any memory."""
+        every = list(rules())
+        yield partial(list_schedule, self.problem, every[0])
+        if self.problem.stages == self.problem.devices:
+            for choice in switches():
+                yield partial(automatic_zero_bubble, self.problem, choice)
+        for rule in every[1:]:
+            yield partial(list_schedule, self.problem, rule)
+
+    def _is_done(self, limit: float) -> bool:
+        met = bool(self.found) and self.value <= self.goal * (1 + _TOLERANCE)
+        return met or self.work >= limit or time.monotonic() >= self.deadline
+
+
+def _placed(name: str, problem: Problem, micro_batches: int) -> Schedule | None:
+    """The named schedule for so many micro-batches, if it lives on the problem's placement."""
+    chunks = problem.stages // problem.devices
+    try:
+        schedule = generate(name, problem.devices, micro_batches, chunks, {})
+    except ScheduleError:
+        return None
+    if schedule.versions or schedule.replicas > 1:
+        return None
+    if chunks == 1 and problem.stages == problem.devices:
+        schedule = permute_devices(schedule, problem.device_of)
+    return schedule if schedule.device_of == problem.device_of else None
+
+
+def _taken(timeline: Timeline, objective: str) -> float:
+    return timeline.makespan if objective == "makespan" else timeline.zero_bubble_seconds

@@ -1,0 +1,1 @@
+"""From a schedule and costs to a timeline and its memory."""

@@ -1,0 +1,151 @@
+"""How much a schedule keeps between forwards and backwards; a matter of order alone, not of time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from ..core.action import Kind
+from ..core.costs import StageCosts
+from ..core.dependencies import Dependencies, dependencies
+from ..core.schedule import Schedule
+
+
+def in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Return, per stage, the peak number of micro-batches whose forward has begun and backward not ended.
+
+    A micro-batch is in flight until its B or W has ended.
+
+    >>> from schedules import build
+    >>> in_flight(build("1f1b", devices=4, micro_batches=8))
+    (4, 3, 2, 1)
+    """
+    peaks = [0] * schedule.stages
+    for device, moments in enumerate(held(schedule)):
+        for stage, peak in zip(schedule.stages_of(device), moments.sum(axis=2).max(axis=0), strict=True):
+            peaks[stage] = int(peak)
+    return tuple(peaks)
+
+
+def held(schedule: Schedule) -> tuple[np.ndarray, ...]:
+    """Return, per device, how much its stages keep at the same moment, for the moments that can be the peak.
+
+    One array a device, of shape (moments, its stages, 3): of how many micro-batches a stage keeps the whole stash, of
+    how many the input alone, until their RECOMPUTE, and of how many what the gradients of the weights need, from the
+    end of I to that of W. A stash is there until its B or I has ended. Moments that another exceeds in every number are
+    left out, so whatever each of the three weighs, the peak of the device is the largest weighted sum of any moment,
+    and that of a stage the largest of its own three numbers.
+
+    >>> from schedules import build, insert_recompute
+    >>> held(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
+    [[[0, 4, 0]], [[1, 3, 0]]]
+    """
+    found = dependencies(schedule)
+    changes = _count_changes(found)
+    parts = 3 if found.is_kind(Kind.I).any() else 2  # nothing waits for W where there is none
+    tables = []
+    for device, (first, last) in enumerate(_spans(found)):
+        stages = schedule.stages_of(device)
+        if first == last:
+            tables.append(np.zeros((1, len(stages), 3), dtype=np.int64))
+            continue
+        column = np.searchsorted(stages, found.stage[first:last])
+        change = np.zeros((last - first, len(stages), parts), dtype=np.int64)
+        change[np.arange(last - first), column] = changes[first:last, :parts]
+        adds = found.is_kind(Kind.F, Kind.RECOMPUTE)[first:last, None, None]
+        levels = _levels(np.where(adds, change, 0), np.where(adds, 0, change), found.owner[first:last])
+        if parts == 3:  # what waits after I may be more than the stash before it
+            levels = np.concatenate(
+                [levels, np.cumsum(change, axis=0)[_ends_action(found.owner[first:last])]]
+            )
+        tables.append(np.pad(_largest(levels), ((0, 0), (0, 0), (0, 3 - parts))))
+    return tuple(tables)
+
+
+def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> list[tuple[float, int]]:
+    """Return, per device, the peak bytes of stash and the position of the action that reaches it."""
+    change = _stash_changes(found, costs)
+    return [
+        _peak(change[first:last], found.owner[first:last] - offset)
+        for (first, last), offset in zip(_spans(found), found.offsets, strict=False)
+    ]
+
+
+def _spans(found: Dependencies) -> list[tuple[int, int]]:
+    """The leaves of each device, from the first to behind the last."""
+    return list(pairwise(np.searchsorted(found.owner, found.offsets).tolist()))
+
+
+def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
+    """Bytes that each leaf adds (when it starts) or releases (when it ends)."""
+    stash = np.asarray(costs.stash_bytes)[found.stage]
+    weight = np.asarray(costs.weight_stash_bytes)[found.stage]
+    boundary = np.asarray(costs.boundary_bytes)[found.stage]
+    change = np.zeros(found.code.size)
+    for kind, bytes_changed in (
+        (Kind.F, np.where(_recomputed(found), boundary, stash)),
+        (Kind.RECOMPUTE, stash - boundary),
+        (Kind.B, -stash),
+        (Kind.I, weight - stash),
+        (Kind.W, -weight),
+    ):
+        rows = found.is_kind(kind)
+        change[rows] = bytes_changed[rows]
+    return change
+
+
+def _count_changes(found: Dependencies) -> np.ndarray:
+    """Whole stashes, inputs alone, and what waits for W, that each leaf adds or releases, in three columns."""
+    recomputed = _recomputed(found)
+    change = np.zeros((found.code.size, 3), dtype=np.int64)
+    change[found.is_kind(Kind.F) & ~recomputed] = (1, 0, 0)
+    change[found.is_kind(Kind.F) & recomputed] = (0, 1, 0)
+    change[found.is_kind(Kind.RECOMPUTE)] = (1, -1, 0)
+    change[found.is_kind(Kind.B)] = (-1, 0, 0)
+    change[found.is_kind(Kind.I)] = (-1, 0, 1)
+    change[found.is_kind(Kind.W)] = (0, 0, -1)
+    return change
+
+
+def _recomputed(found: Dependencies) -> np.ndarray:
+    """Whether the forward of the leaf's stage and micro-batch runs again."""
+    recomputes = found.is_kind(Kind.RECOMPUTE)
+    if not recomputes.any():
+        return recomputes
+    key = found.stage * (found.micro_batch.max() + 1) + found.micro_batch
+    return np.isin(key, key[recomputes])
+
+
+def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:
+    """The peak of the running sum, and where."""
+    if not change.size:
+        return 0, 0
+    level = _levels(np.maximum(change, 0), np.minimum(change, 0), position)
+    where = int(np.argmax(level))
+    return level[where].item(), int(position[where])
+
+
+def _levels(added: np.ndarray, released: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """The running sum at each leaf: each action adds when it starts and releases when it ends."""
+    ends_action = _ends_action(position)
+    released_before = np.cumsum(released, axis=0) - released
+    starts = np.append(0, np.flatnonzero(ends_action)[:-1] + 1)
+    within = np.cumsum(ends_action) - ends_action
+    return np.cumsum(added, axis=0) + released_before[starts][within]
+
+
+def _ends_action(position: np.ndarray) -> np.ndarray:
+    """Whether each leaf is the last of its action."""
+    return np.append(position[1:] != position[:-1], True)
+
+
+def _largest(levels: np.ndarray) -> np.ndarray:
+    """The different ones that no other exceeds in every number."""
+    rest = np.unique(levels.reshape(len(levels), -1), axis=0)
+    kept = []
+    while len(rest):
+        top = rest[rest.sum(axis=1).argmax()]  # nothing that is larger everywhere has a smaller sum
+        kept.append(top)
+        rest = rest[(rest > top).any(axis=1)]
+    return np.array(kept, dtype=np.int64).reshape(len(kept), *levels.shape[1:])

@@ -1,0 +1,82 @@
+"""The messages of a simulated step that take time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from ..core.action import Kind
+from ..core.costs import StageCosts
+from ..core.dependencies import Dependencies
+from .transfer import Transfer
+
+SentAndArrived = Callable[[], tuple[np.ndarray, np.ndarray]]  # seconds, one number per edge
+_make = partial(tuple.__new__, Transfer)  # what a Transfer(...) does, without its call into Python
+
+
+class Transfers(Sequence[Transfer]):
+    """Those of a simulated step that take time, in the order in which they leave; made when somebody looks.
+
+    Whoever looks for the best of many schedules simulates each of them, and asks for nothing but the makespan.
+
+    found: the edges.
+    costs: of the stages.
+    sent_and_arrived: when the message of each edge left, and when it arrived.
+    """
+
+    def __init__(self, found: Dependencies, costs: StageCosts, sent_and_arrived: SentAndArrived) -> None:
+        """Keep what they are made of."""
+        self._made_of = found, costs, sent_and_arrived
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one, or a slice of them."""
+        return self._all[index]
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to any sequence of the same transfers."""
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    def __hash__(self) -> int:
+        """As of the tuple of them."""
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        """As the tuple of them."""
+        return repr(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[Transfer, ...]:
+        found, costs, sent_and_arrived = self._made_of
+        return _transfers(found, costs, *sent_and_arrived())
+
+
+def _transfers(
+    found: Dependencies, costs: StageCosts, sent: np.ndarray, arrived: np.ndarray
+) -> tuple[Transfer, ...]:
+    slow = np.flatnonzero(arrived > sent)
+    if not slow.size:
+        return ()
+    slow = slow[np.argsort(sent[slow], kind="stable")]
+    source, target = found.source_stage[slow], found.target_stage[slow]
+    forward = target > source
+    # The leaf of the action that makes the message: the first, or the second of an overlapped pair.
+    leaf = np.searchsorted(found.owner, found.source[slow])
+    makes_output = found.is_kind(Kind.F, Kind.SEND_F)
+    leaf += (found.stage[leaf] != source) | (makes_output[leaf] != forward)
+    columns = (
+        source,
+        target,
+        found.micro_batch[leaf],
+        sent[slow],
+        arrived[slow],
+        np.asarray(costs.message_bytes)[np.minimum(source, target)],
+    )
+    kinds = map((Kind.B, Kind.F).__getitem__, forward.tolist())
+    return tuple(map(_make, zip(kinds, *(column.tolist() for column in columns), strict=True)))

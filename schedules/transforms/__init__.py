@@ -1,0 +1,1 @@
+"""Functions that take a schedule and return a changed one."""

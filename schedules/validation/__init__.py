@@ -1,0 +1,1 @@
+"""Checks that say why a schedule is impossible."""

@@ -1,0 +1,50 @@
+"""The cut is the best there is: against every cut there is, on random graphs and unlike devices."""
+
+import math
+
+import pytest
+
+from pipepart.planning import cut
+from tests.planning.graph import oracle
+from tests.planning.graph.problems import random_problem
+
+
+def check_against_every_cut(seed: int, *, chain: bool = False) -> None:
+    graph, cluster, tensors = random_problem(seed, chain=chain)
+    best = oracle.best(graph, cluster, tensors)
+    if math.isinf(best):
+        with pytest.raises(ValueError, match=r"nothing fits|no device of the cluster"):
+            cut(graph, cluster, tensors)
+        return
+    found = cut(graph, cluster, tensors)
+    assert found.optimal
+    assert found.bottleneck == pytest.approx(best, rel=1e-9, abs=1e-12)
+    assert oracle.check(graph, cluster, tensors, found) == pytest.approx(
+        found.bottleneck, rel=1e-9, abs=1e-12
+    )
+    assert found.lower_bound <= found.bottleneck
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_graphs_are_cut_as_well_as_they_can_be(block: int):
+    for seed in range(40 * block, 40 * block + 40):
+        check_against_every_cut(seed)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_chains_are_cut_as_well_as_they_can_be(block: int):
+    for seed in range(40 * block, 40 * block + 40):
+        check_against_every_cut(seed, chain=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("block", range(8))
+def test_thousands_of_graphs_are_cut_as_well_as_they_can_be(block: int):
+    for seed in range(1000 + 500 * block, 1500 + 500 * block):
+        check_against_every_cut(seed, chain=seed % 5 == 0)
+
+
+def test_the_same_arguments_give_the_same_cut():
+    graph, cluster, tensors = random_problem(3)
+    assert cut(graph, cluster, tensors) == cut(graph, cluster, tensors)

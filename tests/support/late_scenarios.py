@@ -1,0 +1,261 @@
+"""What a caller does with late devices, each written so that one wait or hold too few gives wrong numbers.
+
+Each takes the seed of an order of events, None for devices as late as they can be, and asserts on the numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from pipepart.capture import flatten
+from pipepart.runtime import on_streams
+from tests.support import plain
+from tests.support.copies import plan_copies, summed_step
+from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample
+
+PARTS = 8
+
+
+def chain() -> nn.Sequential:
+    """Layers that keep their input for the backward, and none its output where it leaves a stage."""
+    return plain.in_double(
+        [nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)]
+    )
+
+
+def steps(seed: int | None, devices: tuple[str, ...] = TWO) -> None:
+    """Training, where the optimizer writes the weights on the caller's streams."""
+    model = chain()
+    reference = plain.twin(model)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1, foreach=False)
+    with cut_on(devices, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe:
+        ours = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        given = [sample(2 * PARTS, 5) for _ in range(2)]
+        moved = [(x.to(devices[0]), y.to(devices[1])) for x, y in given]
+        with late(seed):
+            for x, y in moved:
+                ours.zero_grad()
+                pipe.step(x * 1, target=y * 1)
+                ours.step()
+            for x, y in given:
+                theirs.zero_grad()
+                plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
+                theirs.step()
+            plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def shared_steps(seed: int | None) -> None:
+    steps(seed, SHARED)
+
+
+def steps_to_the_cpu(seed: int | None) -> None:
+    steps(seed, ("vdev:0", "cpu"))
+
+
+def forwards(seed: int | None, devices: tuple[str, ...] = TWO) -> None:
+    """Forwards alone, where nothing but messages keeps what a stage has made."""
+    model = chain()
+    x, _ = sample(2 * PARTS, 5)
+    expected = model(x).detach()
+    with cut_on(devices, model, [3], micro_batches=PARTS) as pipe, torch.no_grad(), late(seed):
+        for _ in range(2):
+            assert pipe(x.to(devices[0])).cpu().allclose(expected, rtol=1e-12)
+
+
+def shared_forwards(seed: int | None) -> None:
+    forwards(seed, SHARED)
+
+
+def targets_elsewhere(seed: int | None) -> None:
+    """Targets on the first device, which are just being made, and are written into behind the step.
+
+    The first stage has nothing to train, so that its streams do not wait for the loss.
+    """
+    model = chain()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    model[2].requires_grad_(False)
+    reference = plain.twin(model)
+    x, y = sample(2 * PARTS, 5)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe:
+        x, y = x.to("vdev:0"), y.to("vdev:0")
+        with late(seed):
+            target = y * 1
+            pipe.step(x, target=target)
+            target.zero_()
+            torch.accelerator.current_stream(target.device).synchronize()
+            plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def differentiated_aside(seed: int | None) -> None:
+    """The forward on the default streams, the backward and what reads its gradients on others."""
+    model = chain()
+    reference = plain.twin(model)
+    x, _ = sample(2 * PARTS, 5)
+    for part in x.split(2):
+        reference(part).backward(torch.ones_like(part))
+    with cut_on(TWO, model, [3], micro_batches=PARTS) as pipe, late(seed):
+        out = pipe(x.to("vdev:0"))
+        done = [torch.accelerator.current_stream(device).record_event() for device in map(torch.device, TWO)]
+        aside = [torch.Stream(torch.device(device)) for device in TWO]
+        with on_streams(aside):
+            for stream, event in zip(aside, done, strict=True):
+                stream.wait_event(event)
+            out.sum().backward()
+            plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def differentiated_again(seed: int | None) -> None:
+    """Forwards that run again in the backward, on autograd's thread."""
+    model = chain()
+    reference = plain.twin(model)
+    x, _ = sample(2 * PARTS, 5)
+    for part in x.split(2):
+        reference(part).backward(torch.ones_like(part))
+    with cut_on(TWO, model, [3], micro_batches=PARTS, recompute="always") as pipe, late(seed):
+        pipe(x.to("vdev:0")).sum().backward()
+        plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def input_gradients(seed: int | None) -> None:
+    """Of an input on the CPU, which autograd's thread copies from the first device."""
+    model = chain()
+    reference = plain.twin(model)
+    x, _ = sample(2 * PARTS, 5)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for part in theirs.split(2):
+        reference(part).backward(torch.ones_like(part))
+    aside = [torch.Stream(torch.device(device)) for device in TWO]
+    with cut_on(TWO, model, [3], micro_batches=PARTS) as pipe, late(seed), on_streams(aside):
+        pipe(ours * 1).sum().backward()
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.equal(theirs.grad)
+
+
+def zeroed_aside(seed: int | None) -> None:
+    """Forward, backward and what is done to gradients between them, on streams of the caller."""
+    model = chain()
+    reference = plain.twin(model)
+    x, _ = sample(2 * PARTS, 5)
+    for part in x.split(2):
+        reference(part).backward(torch.ones_like(part))
+    aside = [torch.Stream(torch.device(device)) for device in TWO]
+    with cut_on(TWO, model, [3], micro_batches=PARTS) as pipe, late(seed), on_streams(aside):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        out = pipe(x.to("vdev:0"))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        out.sum().backward()
+        plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def inputs_elsewhere(seed: int | None) -> None:
+    """An input that is just being made, on the device of a later stage."""
+    model = chain()
+    x, _ = sample(2 * PARTS, 5)
+    expected = model(x).detach()
+    with cut_on(TWO, model, [3], micro_batches=PARTS) as pipe, torch.no_grad():
+        x = x.to("vdev:1")
+        with late(seed):
+            assert pipe(x * 1).cpu().allclose(expected, rtol=1e-12)
+
+
+class Interrupting(nn.Module):
+    """Calls what is set, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], None] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        then, self.then = self.then, None
+        if then:
+            then()
+        return x + 0
+
+
+def outputs_that_another_thread_frees(seed: int | None) -> None:
+    """One that reads an output on the caller's stream, and lets go of it while the next run is on and ahead."""
+    interrupting, waiting = Interrupting(), Interrupting()
+    layers = [nn.Linear(5, 5) for _ in range(6)]
+    model = nn.Sequential(nn.Linear(5, 5), interrupting, *layers, waiting).double()
+    x, _ = sample(4, 5)
+    expected = model(x).detach() * 2
+    found: list[Tensor] = []
+    with cut_on(("vdev:0",), model, [], micro_batches=1) as pipe, torch.no_grad(), late(seed):
+        caller = torch.accelerator.current_stream(torch.device("vdev:0"))
+        held = [pipe(x.to("vdev:0"))]
+
+        def read_and_free() -> None:
+            with on_streams([caller]):
+                found.append(held.pop() * 2)
+
+        interrupting.then = read_and_free
+        x = -x
+        waiting.then = lambda: torch.accelerator.current_stream().synchronize()
+        pipe(x.to("vdev:0"))
+        assert found[0].cpu().allclose(expected, rtol=1e-12)
+
+
+def prefetched(seed: int | None) -> None:
+    model = chain()
+    reference = plain.twin(model)
+    given = [sample(2 * PARTS, 5) for _ in range(5)]
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe, late(seed):
+        for x, y in pipe.prefetch(given):
+            pipe.step(x, target=y)
+            del x, y
+        for x, y in given:
+            plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
+        plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def prefetched_and_computed_in_parts(seed: int | None, loaded_on: str = "cpu") -> None:
+    """A splitter that computes, of what is copied to the devices and what the loader has made on one of them."""
+
+    def split(batch: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
+        x, y = batch
+        return [(x[part::most].clone(), y[part::most] + 0) for part in range(most)]
+
+    model = chain()
+    reference = plain.twin(model)
+    given = [sample(2 * PARTS, 5) for _ in range(5)]
+    moved = [(x.to(loaded_on), y) for x, y in given]
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS, split=split) as pipe, late(seed):
+        for x, y in pipe.prefetch((x * 2, y) for x, y in moved):
+            pipe.step(x, target=y)
+            del x, y
+        for pair in given:
+            x, y = (torch.cat([one[part::PARTS] for part in range(PARTS)]) for one in pair)
+            plain.micro_batched_step(reference, x * 2, y, nn.MSELoss(), PARTS)
+        plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def loaded_and_computed_in_parts(seed: int | None) -> None:
+    prefetched_and_computed_in_parts(seed, TWO[1])
+
+
+def copies_side_by_side(seed: int | None, scaler: Any = None) -> None:
+    """Two copies of the model on the same devices, whose last stages ask for the same seeds of gradients."""
+    model = chain()
+    reference = plain.twin(model)
+    plan = plan_copies([name for name, _ in flatten(model)], [3], 2)
+    x, y = sample(8, 5)
+    summed_step(reference, x, y, nn.MSELoss(), (0, 1, 0, 1))
+    with Pipeline(model, on_devices(plan, TWO * 2), nn.MSELoss()) as pipe, late(seed):
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
+        found = gradients(model)
+        if scaler:
+            found = {name: None if g is None else g / 4 for name, g in found.items()}
+        plain.assert_same(found, plain.gradients(reference))
+
+
+def scaled_copies_side_by_side(seed: int | None) -> None:
+    copies_side_by_side(seed, torch.amp.GradScaler("vdev", init_scale=4.0))

@@ -1,0 +1,88 @@
+"""Pipelines on other devices than the virtual ones that plans by hand are for, and their numbers on the CPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipepart import Cluster, Pipeline, Plan, faithful
+from pipepart.capture import flatten
+from tests.support import plain
+from tests.support.chains import Recompute, plan_by_hand
+
+CHUNKS = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "eager-1f1b": 1,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "interleaved-1f1b": 2,
+    "interleaved-zb": 2,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipe-v": 2,
+    "hanayo": 2,
+}
+
+TWO = ("vdev:0", "vdev:1")
+SHARED = ("vdev:0", "vdev:0")  # one device of two workers
+AND_BACK = ("vdev:0", "vdev:1", "vdev:0")
+
+
+def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
+    """The plan with these devices in the place of its own, in their order; one that is named twice is shared."""
+    cluster = Cluster.of(devices)
+    names = {old.name: new.name for old, new in zip(plan.cluster.devices, cluster.devices, strict=True)}
+    return plan.model_copy(
+        update={
+            "cluster": cluster,
+            "stages": tuple(s.model_copy(update={"device": names[s.device]}) for s in plan.stages),
+            "copies": tuple(tuple(names[name] for name in copy) for copy in plan.copies),
+        }
+    )
+
+
+def cut_on(
+    devices: Sequence[str],
+    model: nn.Module,
+    borders: Sequence[int],
+    loss_fn: Any = None,
+    *,
+    micro_batches: int = 4,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    recompute: Recompute = "never",
+    **options: Any,
+) -> Pipeline:
+    """The model as a pipeline on these devices, whose stages begin at layer 0 and at each of ``borders``."""
+    names = [name for name, _ in flatten(model)]
+    plan = plan_by_hand(
+        names, borders, micro_batches=micro_batches, schedule=schedule, chunks=chunks, recompute=recompute
+    )
+    return Pipeline(model, on_devices(plan, devices), loss_fn, **options)
+
+
+@contextmanager
+def late(seed: int | None) -> Iterator[None]:
+    """Devices as late as they can be, or in an order that the seed draws."""
+    with faithful.delayed(seed or 0, lateness=1.0 if seed is None else None):
+        yield
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    """Those of the parameters, on the CPU."""
+    return {name: None if g is None else g.cpu() for name, g in plain.gradients(model).items()}
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, on the CPU."""
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def sample(samples: int, width: int, out: int | None = None) -> tuple[Tensor, Tensor]:
+    """An input and a target in float64, on the CPU."""
+    x = torch.randn(samples, width, dtype=torch.double)
+    return x, torch.randn(samples, out or width, dtype=torch.double)

@@ -1,0 +1,112 @@
+"""The oracle of training: the same model without a pipeline, whole or micro-batch by micro-batch."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pipepart.capture import flatten
+from pipepart.runtime.replay.randomness import Draws
+
+_CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what is left
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy with parameters of its own."""
+    return copy.deepcopy(model)
+
+
+def whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor]) -> Tensor:
+    """Forward and backward of the whole mini-batch; gradients are added to the model's."""
+    loss = loss_fn(model(x), y)
+    loss.backward()
+    return loss.detach()
+
+
+def micro_batched_step(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss_fn: Callable[..., Tensor],
+    parts: int,
+    mean: bool = True,
+    drawing: bool = False,
+) -> Tensor:
+    """Forward and backward of one micro-batch after the other, each mean weighted by its share of the samples.
+
+    With ``drawing``, layers draw what those of a pipeline do, which are other numbers than a plain model's.
+    """
+    samples = pytree.tree_leaves(x)[0].shape[0]
+    total = torch.zeros(())
+    draws = Draws()
+    for index, (xs, ys) in enumerate(zip(_split(x, parts), _split(y, parts), strict=True)):
+        share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
+        output = _drawing(model, xs, index, draws) if drawing else model(xs)
+        loss = loss_fn(output, ys) * share
+        loss.backward()
+        total = total + loss.detach()
+    draws.finish()
+    return total
+
+
+def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: Draws) -> Any:
+    """The output of a chain whose layers draw by their place and the micro-batch."""
+    for place, (_, layer) in enumerate(flatten(model)):
+        with draws.of(place, micro_batch):
+            x = layer(x)
+    return x
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    """A copy of each parameter's gradient, by name."""
+    return {
+        name: None if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Fails unless both hold the same tensors bit for bit, and None in the same places."""
+    assert ours.keys() == theirs.keys()
+    wrong = [
+        name
+        for name, tensor in theirs.items()
+        if (tensor is None) != (ours[name] is None) or (tensor is not None and not tensor.equal(ours[name]))
+    ]
+    assert not wrong, f"differs: {wrong}"
+
+
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any], relative: float = 1e-12) -> None:
+    """Fails unless the difference is at most ``relative`` times the norm, tensor by tensor."""
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (tensor is None) == (ours[name] is None), name
+        if tensor is not None:
+            assert_near(ours[name], tensor, relative, name)
+
+
+def assert_near(ours: Tensor, theirs: Tensor, relative: float = 1e-12, what: str = "tensor") -> None:
+    """Fails unless the two differ by at most ``relative`` times the larger norm, where that is no sum that cancels."""
+    assert ours.shape == theirs.shape, what
+    error = float((ours - theirs).norm())
+    size = max(float(theirs.norm()), float(ours.norm()), _CANCELLED)
+    assert error <= relative * size, f"{what}: off by {error:.3g} of {size:.3g}"
+
+
+def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
+    """The modules as one chain in float64."""
+    return nn.Sequential(*modules).double()
+
+
+def _split(nest: Any, parts: int) -> list[Any]:
+    leaves, spec = pytree.tree_flatten(nest)
+    columns = [leaf.tensor_split(parts) for leaf in leaves]
+    return [pytree.tree_unflatten([column[part] for column in columns], spec) for part in range(parts)]
+
+
+def copied(nest: Any) -> Any:
+    """The nest with tensors of their own, for layers that write into their input."""
+    return pytree.tree_map_only(Tensor, torch.clone, nest)

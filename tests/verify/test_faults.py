@@ -1,0 +1,128 @@
+"""``pipepart.check`` finds each fault, and names the layer that has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import CheckReport, Pipeline
+from tests.verify import faults
+
+
+def checked(model: nn.Module, **options: Any) -> CheckReport:
+    """Two steps in float64 on two devices."""
+    x, y = faults.batch()
+    given: dict[str, Any] = {"target": y, "loss_fn": nn.CrossEntropyLoss(), "steps": 2, "dtypes": ["float64"]}
+    return pipepart.check(model, x, **given | options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (faults.ForwardOfMainThread(), "its output, step 0"),
+        (faults.BackwardOfMainThread(), "the gradient of its input, step 0"),
+        (faults.BufferOfMainThread(), "2.seen, step 0"),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_layer_that_does_something_else_on_a_workers_thread(
+    layer: nn.Module, what: str, schedule: str
+) -> None:
+    (row,) = checked(faults.chain(layer), schedules=[schedule]).rows
+    assert not row.ok
+    assert (row.layer, row.kind, row.what) == ("2", type(layer).__name__, what)
+    assert "several threads" in row.why
+
+
+def test_a_layer_whose_backward_knows_the_last_micro_batch_only() -> None:
+    """Of two devices the first has several micro-batches in flight."""
+    report = checked(faults.chain(faults.OneInFlight()), schedules=["sequential", "gpipe", "1f1b"])
+    assert [(row.schedule, row.layer, row.what) for row in report.rows if not row.ok] == [
+        (name, "2", "the gradient of its input, step 0") for name in ("gpipe", "1f1b")
+    ]
+    assert "micro-batches in flight" in report.rows[1].why
+
+
+def test_a_count_of_the_layers_own_is_right_unless_its_forward_runs_twice() -> None:
+    report = checked(faults.chain(faults.OwnCount()), schedules=["1f1b"], recompute=["never", "always"])
+    once, twice = report.rows
+    assert once.same
+    assert (twice.layer, twice.ok) == ("2", False)
+    assert "2.count" in twice.why
+    assert "recompute='never'" in twice.why
+    assert report.plain[0].remembers == ("2.count",)
+
+
+def test_a_count_outside_of_the_model_makes_two_plain_runs_differ() -> None:
+    report = checked(faults.chain(faults.SharedCount()), schedules=["1f1b"])
+    assert (report.plain[0].repeats, report.plain[0].unsteady) == (False, "2")
+    assert not report.ok
+    assert report.rows[0].layer == "2"
+    assert "two plain runs" in report.rows[0].why
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_mean_that_is_said_to_be_a_sum(schedule: str) -> None:
+    (row,) = checked(faults.chain(), schedules=[schedule], reduction="sum").rows
+    assert (row.ok, row.same, row.layer) == (False, True, "loss")
+    assert row.mini_batch == pytest.approx(0.75)  # four times the loss
+    assert "weighted as a sum" in row.why
+
+
+def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
+    (row,) = checked(
+        faults.chain(), loss_fn=faults.root_mean_square, schedules=["1f1b"], reduction="mean"
+    ).rows
+    assert (row.ok, row.layer) == (False, "loss")
+
+
+def test_a_model_that_sums_up_its_own_loss_and_is_taken_for_a_mean() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), faults.OwnLoss())
+    (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"]).rows
+    assert (row.ok, row.layer, row.kind) == (False, "2", "OwnLoss")
+    (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"], reduction="sum").rows
+    assert row.ok
+
+
+class LosesAGradient(Pipeline):
+    """Forgets the gradient of the first parameter that the last layer shares."""
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
+        loss = super().step(*args, target=target, **kwargs)
+        next(self.parameters()).grad = None
+        return loss
+
+
+def test_a_missing_gradient_of_a_tied_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipepart.verify.compare.Pipeline", LosesAGradient)
+    embedding, head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, nn.Tanh(), head)
+    tokens = torch.randint(10, (12,))
+    report = pipepart.check(
+        model, tokens, target=tokens, loss_fn=nn.CrossEntropyLoss(), devices=1, dtypes=["float64"], steps=1
+    )
+    assert {(row.ok, row.layer, row.what) for row in report.rows} == {
+        (False, "0", "the gradient of 0.weight, step 0")
+    }
+    assert "shares parameters with 2" in report.rows[0].why
+
+
+class OneMoreStep(Pipeline):
+    """Runs the last micro-batch of each mini-batch twice."""
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
+        super().step(*(value[-3:] for value in args), target=target[-3:])
+        return super().step(*args, target=target, **kwargs)
+
+
+def test_a_micro_batch_that_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipepart.verify.compare.Pipeline", OneMoreStep)
+    report = checked(faults.chain(), schedules=["1f1b"], steps=1)
+    assert not report.ok
+    assert report.rows[0].losses == 0
+    assert report.rows[0].layer
