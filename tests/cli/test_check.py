@@ -21,7 +21,7 @@ def faulty(directory: Path) -> None:
         """
 import torch
 from torch import nn
-from tests.checking.faults import ForwardOfMainThread
+from tests.verify.faults import ForwardOfMainThread
 
 
 def threads():

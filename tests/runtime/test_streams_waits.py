@@ -97,11 +97,11 @@ REMOVED = [
     Removed(
         Run,
         "backward_here",
-        "cuda.entered(worker) if streams else nullcontext()",
+        "streams.entered(worker) if streams else nullcontext()",
         differentiated_again,
         "nullcontext()",
     ),
-    Removed(Run, "backward_here", "cuda.end(cuda.callers())\n", input_gradients, "pass\n"),
+    Removed(Run, "backward_here", "streams.end(streams.callers())\n", input_gradients, "pass\n"),
     Removed(
         Pipeline,
         "__call__",
