@@ -115,11 +115,11 @@ class Accumulation(OnDevices):
 class Piped(OnDevices):
     """A plan's pipeline."""
 
-    def __init__(self, name: str, task: Task, plan: Plan, cuda_graphs: bool = False) -> None:
+    def __init__(self, name: str, task: Task, plan: Plan) -> None:
         devices = [torch.device(device.torch_device or "cpu") for device in plan.devices]
         super().__init__(name, task, devices)
         self.plan = plan
-        self._pipe = Pipeline(self._model, plan, loss_fn=task.loss_fn, cuda_graphs=cuda_graphs)
+        self._pipe = Pipeline(self._model, plan, loss_fn=task.loss_fn)
 
     def peak_bytes(self) -> dict[str, int]:
         """What a step takes at most of each GPU, parameters and all; of the CPU nobody knows."""

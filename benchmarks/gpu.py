@@ -22,8 +22,6 @@ WHOLE = Sizes(blocks=18, width=2048, heads=16, vocabulary=32768, sequence=1024, 
 TINY = Sizes(blocks=6, width=16, heads=2, vocabulary=64, sequence=8, batch=8, micro_batches=4)
 # Kernels that run beside others may sum in another order, and bfloat16 keeps 8 bits: a lost micro-batch is off by more.
 TOLERANCE_BF16 = 2e-2
-WARM_UP_STEPS = 4
-"""The third step of a pipeline with graphs records them."""
 
 
 def main(
@@ -34,7 +32,7 @@ def main(
     device: Annotated[str, typer.Option(hidden=True)] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
 ) -> None:
-    """Throughput, CUDA graphs, overlap and memory of pipelines, against one device without a pipeline."""
+    """Throughput, overlap and memory of pipelines, against one device without a pipeline."""
     if device == "cuda" and not torch.cuda.is_available():
         print("benchmarks.gpu needs a CUDA device, and torch finds none here.")
         raise typer.Exit(1)
@@ -111,16 +109,11 @@ def race(
 
 
 def launches(console: Console, homes: list[torch.device], rounds: int, layers: int) -> dict[str, Any]:
-    """A model whose layers take less time than their launches, with CUDA graphs and without."""
+    """A model whose layers take less time than their launches."""
     task = small(layers, width=256, micro_batches=8, device=homes[0])
     plan = plan_for(task, [homes[index % len(homes)] for index in range(2)])
     plain = Accumulation(task)
     pipes = [Piped("2 stages", task, plan)]
-    if homes[0].type == "cuda":
-        pipes.append(Piped("2 stages, CUDA graphs", task, plan, cuda_graphs=True))
-    for pipe in pipes:
-        for _ in range(WARM_UP_STEPS):
-            pipe.step()
     errors = _prove(plain, pipes, TOLERANCE)
     samples = interleave([plain, *pipes], 10 * rounds)
     table = Table("", "ms a step", "throughput", title=f"{layers} x (Linear 256, GELU), 8 micro-batches of 8")

@@ -98,9 +98,6 @@ class Pipeline(Wrapped):
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step in a mode on. Those that draw, add losses or have hooks run by themselves, as the first step
             shows. Kernels round in their own way, and a split backward does all of compiled layers in its first part.
-        cuda_graphs: whether what such layers launch is recorded at the third step and replayed from then on, for the
-            shape that came first in a mode; others run as ever. No other change in what layers' Python does is noticed
-            but of modes, what is frozen, and autocast. Each micro-batch in flight has memory and gradients of its own.
 
     Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
     stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
@@ -126,7 +123,6 @@ class Pipeline(Wrapped):
         strict: bool = False,
         optimizer: OptimizerFactory | None = None,
         compile: CompileOptions = False,
-        cuda_graphs: bool = False,
         timeout: float | None = None,
         nan_guard: bool = False,
     ) -> None:
@@ -138,7 +134,7 @@ class Pipeline(Wrapped):
         self._loss_checked = loss_fn is None
         self._split = split
         self._traces = Traces(plan, always=trace)
-        self._stages = build_stages(model, plan, compile, cuda_graphs, strict)
+        self._stages = build_stages(model, plan, compile, strict)
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
         warn_of_changes(plan, model, stacklevel=2)
@@ -185,7 +181,7 @@ class Pipeline(Wrapped):
                 made; ``"auto"`` where the memory does not do else.
             replicas: copies of the model that train side by side; ``"auto"`` for the best number.
             optimizer: whose state the memory of a stage counts.
-            split, options: as for :class:`Pipeline`; the profile is of layers that are neither compiled nor recorded.
+            split, options: as for :class:`Pipeline`; the profile is of layers that are not compiled.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.

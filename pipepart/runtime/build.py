@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +12,16 @@ from torch import Tensor, nn
 from ..capture import flatten
 from ..cluster import Device
 from ..planning import Plan
-from .compiled import CompileOptions
+from .compiled import CompileOptions, compile_options
 from .stage import Stage
 from .state.replicas import CopiedLayers, Layers, copied_groups
 from .state.shared_parameters import check_ties, check_untied, tie
-from .together import MakeForDevice, together
 
 
 def build_stages(
     model: nn.Module,
     plan: Plan,
     compile: CompileOptions = False,
-    cuda_graphs: bool = False,
     apart: bool = False,
 ) -> list[Stage]:
     """The plan's stages, the layers of each on its device.
@@ -31,16 +30,15 @@ def build_stages(
         model: the user's.
         plan: has the cut.
         compile: whether layers are compiled, or keywords for torch.compile.
-        cuda_graphs: whether what layers launch is recorded and replayed.
         apart: whether devices share no tensors though they may share their memory.
 
     Raises:
         TypeError: the model is no ``nn.Sequential``, or ``compile`` no keywords of torch.compile.
         ValueError: the plan's layers are not the model's in their order, a device is only described, layers in
             different stages share what they write, or the schedule is none that a pipeline runs, wants other
-            stages on other devices, or cannot replay CUDA graphs. Nothing has been moved then.
+            stages on other devices. Nothing has been moved then.
     """
-    make = together(plan, compile, cuda_graphs)
+    options = compile_options(compile, plan)
     _check_schedule(plan)
     layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
@@ -55,7 +53,7 @@ def build_stages(
     tied = tie(groups, homes, _names(plan.devices) if apart else None)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     stages = [
-        Stage(index, ties, starts[index], homes[index], device.name, guarded, together=make(homes[index]))
+        Stage(index, ties, starts[index], homes[index], device.name, guarded, compiled=options)
         for index, (ties, device) in enumerate(zip(tied, plan.devices, strict=True))
     ]
     schedule, workers = plan.build_schedule(), plan.workers
@@ -63,7 +61,7 @@ def build_stages(
     first = len(stages)
     for _ in range(1, schedule.replicas):
         devices, of_copies = of_copies[:first], of_copies[first:]
-        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, make, apart)
+        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, options, apart)
     return stages
 
 
@@ -73,7 +71,7 @@ def _stages_of_copy(
     devices: Sequence[Device],
     first: int,
     guarded: bool,
-    make: MakeForDevice,
+    options: Mapping[str, Any] | None,
     apart: bool,
 ) -> list[Stage]:
     """Those of a further copy of the model, the first of which has the number ``first`` in the schedule."""
@@ -95,7 +93,7 @@ def _stages_of_copy(
                 devices[index].name,
                 guarded,
                 CopiedLayers(groups[index], copied, home, elsewhere),
-                make(home),
+                options,
             )
         )
     return stages

@@ -15,6 +15,5 @@ class RunOptions(TypedDict, total=False):
     trace: bool
     strict: bool
     compile: CompileOptions
-    cuda_graphs: bool
     timeout: float | None
     nan_guard: bool

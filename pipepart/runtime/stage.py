@@ -15,11 +15,11 @@ from schedules import Action
 from ..autograd import graph_cut
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..loss import added_so_far
+from .compiled import Region, Regions
 from .failure.blame import failed_layers
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
 from .own_copy import own_copy, tensors
-from .regions import MakeTogether, Region, Regions
 from .replay.buffers import Buffers, version
 from .replay.randomness import Draws, Turn, may_draw
 from .state.replicas import CopiedLayers
@@ -69,7 +69,7 @@ class Stage:
     """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
 
     With ``guarded``, layers that write into their input get one of their own: somebody may still need the message.
-    With ``together``, layers that do nothing but compute run as one function that it makes.
+    With ``compiled``, keywords for torch.compile, consecutive layers that only compute are compiled together.
 
     Attributes:
         repeats: whether the forward that runs is the second of a micro-batch.
@@ -85,7 +85,7 @@ class Stage:
         where: str,
         guarded: bool = False,
         copied: CopiedLayers | None = None,
-        together: MakeTogether | None = None,
+        compiled: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index
         self.first = first
@@ -99,7 +99,7 @@ class Stage:
         self.guard: Guard | None = None
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
-        self._regions = Regions(self._modules, together) if together else None
+        self._regions = None if compiled is None else Regions(self._modules, compiled)
         self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; None until it has run in that mode.
         self._draws: list[list[bool | None]] = [[None, may_draw(module) or None] for module in self._modules]
