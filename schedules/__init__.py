@@ -9,8 +9,8 @@ from .core.schedule import Schedule, without_micro_batches
 from .core.versions import live_versions, older_versions, stepped_together
 from .searching.bounds import bound
 from .searching.search import search
-from .searching.split_critical import early_gradients
-from .simulation.memory import held, in_flight
+from .searching.split_critical import split_critical
+from .simulation.memory import in_flight, peak_candidates
 from .simulation.simulate import simulate
 from .simulation.timeline import Timeline
 from .simulation.transfer import Transfer
@@ -24,7 +24,7 @@ from .transforms.passes import (
     split_backward,
     split_overlaps,
 )
-from .transforms.replicate import data_parallel
+from .transforms.replicate import replicate
 from .validation.check import check
 
 __all__ = [
@@ -39,10 +39,7 @@ __all__ = [
     "bound",
     "build",
     "check",
-    "data_parallel",
-    "early_gradients",
     "fuse_backward",
-    "held",
     "in_flight",
     "insert_messages",
     "insert_optimizer_step",
@@ -51,11 +48,14 @@ __all__ = [
     "live_versions",
     "names",
     "older_versions",
+    "peak_candidates",
     "permute_devices",
+    "replicate",
     "search",
     "side_by_side",
     "simulate",
     "split_backward",
+    "split_critical",
     "split_overlaps",
     "stepped_together",
     "without_micro_batches",

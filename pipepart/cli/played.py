@@ -221,7 +221,7 @@ def _played(
         chosen = map(schedules.Action.parse, early)
         return replace(played, schedule=schedules.split_backward(played.schedule, chosen))
     if early is None and all(stage.split_seconds is not None for stage in plan.stages):
-        made = schedules.early_gradients(played.schedule, played.costs, played.for_stash)
+        made = schedules.split_critical(played.schedule, played.costs, played.for_stash)
         return replace(played, schedule=made)
     return played
 

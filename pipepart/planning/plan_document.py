@@ -308,7 +308,7 @@ def _schedule(
     else:
         bare = schedules.build(name, devices=devices, micro_batches=each, chunks=chunks)
     one = with_recompute(bare, modes)
-    whole = schedules.data_parallel(one, replicas, micro_batches)
+    whole = schedules.replicate(one, replicas, micro_batches)
     if early:
         whole = schedules.split_backward(whole, map(schedules.Action.parse, early))
     return schedules.insert_reduce_grad(whole) if whole.replicas > 1 else whole

@@ -18,7 +18,7 @@ _CHEAPER = 0.98  # of a full backward, at most, that the parts of it take where 
 _SLACK = 1 + 1e-9
 
 
-def early_gradients(schedule: Schedule, costs: StageCosts, memory: Sequence[float] = ()) -> Schedule:
+def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float] = ()) -> Schedule:
     """Return the schedule with a full backward as I and at once W wherever that shortens the makespan.
 
     The order of the work is the same, and so is what is computed: only the gradient of the stage's input leaves before
@@ -30,7 +30,7 @@ def early_gradients(schedule: Schedule, costs: StageCosts, memory: Sequence[floa
 
     >>> from schedules import build
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
-    >>> early = early_gradients(build("1f1b", devices=2, micro_batches=4), costs)
+    >>> early = split_critical(build("1f1b", devices=2, micro_batches=4), costs)
     >>> print(*early.actions[1])
     1F0 1B0 1F1 1B1 1F2 1B2 1F3 1I3 1W3
     """

@@ -22,13 +22,13 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
     (4, 3, 2, 1)
     """
     peaks = [0] * schedule.stages
-    for device, moments in enumerate(held(schedule)):
+    for device, moments in enumerate(peak_candidates(schedule)):
         for stage, peak in zip(schedule.stages_of(device), moments.sum(axis=2).max(axis=0), strict=True):
             peaks[stage] = int(peak)
     return tuple(peaks)
 
 
-def held(schedule: Schedule) -> tuple[np.ndarray, ...]:
+def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
     """Return, per device, how much its stages keep at the same moment, for the moments that can be the peak.
 
     One array a device, of shape (moments, its stages, 3): of how many micro-batches a stage keeps the whole stash, of
@@ -38,7 +38,7 @@ def held(schedule: Schedule) -> tuple[np.ndarray, ...]:
     and that of a stage the largest of its own three numbers.
 
     >>> from schedules import build, insert_recompute
-    >>> held(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
+    >>> peak_candidates(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
     [[[0, 4, 0]], [[1, 3, 0]]]
     """
     found = dependencies(schedule)

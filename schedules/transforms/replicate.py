@@ -1,4 +1,4 @@
-"""Data parallelism: so many copies of a schedule side by side, each on devices of its own."""
+"""Data parallelism: replicas of one pipeline schedule, side by side on devices of their own."""
 
 from __future__ import annotations
 
@@ -10,63 +10,69 @@ from ..core.schedule import Schedule, without_micro_batches
 from .passes import insert_reduce_grad
 
 
-def data_parallel(schedule: Schedule, copies: int, micro_batches: int | None = None) -> Schedule:
-    """Return a schedule that runs so many copies of one side by side, and then sums their gradients.
+def replicate(schedule: Schedule, replicas: int, micro_batches: int | None = None) -> Schedule:
+    """Return a schedule that runs `replicas` copies of `schedule` side by side and sums their gradients.
 
-    Device d of copy k is device k * devices + d, stage s of it has the number k * stages + s, and it runs the
-    micro-batches k, k + copies, k + 2 * copies and so on of the whole step. Behind the last backward of a device
-    stands a REDUCE_GRAD for each of its stages, which waits for that stage in all copies; where the schedule has
-    reductions, they stay where they are.
+    Device d of replica k becomes device k * devices + d, and stage s becomes stage k * stages + s. Replica k runs
+    the micro-batches k, k + replicas, k + 2 * replicas and so on. Each device ends with a REDUCE_GRAD for each of
+    its stages, which waits for that stage on all replicas. A schedule that has reductions keeps them where they are.
 
-    micro_batches: of the whole step; left out, `copies` times those of the schedule. Of fewer, the last ones of
-        some copies are left out, so that two copies never differ by more than one.
+    micro_batches: of the whole step; left out, `replicas` times those of the schedule. If fewer are given, the last
+        ones of some replicas are left out; two replicas never differ by more than one.
 
-    Raises ScheduleError for less than one copy, an asynchronous schedule, or more micro-batches than that.
+    Raises ScheduleError if `replicas` is less than 1, if there are too many micro-batches, or if the schedule is
+    asynchronous.
 
     >>> from schedules import build
-    >>> print(data_parallel(build("1f1b", devices=1, micro_batches=2), copies=2).to_csv(), end="")
+    >>> print(replicate(build("1f1b", devices=1, micro_batches=2), replicas=2).to_csv(), end="")
     0F0,0B0,0F2,0B2,0REDUCE_GRAD
     1F1,1B1,1F3,1B3,1REDUCE_GRAD
     """
-    if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-        raise ScheduleError(f"a schedule has 1 copy at least, got copies={copies!r}")
-    most = copies * schedule.micro_batches
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise ScheduleError(f"replicas must be a number of at least 1, got replicas={replicas!r}")
+    most = replicas * schedule.micro_batches
     count = most if micro_batches is None else micro_batches
     if not 1 <= count <= most:
         raise ScheduleError(
-            f"{copies} copies of {schedule.name} with {schedule.micro_batches} micro-batches have 1 to {most}, "
+            f"{replicas} replicas of {schedule.name} with {schedule.micro_batches} micro-batches run 1 to {most}, "
             f"got micro_batches={count}"
         )
-    if copies > 1:
+    if replicas > 1:
         if schedule.versions:
             raise ScheduleError(
-                f"{schedule.name} is asynchronous: its copies would have to agree on their weights within a step"
+                f"{schedule.name} is asynchronous: replicas would have to agree on their weights within a step"
             )
-        schedule = insert_reduce_grad(_side_by_side(schedule, copies))
+        schedule = insert_reduce_grad(_side_by_side(schedule, replicas))
     return without_micro_batches(schedule, count)
 
 
-def _side_by_side(schedule: Schedule, copies: int) -> Schedule:
+def _side_by_side(schedule: Schedule, replicas: int) -> Schedule:
     return replace(
         schedule,
         actions=tuple(
-            tuple(_of_copy(schedule, copy, copies, row)) for copy in range(copies) for row in schedule.actions
+            tuple(_of_replica(schedule, replica, replicas, row))
+            for replica in range(replicas)
+            for row in schedule.actions
         ),
         device_of=tuple(
-            copy * schedule.devices + device for copy in range(copies) for device in schedule.device_of
+            replica * schedule.devices + device
+            for replica in range(replicas)
+            for device in schedule.device_of
         ),
-        micro_batches=copies * schedule.micro_batches,
-        replicas=copies * schedule.replicas,
+        micro_batches=replicas * schedule.micro_batches,
+        replicas=replicas * schedule.replicas,
     )
 
 
-def _of_copy(schedule: Schedule, copy: int, copies: int, row: tuple[Action, ...]) -> Iterator[Action]:
-    """The actions of a device in one of the copies."""
-    first = copy * schedule.stages
+def _of_replica(schedule: Schedule, replica: int, replicas: int, row: tuple[Action, ...]) -> Iterator[Action]:
+    """Renumber the actions of one device for one of the replicas."""
+    first = replica * schedule.stages
     for action in row:
         if action.parts:
-            yield Action.overlap(*_of_copy(schedule, copy, copies, action.parts))
+            yield Action.overlap(*_of_replica(schedule, replica, replicas, action.parts))
         elif action.micro_batch is None:
             yield action._replace(stage=first + action.stage)
         else:
-            yield action._replace(stage=first + action.stage, micro_batch=action.micro_batch * copies + copy)
+            yield action._replace(
+                stage=first + action.stage, micro_batch=action.micro_batch * replicas + replica
+            )

@@ -11,11 +11,10 @@ from schedules.core.placement import linear, looped, vee
 from schedules.searching.evaluate import play, replay
 from schedules.searching.problem import make_problem
 
-OPTIMA = Path(__file__).parents[2].parent / "shared" / "data" / "schedules" / "optima_small.json"
-RECORDS = json.loads(OPTIMA.read_text()) if OPTIMA.exists() else []
+OPTIMA = Path(__file__).parents[1] / "data" / "schedules" / "optima_small.json"
+RECORDS = json.loads(OPTIMA.read_text())
 PROVEN = [record for record in RECORDS if record["status"] == "OPTIMAL"]
 LINEAR = [record for record in PROVEN if record["place"] == "linear"]
-needs_optima = pytest.mark.skipif(not RECORDS, reason="the proven optima are not beside this checkout")
 
 # Proven by a constraint solver: F, I, W, latency from each stage to the next and back, micro-batches that each
 # device can hold, micro-batches in all, objective, optimum.
@@ -57,7 +56,6 @@ def gap(record, effort):
     return seconds_of(found, costs, objective) / record["obj"] - 1
 
 
-@needs_optima
 def test_search_is_near_every_proven_optimum_on_a_line_and_never_below():
     gaps = [gap(record, effort=0.1) for record in LINEAR]
     assert min(gaps) > -1e-9
@@ -65,7 +63,6 @@ def test_search_is_near_every_proven_optimum_on_a_line_and_never_below():
     assert sum(gaps) / len(gaps) <= 0.005
 
 
-@needs_optima
 @pytest.mark.slow
 def test_search_is_near_every_proven_optimum_on_a_vee_and_never_below():
     gaps = [gap(record, effort=1.0) for record in PROVEN if record["place"] == "v"]
@@ -96,7 +93,6 @@ def test_search_and_bound_enclose_the_proven_optima_of_unequal_stages_and_links(
     assert sum(gaps) / len(gaps) <= 0.005
 
 
-@needs_optima
 def test_bound_is_never_above_a_proven_optimum_and_often_on_it():
     on_it = 0
     for record in PROVEN:
@@ -107,7 +103,6 @@ def test_bound_is_never_above_a_proven_optimum_and_often_on_it():
     assert on_it >= 40
 
 
-@needs_optima
 def test_zb_h1_and_zb_h2_are_optimal_at_their_caps():
     for record in LINEAR:
         p, (costs, _, _, objective) = record["p"], problem_of(record)

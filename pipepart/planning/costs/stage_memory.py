@@ -43,7 +43,7 @@ class Kept:
         schedule: with the forwards that its stages run again; of overlapped pairs one runs after the other.
 
     Attributes:
-        by_device: the moments of each device, see :func:`schedules.held`.
+        by_device: the moments of each device, see :func:`schedules.peak_candidates`.
         by_stage: those of each stage alone: so many stashes, so many inputs, and so many times what waits for W.
         weighed: of these numbers, those that are not always 0: all three, or two where no backward is split.
         older: how many versions of its weights each stage keeps besides the newest; none unless it is asynchronous.
@@ -51,7 +51,7 @@ class Kept:
     """
 
     def __init__(self, schedule: schedules.Schedule) -> None:
-        self.by_device: tuple[Moments, ...] = schedules.held(schedules.split_overlaps(schedule))
+        self.by_device: tuple[Moments, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
         alone = {
             stage: moments[:, column]
             for device, moments in enumerate(self.by_device)

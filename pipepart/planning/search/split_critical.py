@@ -30,7 +30,7 @@ def with_early_gradients(plan: Plan) -> Plan:
         limit - needs[device.name] + peak
         for limit, device, peak in zip(limits, plan.workers, timeline.peak_bytes, strict=True)
     ]
-    made = schedules.early_gradients(plain, plan.stage_costs(), for_stash)
+    made = schedules.split_critical(plain, plan.stage_costs(), for_stash)
     if made is plain:
         return plan
     whole = {action for row in made.actions for action in row if action.kind is Kind.B}

@@ -9,9 +9,9 @@ from schedules import (
     ScheduleError,
     StageCosts,
     build,
-    held,
     insert_recompute,
     names,
+    peak_candidates,
     simulate,
     split_overlaps,
 )
@@ -19,7 +19,7 @@ from schedules import (
 
 def counts(text: str) -> list[list[list[int]]]:
     """Of the only device."""
-    return sorted(held(Schedule.from_csv(text))[0].tolist())
+    return sorted(peak_candidates(Schedule.from_csv(text))[0].tolist())
 
 
 def test_whole_stashes_are_counted_until_their_backward_has_ended():
@@ -63,7 +63,7 @@ def test_an_overlapped_pair_releases_nothing_before_it_has_ended():
 
 def test_a_device_without_actions_keeps_nothing():
     schedule = Schedule("made up", ((), ()), (0, 1), 1)
-    assert [moments.tolist() for moments in held(schedule)] == [[[[0, 0, 0]]], [[[0, 0, 0]]]]
+    assert [moments.tolist() for moments in peak_candidates(schedule)] == [[[[0, 0, 0]]], [[[0, 0, 0]]]]
 
 
 @st.composite
@@ -97,7 +97,7 @@ def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, sta
         stash_bytes=stashes[:stages], boundary_bytes=inputs[:stages], weight_stash_bytes=waiting[:stages],
     )  # fmt: skip
     peaks = simulate(schedule, costs).peak_bytes
-    for device, (moments, peak) in enumerate(zip(held(schedule), peaks, strict=True)):
+    for device, (moments, peak) in enumerate(zip(peak_candidates(schedule), peaks, strict=True)):
         own = [stage % stages for stage in schedule.stages_of(device)]
         weights = [[stashes[stage], inputs[stage], waiting[stage]] for stage in own]
         assert (moments * weights).sum(axis=(1, 2)).max() == pytest.approx(peak, abs=0)
@@ -106,7 +106,7 @@ def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, sta
 @given(schedule=schedules_with_recompute())
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_no_moment_is_there_that_another_exceeds(schedule: Schedule):
-    for moments in held(schedule):
+    for moments in peak_candidates(schedule):
         for index, one in enumerate(moments):
             for other in moments[index + 1 :]:
                 assert (one > other).any()

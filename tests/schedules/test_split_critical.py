@@ -13,11 +13,11 @@ from schedules import (
     bound,
     build,
     check,
-    early_gradients,
     fuse_backward,
     search,
     simulate,
     split_backward,
+    split_critical,
 )
 
 NAMES = [
@@ -52,13 +52,13 @@ def kinds(schedule: Schedule) -> Counter[Kind]:
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 32)])
 def test_equal_stages_save_a_weight_gradient_at_each_border(p: int, m: int) -> None:
     costs = StageCosts([1.0] * p, [1.0] * p, [1.0] * p)
-    early = early_gradients(build("1f1b", p, m), costs)
+    early = split_critical(build("1f1b", p, m), costs)
     assert simulate(early, costs).makespan == 3 * (m + p - 1) - (p - 1)
 
 
 def test_gpipe_saves_as_much_where_every_path_is_critical() -> None:
     costs = StageCosts([1.0] * 4, [1.0] * 4, [1.0] * 4)
-    assert simulate(early_gradients(build("gpipe", 4, 8), costs), costs).makespan == 33 - 3
+    assert simulate(split_critical(build("gpipe", 4, 8), costs), costs).makespan == 33 - 3
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -66,7 +66,7 @@ def test_gpipe_saves_as_much_where_every_path_is_critical() -> None:
 def test_the_order_of_the_work_is_the_same_and_never_takes_longer(name: str, chunks: int, seed: int) -> None:
     schedule = build(name, 4, 8, chunks)
     costs = random_costs(schedule.stages, seed)
-    early = early_gradients(schedule, costs)
+    early = split_critical(schedule, costs)
     check(early)
     assert fuse_backward(early).actions == schedule.actions
     assert simulate(early, costs).makespan <= simulate(schedule, costs).makespan
@@ -74,30 +74,30 @@ def test_the_order_of_the_work_is_the_same_and_never_takes_longer(name: str, chu
 
 def test_where_the_parts_take_longer_only_the_last_is_split() -> None:
     costs = StageCosts([1, 2], [1.2, 2.4], [1, 2], backward=[2, 4])
-    early = early_gradients(build("1f1b", 2, 6), costs)
+    early = split_critical(build("1f1b", 2, 6), costs)
     assert kinds(early)[Kind.W] == 1
     assert [str(action) for action in early.actions[1][-2:]] == ["1I5", "1W5"]
 
 
 def test_where_the_parts_take_less_all_are_split() -> None:
     costs = StageCosts([1, 1], [1, 1], [0.5, 0.5], backward=[2, 2])
-    assert kinds(early_gradients(build("1f1b", 2, 6), costs))[Kind.B] == 0
+    assert kinds(split_critical(build("1f1b", 2, 6), costs))[Kind.B] == 0
 
 
 def test_where_nothing_is_gained_the_schedule_comes_back() -> None:
     one = build("1f1b", 1, 4)
-    assert early_gradients(one, StageCosts([1], [1], [1])) is one
+    assert split_critical(one, StageCosts([1], [1], [1])) is one
     two = build("1f1b", 2, 4)
-    assert early_gradients(two, StageCosts([1, 1], [3, 3], [1, 1], backward=[2, 2])) is two
+    assert split_critical(two, StageCosts([1, 1], [3, 3], [1, 1], backward=[2, 2])) is two
     behind = build("pipedream", 2, 4)
-    assert early_gradients(behind, StageCosts([1, 1], [1, 1], [1, 1])) is behind
+    assert split_critical(behind, StageCosts([1, 1], [1, 1], [1, 1])) is behind
 
 
 def test_memory_is_kept_to() -> None:
     costs = StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[2, 2], weight_stash_bytes=[2, 5])
     schedule = build("1f1b", 2, 4)
-    assert kinds(early_gradients(schedule, costs, memory=[4, 5]))[Kind.W] == 1
-    assert early_gradients(schedule, costs, memory=[4, 4]) is schedule
+    assert kinds(split_critical(schedule, costs, memory=[4, 5]))[Kind.W] == 1
+    assert split_critical(schedule, costs, memory=[4, 4]) is schedule
 
 
 def test_a_full_backward_costs_what_it_is_said_to() -> None:

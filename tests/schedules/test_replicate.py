@@ -9,10 +9,10 @@ from schedules import (
     StageCosts,
     build,
     check,
-    data_parallel,
     insert_messages,
     insert_reduce_grad,
     names,
+    replicate,
     simulate,
     split_backward,
 )
@@ -41,7 +41,7 @@ def micro_batches_of(schedule, row):
 def test_every_schedule_has_legal_copies(name, copies):
     one = build(name, 2, 4)
     for micro_batches in (None, 4 * copies - 1, copies + 1, copies, 1):
-        whole = data_parallel(one, copies, micro_batches)
+        whole = replicate(one, copies, micro_batches)
         check(whole)
         assert whole.micro_batches == (micro_batches or 4 * copies)
         assert (whole.replicas, whole.devices) == (copies * one.replicas, copies * 2)
@@ -50,7 +50,7 @@ def test_every_schedule_has_legal_copies(name, copies):
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_copies_take_as_long_and_hold_as_much_as_one(name):
     one = build(name, 2, 4)
-    alone, together = (simulate(s, costs_of(one)) for s in (insert_reduce_grad(one), data_parallel(one, 3)))
+    alone, together = (simulate(s, costs_of(one)) for s in (insert_reduce_grad(one), replicate(one, 3)))
     assert together.makespan == alone.makespan
     assert together.peak_bytes == 3 * alone.peak_bytes
 
@@ -60,11 +60,11 @@ def test_the_sum_of_the_gradients_is_priced_once_all_copies_are_done():
     costs = costs_of(one, reduce_grad=[5, 7])
     # Stage 0 is done last: its sum of 5 seconds ends the step, and that of stage 1 runs beside.
     before = simulate(one, costs).makespan
-    assert simulate(data_parallel(one, 2), costs).makespan == before + 5
+    assert simulate(replicate(one, 2), costs).makespan == before + 5
 
 
 def test_a_slower_copy_keeps_the_others_waiting():
-    whole = data_parallel(build("gpipe", 2, 2), 2)
+    whole = replicate(build("gpipe", 2, 2), 2)
     slow = StageCosts([1, 1, 3, 3], [1, 1, 3, 3], [0, 0, 0, 0], reduce_grad=[1] * 4)
     timeline = simulate(whole, slow)
     assert timeline.makespan == 3 * 6 + 1
@@ -73,22 +73,22 @@ def test_a_slower_copy_keeps_the_others_waiting():
 
 def test_what_a_stage_sends_is_no_matter_between_copies_of_one_stage():
     costs = StageCosts([1], [1], [1], latency=100, bandwidth=1, message_bytes=[100])
-    assert simulate(data_parallel(build("gpipe", 1, 2), 2), costs).makespan == 6
+    assert simulate(replicate(build("gpipe", 1, 2), 2), costs).makespan == 6
 
 
 def test_micro_batches_are_dealt_out_in_turn():
-    whole = data_parallel(build("1f1b", 1, 3), 3, 7)
+    whole = replicate(build("1f1b", 1, 3), 3, 7)
     assert [micro_batches_of(whole, row) for row in whole.actions] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
 def test_a_copy_without_micro_batches_only_reduces():
-    whole = data_parallel(build("1f1b", 1, 1), 2, 1)
+    whole = replicate(build("1f1b", 1, 1), 2, 1)
     assert [" ".join(map(str, row)) for row in whole.actions] == ["0F0 0B0 0REDUCE_GRAD", "1REDUCE_GRAD"]
 
 
 def test_copies_of_copies_are_copies():
-    assert data_parallel(data_parallel(build("gpipe", 2, 2), 2), 2).replicas == 4
-    whole = data_parallel(build("chimera", 2, 2), 2)
+    assert replicate(replicate(build("gpipe", 2, 2), 2), 2).replicas == 4
+    whole = replicate(build("chimera", 2, 2), 2)
     check(whole)
     assert whole.replicas == 4
     assert whole.device_of == (0, 1, 1, 0, 2, 3, 3, 2)
@@ -97,7 +97,7 @@ def test_copies_of_copies_are_copies():
 @pytest.mark.parametrize("change", [insert_messages, split_backward])
 def test_what_a_pass_added_is_in_every_copy(change):
     one = change(build("gpipe", 2, 2))
-    whole = data_parallel(one, 2)
+    whole = replicate(one, 2)
     check(whole)
     kinds = [[action.kind for action in row] for row in whole.actions]
     assert kinds[:2] == kinds[2:]
@@ -105,7 +105,7 @@ def test_what_a_pass_added_is_in_every_copy(change):
 
 
 def test_reductions_that_are_there_stay_where_they_are():
-    whole = data_parallel(insert_reduce_grad(build("zb-v", 1, 1)), 2)
+    whole = replicate(insert_reduce_grad(build("zb-v", 1, 1)), 2)
     check(whole)
     row = "{}F{m} {}F{m} {}I{m} {}W{m} {}REDUCE_GRAD {}I{m} {}W{m} {}REDUCE_GRAD"
     assert [" ".join(map(str, actions)) for actions in whole.actions] == [
@@ -116,7 +116,7 @@ def test_reductions_that_are_there_stay_where_they_are():
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "chimera"])
 def test_copies_survive_csv_and_json(name):
-    whole = data_parallel(build(name, 2, 4), 2)
+    whole = replicate(build(name, 2, 4), 2)
     assert Schedule.from_json(whole.to_json()) == whole
     read = Schedule.from_csv(whole.to_csv(), replicas=whole.replicas)
     assert (read.actions, read.device_of, read.micro_batches) == (
@@ -128,19 +128,19 @@ def test_copies_survive_csv_and_json(name):
 
 def test_one_copy_is_the_schedule_itself():
     one = build("1f1b", 2, 4)
-    assert data_parallel(one, 1) == one
+    assert replicate(one, 1) == one
 
 
 @pytest.mark.parametrize(
     ("name", "copies", "micro_batches", "reason"),
     [
-        ("1f1b", 0, None, "1 copy at least, got copies=0"),
-        ("1f1b", True, None, "1 copy at least, got copies=True"),
-        ("1f1b", 2, 9, "2 copies of 1f1b with 4 micro-batches have 1 to 8, got micro_batches=9"),
+        ("1f1b", 0, None, "at least 1, got replicas=0"),
+        ("1f1b", True, None, "at least 1, got replicas=True"),
+        ("1f1b", 2, 9, "2 replicas of 1f1b with 4 micro-batches run 1 to 8, got micro_batches=9"),
         ("1f1b", 2, 0, "got micro_batches=0"),
         ("pipedream", 2, None, "pipedream is asynchronous"),
     ],
 )
 def test_what_has_no_copies_is_refused(name, copies, micro_batches, reason):
     with pytest.raises(ScheduleError, match=reason):
-        data_parallel(build(name, 2, 4), copies, micro_batches)
+        replicate(build(name, 2, 4), copies, micro_batches)
