@@ -3,6 +3,7 @@
 from . import capture, planning, profiling
 from .capture import LayerGraph
 from .cluster import Cluster, Device, Link
+from .data.arguments import Arguments
 from .data.split import Whole
 from .loss import add_loss, collect_losses
 from .pipeline import Pipeline
@@ -12,6 +13,7 @@ from .runtime.observe.trace import Trace
 from .verify import CheckReport, check
 
 __all__ = [
+    "Arguments",
     "CheckReport",
     "Cluster",
     "Device",

@@ -17,13 +17,13 @@ import schedules
 from .autograd import graph_cut
 from .capture import flatten
 from .cluster import Cluster
+from .data.arguments import Arguments, arguments_of_call, check_arguments
 from .data.device_batch import Prefetched
 from .data.prefetch import Passes, Prefetch, ToArguments
 from .data.split import Splitter, gather
 from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
-from .profiling import single_argument
 from .runtime import (
     CompileOptions,
     DeferredBatchNorm,
@@ -137,6 +137,8 @@ class Pipeline(Wrapped):
         self._stages = build_stages(model, plan, compile, strict)
         norms = flatten(model) if deferred_batch_norm else ()
         self._batch_norms = DeferredBatchNorm(norms, self._stages)
+        self._first_layer = flatten(model)[0]
+        self._known_forms: set[tuple[int, tuple[str, ...]]] = set()
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, StageOptimizers(optimizer, model, plan))
         self._conditions = conditions_of(plan, self._stages, loss_fn, strict)
@@ -170,7 +172,8 @@ class Pipeline(Wrapped):
 
         Args:
             model: an ``nn.Sequential``.
-            sample: a mini-batch, its tensors ``[samples, ...]``.
+            sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of
+                positional arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
             target: what the loss compares with.
             loss_fn: as for :class:`Pipeline`.
             devices: a number (accelerators where there are as many, else virtual devices on the CPU), a list of
@@ -239,8 +242,8 @@ class Pipeline(Wrapped):
         that of the last optimizer step, and the loss the mean of those of all.
 
         Args:
-            args: the model's argument, its tensors ``[samples, ...]``. Tensors without dimensions and all that is
-                none goes whole to every micro-batch, and so does what is marked as :class:`pipepart.Whole`.
+            args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions and
+                all that is none goes whole to every micro-batch, and so does what is marked as :class:`pipepart.Whole`.
             target: what the loss compares with, its tensors ``[samples, ...]``; never cut off from its samples.
             scaler: scales the gradients, as those of ``scaler.scale(loss).backward()`` are; what follows is plain:
                 ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
@@ -255,7 +258,7 @@ class Pipeline(Wrapped):
                 gradients are incomplete then, and the next step works. Of stages with own optimizers each has the
                 newest weights that it made, some after more steps than others: go on from a checkpoint.
         """
-        value = single_argument(kwargs or args)
+        value = self._input(arguments_of_call(args, kwargs), target)
         with torch.inference_mode(False), torch.enable_grad():
             batch = Prefetched.parts_of(value, target, self._plan.micro_batches, self._split)
         if not self._loss_checked and self._loss_fn is not None:
@@ -301,7 +304,7 @@ class Pipeline(Wrapped):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        value = single_argument(kwargs or args)
+        value = self._input(arguments_of_call(args, kwargs))
         batch = Prefetched.parts_of(value, None, self._plan.micro_batches, self._split)
         if torch.is_grad_enabled():
             return differentiable(
@@ -343,6 +346,14 @@ class Pipeline(Wrapped):
         state = "closed" if self._engine.closed else f"{len(self._plan.stages)} stages"
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
+
+    def _input(self, given: Arguments, target: Any = None) -> Any:
+        """What is split into micro-batches, if the first layer takes these arguments."""
+        form = len(given.args), tuple(given.kwargs)
+        if form not in self._known_forms:
+            check_arguments(*self._first_layer, given, target)
+            self._known_forms.add(form)
+        return given.input
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
         with self._claimed():

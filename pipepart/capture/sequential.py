@@ -91,7 +91,7 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-def capture(model: nn.Module, sample: Any) -> LayerGraph:
+def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
     """The layer graph of an ``nn.Sequential``.
 
     Shapes come from fake tensors: no layer computes, no BatchNorm statistic, gradient or random state changes.
@@ -99,7 +99,7 @@ def capture(model: nn.Module, sample: Any) -> LayerGraph:
 
     Args:
         model: the ``nn.Sequential``; nested ones are opened, names stay those of the model.
-        sample: its one argument, a tensor or a nest of tensors.
+        args, kwargs: the arguments of the model, tensors or nests of tensors.
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``.
@@ -107,12 +107,13 @@ def capture(model: nn.Module, sample: Any) -> LayerGraph:
     """
     layers = flatten(model)
     infos = []
-    value = sample
+    given = (args, kwargs)
     with untouched(model), torch.no_grad():
         for (name, layer), info in zip(layers, _infos(layers), strict=True):
-            value = _fake_call(name, layer, value)
+            value = _fake_call(name, layer, *given)
             infos.append(info.model_copy(update={"outputs": tensor_specs(value)}))
-    return LayerGraph.chain(infos, tensor_specs(sample))
+            given = ((value,), {})
+    return LayerGraph.chain(infos, tensor_specs((args, kwargs)))
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:
@@ -161,19 +162,19 @@ def _describe(layer: nn.Module) -> str:
     return text if text.endswith(")") else type(layer).__name__
 
 
-def _fake_call(name: str, layer: nn.Module, value: Any) -> Any:
-    """The layer's output for ``value`` in shape and dtype only: fake tensors, of no values."""
+def _fake_call(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The layer's output in shape and dtype only: fake tensors, which have no values."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
             state: dict[str, Tensor] = {
                 key: mode.from_tensor(tensor.detach())
                 for key, tensor in (*layer.named_parameters(), *layer.named_buffers())
             }
-            return torch.func.functional_call(layer, state, (_as_fake(mode, value),))
+            return torch.func.functional_call(layer, state, _as_fake(args), _as_fake(kwargs))
     except Exception:
         pass  # fake tensors reach less far than real ones: what counts is the real layer's verdict
     try:
-        return copy.deepcopy(layer).eval()(_as_real(value))
+        return copy.deepcopy(layer).eval()(*_as_real(args), **_as_real(kwargs))
     except Exception as error:
         error.add_note(
             f"pipepart: layer {name!r} ({type(layer).__name__}), while its output's shape was found"
@@ -192,7 +193,7 @@ def _quiet() -> Iterator[None]:
         logger.disabled = disabled
 
 
-def _as_fake(mode: FakeTensorMode, value: Any) -> Any:
+def _as_fake(value: Any) -> Any:
     return pytree.tree_map_only(
         Tensor, lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device), value
     )

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..capture import flatten
+from ..data.arguments import Arguments
 from ..data.split import batch_size
-from ..profiling import Profile, profile, single_argument
+from ..profiling import Profile, profile
 from .errors import Mistake
 from .loading import Given, load_model
 from .output import note, quiet_output
@@ -55,7 +56,7 @@ def measure(name: str, how: HowToMeasure, micro_batches: Callable[[int], list[in
         given = with_sample(name, load_model(name), made_up)
         _note_backward_of_ones(given)
         flatten(given.model)
-        batch = batch_size(single_argument(given.sample), given.target)
+        batch = batch_size(Arguments.of(given.sample), given.target)
         return profile(
             given.model,
             given.sample,

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..planning import Plan
-from ..profiling import single_argument
 from ..workers.forks import FORKED, listen_for_forks
 from ..workers.modes import Modes
+from .arguments import Arguments
 from .device_batch import Copies, MiniBatch
 from .split import Splitter
 
@@ -154,7 +154,7 @@ class _Prepare:
         sequence = type(batch) in (tuple, list)
         if self._to_arguments is not None:
             args, kwargs, target = self._to_arguments(batch)
-            value = single_argument(dict(kwargs) or tuple(args))
+            value = Arguments(*args, **kwargs).input
         elif sequence and len(batch) not in (1, 2):
             raise TypeError(
                 f"the loader gives {type(batch).__name__}s of {len(batch)}: say what is input and what is target, "

@@ -10,9 +10,10 @@ from torch import nn
 
 from ..capture import flatten
 from ..cluster import Cluster, as_cluster
+from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..loss import declared_reduction
-from ..profiling import profile, single_argument
+from ..profiling import profile
 from ..runtime import refuse_asynchronous
 from . import Plan, check_devices, micro_batches_worth_trying, plan
 
@@ -43,7 +44,9 @@ def plan_for(
     layers = flatten(model)
     if replicas == 1:
         check_devices(len(cluster), len(layers))
-    batch = sum(micro_batches_of(single_argument(sample), target, 1, split).sizes)
+    given = Arguments.of(sample)
+    check_arguments(*layers[0], given, target)
+    batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
     counts: int | Sequence[int] = (
         micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))
     )

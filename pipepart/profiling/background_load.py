@@ -15,6 +15,7 @@ from torch import nn
 from ..autograd import graph_cut
 from ..capture import flatten
 from ..capture.deep_copies import deep_copies
+from ..data.arguments import call
 from ..workers.worker import start_workers
 from .timing import Loss, fresh
 
@@ -65,7 +66,7 @@ def _train(model: nn.Module, sample: Any, loss: Loss, stop: threading.Event, don
         while not stop.is_set():
             value = fresh(sample)
             for _, layer in flatten(model):
-                value = layer(value)
+                value = call(layer, value)
                 if stop.is_set():
                     return
             roots = graph_cut.cut(value if loss is None else loss(value))

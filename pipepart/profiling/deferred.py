@@ -10,6 +10,7 @@ from torch import nn
 from ..autograd import graph_cut
 from ..autograd.sparse import dense_parts
 from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..data.arguments import call
 from .memory import storages_of
 from .timing import Layers, Loss, blaming, fresh, named_calls
 
@@ -28,7 +29,7 @@ def count_waiting(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> 
         for index, module in enumerate(modules):
             given = message
             with blaming(names[index], "forward"):
-                output = module(graph_cut.alias(given))
+                output = call(module, graph_cut.alias(given))
             message, roots = graph_cut.cut(output)
             del output
             steps.append((given, roots))

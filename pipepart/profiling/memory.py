@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..autograd import graph_cut
 from ..autograd.sparse import dense_parts
+from ..data.arguments import call
 from .profile_document import SavedTensor
 from .timing import Layers, Loss, blaming, fresh, named_calls
 
@@ -44,7 +45,7 @@ def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> M
         for index, module in enumerate(modules):
             counter.enter(min(index, len(layers) - 1), message)
             with saved_tensors_hooks(counter.pack, _Kept.unpack), blaming(names[index], "forward"):
-                output = module(graph_cut.alias(message))
+                output = call(module, graph_cut.alias(message))
             given, message = message, None
             message, roots = graph_cut.cut(output)
             del output

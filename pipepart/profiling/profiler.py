@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..capture import capture, flatten
+from ..data.arguments import Arguments, check_arguments
 from ..data.split import MicroBatches, Splitter, micro_batches_of
 from ..loss import scalar_of
 from ..workers.modes import Modes
@@ -48,7 +49,8 @@ def profile(
 
     Args:
         model: an ``nn.Sequential``; nested ones are opened.
-        sample: a mini-batch, its tensors ``[samples, ...]``; a tuple holds positional arguments.
+        sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of positional
+            arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
         loss_fn: called as ``loss_fn(output, target)``; without it the output's own gradient is taken as ones.
         target: what the loss compares with, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
         micro_batches: how many parts the mini-batch will be split into; several numbers measure several sizes.
@@ -62,7 +64,7 @@ def profile(
         progress: show a progress bar on standard error; by default when a terminal watches.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, or ``sample`` not its one argument.
+        TypeError: ``model`` is no ``nn.Sequential``, or its first layer does not take ``sample``.
         ValueError: a number of micro-batches or devices below 1, batches that differ, or a loss that is no scalar.
         Exception: whatever a layer raises, with a note that names it.
     """
@@ -70,10 +72,13 @@ def profile(
     if devices < 1:
         raise ValueError(f"devices must be at least 1, got {devices}")
     state = check_optimizer(optimizer)
-    value = single_argument(sample)
-    batch = sum(micro_batches_of(value, target, 1, split).sizes)
     layers = flatten(model)
-    graph = capture(model, micro_batches_of(value, target, min(counts), split).inputs[0])
+    given = Arguments.of(sample)
+    check_arguments(*layers[0], given, target)
+    value = given.input
+    batch = sum(micro_batches_of(value, target, 1, split).sizes)
+    part = Arguments.of_input(micro_batches_of(value, target, min(counts), split).inputs[0])
+    graph = capture(model, *part.args, **part.kwargs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_cpu = device.type == "cpu"
     threads = (threads or max(1, torch.get_num_threads() // devices)) if on_cpu else None
@@ -114,23 +119,6 @@ def profile(
         threads=threads,
         torch_version=torch.__version__,
     )
-
-
-def single_argument(sample: Any) -> Any:
-    """The one argument that an ``nn.Sequential`` is called with.
-
-    Raises:
-        TypeError: several positional arguments, or keyword arguments.
-    """
-    if isinstance(sample, dict):
-        raise TypeError(
-            f"an nn.Sequential takes one positional argument, got keyword arguments {sorted(sample)}"
-        )
-    if isinstance(sample, tuple):
-        if len(sample) != 1:
-            raise TypeError(f"an nn.Sequential takes one positional argument, got {len(sample)}")
-        return sample[0]
-    return sample
 
 
 class _Largest:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..autograd.split_backward import backward_inputs
+from ..data.arguments import call
 from .profile_document import Timing
 
 Layers = Sequence[tuple[str, nn.Module]]
@@ -146,7 +147,7 @@ class ChainTimer:
         value, received = _entrance(message)
         start = self._now()
         with blaming(self._names[index], "forward"):
-            value = self._modules[index](value)
+            value = call(self._modules[index], value)
         seconds = self._now() - start
         output, roots = graph_cut.cut(value)
         return output, Step(roots, received), seconds

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from schedules import Action
 
 from ..autograd import graph_cut
 from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..data.arguments import Arguments, call
 from ..loss import added_so_far
 from .compiled import Region, Regions
 from .failure.blame import failed_layers
@@ -99,6 +101,9 @@ class Stage:
         self.guard: Guard | None = None
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
+        self._calls: list[Callable[[Any], Any]] = list(self._modules)
+        if first == 0:  # the model's first layer may take several arguments
+            self._calls[0] = partial(call, self._modules[0])
         self._regions = None if compiled is None else Regions(self._modules, compiled)
         self._input_gradients = InputGradients()
         # Whether a layer draws random numbers, by its place and mode; None until it has run in that mode.
@@ -190,7 +195,7 @@ class Stage:
                 for index, module in enumerate(self._modules):
                     running = (index,)
                     if self._draws[index][module.training] is False:
-                        value = module(value)
+                        value = self._calls[index](value)
                     else:
                         value = self._run_one(index, value, micro_batch, draws, turn)
                     ends.append(_get_sequence_nr())
@@ -198,7 +203,7 @@ class Stage:
             together = self._regions if self.guard is None else None
             regions = together.of_run(draws) if together else _NO_REGIONS
             while (index := len(ends)) < len(self._modules):
-                region = regions.get(index)
+                region = None if type(value) is Arguments else regions.get(index)
                 running = region.places if region else (index,)
                 value = region.run(value) if region else self._run_one(index, value, micro_batch, draws, turn)
                 ends.extend([_get_sequence_nr()] * len(running))
@@ -215,16 +220,17 @@ class Stage:
         before = added_so_far() if self._regions else 0
         drew = False
         known = self._draws[index]
+        several = type(value) is Arguments
         if known[module.training] is False:
-            value = module(value)
+            value = self._calls[index](value)
         else:
             with draws.of(self.first + index, micro_batch, turn) as own:
-                value = module(value)
+                value = self._calls[index](value)
             drew = own.used
             if known[module.training] is None:
                 known[module.training] = drew
         if self._regions:
-            self._regions.note(index, plain=not drew and added_so_far() == before)
+            self._regions.note(index, plain=not (drew or several) and added_so_far() == before)
         return value
 
     def _owners(self, parameters: Sequence[nn.Parameter]) -> Sequence[int]:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ..capture import flatten, untouched
 from ..cluster import Cluster, as_cluster
+from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan
 from ..planning.stage_plan import Recompute
-from ..profiling import single_argument
 from .copies import own_dtype
 from .culprit import Culprit, Part, find_culprit
 from .facts import Reference, first_apart, mini_batch_error, refer, watched_plain
@@ -61,7 +61,7 @@ def check(
 
     Args:
         model: an ``nn.Sequential``, trained in the mode that it is in.
-        sample: a mini-batch, its tensors ``[samples, ...]``; every step has the same.
+        sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; every step has the same.
         target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
         devices: as for :meth:`pipepart.Pipeline.auto`; the layers are shared out evenly, not by their costs.
         schedules: those to try.
@@ -80,7 +80,9 @@ def check(
         ValueError: a name or number that is none, or a schedule that wants more stages than there are layers.
         Exception: whatever a layer or the loss raises.
     """
-    value = single_argument(sample)
+    given = Arguments.of(sample)
+    check_arguments(*flatten(model)[0], given, target)
+    value = given.input
     samples = sum(micro_batches_of(value, target, 1, split).sizes)
     _require(steps >= 1, f"steps must be at least 1, got {steps}")
     _require_known("optimizer", optimizer, get_args(Optimizer))
@@ -136,7 +138,9 @@ def check(
 def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
     training = case.start()
     with _pipeline(training, plan) as pipe:
-        numbers = training.run(lambda x, y: pipe.step(x, target=y), follow=reference.micro_batched)
+        numbers = training.run(
+            lambda x, y: pipe.step(Arguments.of_input(x), target=y), follow=reference.micro_batched
+        )
     found = errors(numbers, reference.micro_batched)
     modes = {stage.recompute for stage in plan.stages}
     row = CheckRow(
@@ -190,7 +194,10 @@ def _culprit(case: Case, plan: Plan, step: int, allowed: float, reference: Refer
     with _pipeline(training, plan) as pipe:
         watch = Watch(training.layers, forwards(plan, case.parts))
         numbers = training.run(
-            lambda x, y: pipe.step(x, target=y), step + 1, watched=watch, follow=reference.micro_batched
+            lambda x, y: pipe.step(Arguments.of_input(x), target=y),
+            step + 1,
+            watched=watch,
+            follow=reference.micro_batched,
         )
     return find_culprit(training.layers, (numbers[-1], watch), (plain_numbers, plain_watch), allowed)
 

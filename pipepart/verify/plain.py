@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..capture import flatten
+from ..data.arguments import call
 from ..data.split import gather, micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
@@ -115,7 +116,7 @@ def _forward(
     """The layers' output for one micro-batch; adds to ``drawn`` those that draw."""
     for index, (name, layer) in enumerate(layers):
         with draws.of(index, micro_batch) as own:
-            value = layer(value)
+            value = call(layer, value)
         if own.used and drawn is not None:
             drawn.add(name)
     return value

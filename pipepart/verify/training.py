@@ -26,7 +26,7 @@ class Case:
     """What is trained, of which every training gets a copy of its own.
 
     Attributes:
-        model, sample, target, loss_fn: the user's; the sample is the model's one argument.
+        model, sample, target, loss_fn: the user's; the sample is one argument or several, as Arguments.
         dtype: of the copies, None for their own.
         device: of the plain model and the mini-batch.
         micro_batches: parts of the mini-batch.

@@ -41,10 +41,9 @@ def assert_untouched(model: nn.Sequential) -> None:
 
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
 WRONG_STEPS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
-    "no input": ((), {"target": Y}, TypeError, "one positional argument, got 0"),
-    "two inputs": ((X, X), {"target": Y}, TypeError, "one positional argument, got 2"),
-    "keyword input": ((), {"x": X, "target": Y}, TypeError, r"keyword arguments \['x'\]"),
-    "input and keyword": ((X,), {"mask": X, "target": Y}, TypeError, r"keyword arguments \['mask'\]"),
+    "no input": ((), {"target": Y}, TypeError, r"takes \(x.* 0 positional arguments: missing"),
+    "two inputs": ((X, X), {"target": Y}, TypeError, "2 positional arguments: too many"),
+    "input and keyword": ((X,), {"mask": X, "target": Y}, TypeError, "unexpected keyword argument 'mask'"),
     "no tensor": ((3.5,), {"target": Y}, TypeError, "must hold a tensor, got float"),
     "nothing": ((None,), {"target": Y}, TypeError, "must hold a tensor, got NoneType"),
     "no dimension": ((torch.tensor(1.0),), {"target": Y}, ValueError, "without a batch dimension"),
@@ -66,7 +65,7 @@ def test_wrong_arguments_of_a_step(case):
         pipe.step(X, target=Y)
 
 
-@pytest.mark.parametrize("case", ["no input", "two inputs", "keyword input", "no tensor", "no samples"])
+@pytest.mark.parametrize("case", ["no input", "two inputs", "input and keyword", "no tensor", "no samples"])
 def test_wrong_arguments_of_a_forward(case):
     arguments, keywords, kind, message = WRONG_STEPS[case]
     model = network()

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 import schedules
 
 from ...capture import capture
+from ...data.arguments import Arguments
 from ...planning.stage_plan import Recompute
-from ...profiling import single_argument
 from ...verify import CheckReport, check
 from ...verify.compare import SCHEDULES
 from .. import options
@@ -151,7 +151,8 @@ def _loss(given: Given) -> Callable[..., Tensor] | None:
     """The loss, or one for a model that has none; None for a model that computes its own."""
     if given.loss_fn is not None:
         return given.loss_fn
-    outputs = capture(given.model, single_argument(given.sample)).layers[-1].outputs
+    sample = Arguments.of(given.sample)
+    outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
     if len(outputs) == 1 and not outputs[0].shape:
         return None
     note("no loss function: the mean of the squares of the output is taken")

@@ -1,0 +1,140 @@
+"""The arguments that a model is called with: positional ones, keyword ones, or both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+class Arguments:
+    """The arguments of one call of a model: ``Arguments(ids, attention_mask=mask)`` stands for that call.
+
+    A pipeline calls the first layer of an ``nn.Sequential`` with them, and each later layer with the one value that
+    the layer before it returned. Tensors in them have the shape ``[samples, ...]``.
+
+    Attributes:
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+    """
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    @classmethod
+    def of(cls, sample: Any) -> Arguments:
+        """The arguments that a sample stands for.
+
+        A tuple holds positional arguments, a dict keyword arguments, and anything else is the first argument.
+
+        Raises:
+            TypeError: a key of the dict is no string.
+        """
+        if isinstance(sample, Arguments):
+            return sample
+        if isinstance(sample, dict):
+            if wrong := [key for key in sample if not isinstance(key, str)]:
+                raise TypeError(
+                    f"a sample that is a dict holds keyword arguments by name, got the key {wrong[0]!r}: write "
+                    "pipepart.Arguments(sample) if the dict is the first argument"
+                )
+            return cls(**sample)
+        if type(sample) is tuple:
+            return cls(*sample)
+        return cls(sample)
+
+    @classmethod
+    def of_input(cls, value: Any) -> Arguments:
+        """The arguments whose :attr:`input` is ``value``."""
+        return value if isinstance(value, Arguments) else cls(value)
+
+    @property
+    def input(self) -> Any:
+        """The first argument if it is the only one, else these arguments: what micro-batches are made of."""
+        return self.args[0] if len(self.args) == 1 and not self.kwargs else self
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"Arguments({', '.join([*map(repr, self.args), *named])})"
+
+
+def _flatten(given: Arguments) -> tuple[list[Any], tuple[int, tuple[str, ...]]]:
+    return [*given.args, *given.kwargs.values()], (len(given.args), tuple(given.kwargs))
+
+
+def _unflatten(values: Any, names: tuple[int, tuple[str, ...]]) -> Arguments:
+    given = list(values)
+    return Arguments(*given[: names[0]], **dict(zip(names[1], given[names[0] :], strict=True)))
+
+
+pytree.register_pytree_node(Arguments, _flatten, _unflatten)
+
+
+def arguments_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of a call ``pipe(*args, **kwargs)``, which may be one :class:`Arguments`."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Arguments):
+        return args[0]
+    return Arguments(*args, **kwargs)
+
+
+def call(layer: Any, value: Any) -> Any:
+    """Calls a layer with an input: one value, or :class:`Arguments`."""
+    return layer(*value.args, **value.kwargs) if type(value) is Arguments else layer(value)
+
+
+def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any = None) -> None:
+    """Refuses arguments that the first layer of a model does not take.
+
+    Says nothing where that cannot be known: the layer has hooks that may change its arguments, or no signature.
+
+    Args:
+        name: the name of the layer in the model.
+        layer: the layer.
+        given: what it would be called with.
+        target: the target of the call, if there is one.
+
+    Raises:
+        TypeError: an argument is missing, unknown, or one too many.
+    """
+    if layer._forward_pre_hooks:
+        return
+    try:
+        signature = inspect.signature(layer.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given.args, **given.kwargs)
+    except TypeError as error:
+        hint = ""
+        if (
+            target is None
+            and len(given.args) > 1
+            and _takes(signature, Arguments(*given.args[:-1], **given.kwargs))
+        ):
+            hint = ". Pass the target of the loss by its name: target=..."
+        raise TypeError(
+            f"the model's first layer {name!r} ({type(layer).__name__}) takes {signature} and was given "
+            f"{_described(given)}: {error}{hint}"
+        ) from None
+
+
+def _takes(signature: inspect.Signature, given: Arguments) -> bool:
+    try:
+        signature.bind(*given.args, **given.kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _described(given: Arguments) -> str:
+    count = len(given.args)
+    parts = [f"{count} positional argument{'' if count == 1 else 's'}"] if count or not given.kwargs else []
+    if given.kwargs:
+        parts.append(f"the keyword{'' if len(given.kwargs) == 1 else 's'} {', '.join(given.kwargs)}")
+    return " and ".join(parts)

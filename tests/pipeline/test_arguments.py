@@ -1,0 +1,191 @@
+"""A first layer that takes several arguments gets them, split into micro-batches, from every entrance."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import Arguments, Pipeline, Whole
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+
+
+class Embed(nn.Module):
+    """Embeds tokens ``[samples, positions]``, those that are masked as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        embedded = self.table(ids) * scale
+        return embedded if attention_mask is None else embedded * attention_mask[..., None]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(Embed(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def called(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    """The plain model: its first layer with all arguments, the others with one value."""
+    assert isinstance(model, nn.Sequential)
+    value = model[0](*args, **kwargs)
+    for layer in list(model)[1:]:
+        value = layer(value)
+    return value
+
+
+IDS = torch.randint(9, (7, 5))
+MASK = torch.randint(2, (7, 5)).double()
+TARGET = torch.randn(7, 5, 2).double()
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "keyword": ((IDS,), {"attention_mask": MASK}),
+    "positional": ((IDS, MASK), {}),
+    "only keywords": ((), {"ids": IDS, "attention_mask": MASK, "scale": 0.5}),
+    "one": ((IDS,), {}),
+}
+
+
+def loss_of(output: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, TARGET)
+
+
+@pytest.mark.parametrize(("form", "recompute"), [*((form, "never") for form in CALLS), ("keyword", "always")])
+def test_a_step_calls_the_first_layer_with_all_arguments(form, recompute):
+    args, kwargs = CALLS[form]
+    model = network()
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), recompute=recompute) as pipe:
+        loss = pipe.step(*args, target=TARGET, **kwargs)
+    expected = loss_of(called(reference, *args, **kwargs))
+    expected.backward()
+    plain.assert_near(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_a_forward_calls_the_first_layer_with_all_arguments(form):
+    args, kwargs = CALLS[form]
+    model = network()
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1, 2]) as pipe:
+        with torch.no_grad():
+            plain.assert_near(pipe(*args, **kwargs), called(reference, *args, **kwargs))
+        loss_of(pipe(Arguments(*args, **kwargs))).backward()
+    loss_of(called(reference, *args, **kwargs)).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+SAMPLES: dict[str, Any] = {
+    "tensor": IDS,
+    "tuple": (IDS, MASK),
+    "dict": {"ids": IDS, "attention_mask": MASK},
+    "arguments": Arguments(IDS, attention_mask=MASK),
+}
+
+
+@pytest.mark.parametrize("form", SAMPLES)
+def test_auto_and_check_take_a_sample_in_every_form(form):
+    model, sample = network(), SAMPLES[form]
+    report = pipepart.check(
+        model, sample, target=TARGET, loss_fn=nn.MSELoss(), schedules=["1f1b"], steps=1, dtypes=["own"]
+    )
+    assert report.ok, report
+    reference = plain.twin(model)
+    with Pipeline.auto(model, sample, target=TARGET, loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
+        given = Arguments.of(sample)
+        pipe.step(*given.args, target=TARGET, **given.kwargs)
+    loss_of(called(reference, *given.args, **given.kwargs)).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_gradients_reach_arguments_and_what_is_whole_among_them():
+    class Shift(nn.Module):
+        def forward(self, x: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
+            return (x + shift) * scale
+
+    model = nn.Sequential(Shift(), nn.Linear(3, 3), nn.Linear(3, 2)).double()
+    reference = plain.twin(model)
+    x, shift = torch.randn(5, 3).double(), torch.randn(5, 3).double().requires_grad_()
+    scale, y = torch.randn(3).double().requires_grad_(), torch.randn(5, 2).double()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, shift=shift, scale=Whole(scale), target=y)
+    ours = {"shift": shift.grad, "scale": scale.grad}
+    shift.grad = scale.grad = None
+    nn.functional.mse_loss(called(reference, x, shift=shift, scale=scale), y).backward()
+    plain.assert_close(ours, {"shift": shift.grad, "scale": scale.grad})
+
+
+def test_layers_that_are_compiled_together_leave_the_first_call_alone():
+    model = network()
+    reference = plain.twin(model)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), compile={"backend": "eager"}) as pipe:
+        for args, kwargs in CALLS.values():
+            for _ in range(2):
+                pipe.step(*args, target=TARGET, **kwargs)
+                loss_of(called(reference, *args, **kwargs)).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_users_split_gets_the_arguments():
+    def split(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
+        given, target = pair
+        rows = torch.arange(7).tensor_split(parts)
+        mask = given.kwargs["attention_mask"]
+        return [(Arguments(given.args[0][row], attention_mask=mask[row]), target[row]) for row in rows]
+
+    model = network()
+    reference = plain.twin(model)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), split=split) as pipe:
+        pipe.step(IDS, attention_mask=MASK, target=TARGET)
+    loss_of(called(reference, IDS, MASK)).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "none": ((), {}, "0 positional arguments: missing a required argument: 'ids'"),
+    "three": ((IDS, MASK, MASK), {"target": TARGET}, "3 positional arguments: too many positional arguments"),
+    "target by place": ((IDS, MASK, TARGET), {}, r"by its name: target="),
+    "unknown": ((IDS,), {"mask": MASK}, "1 positional argument and the keyword mask: .* 'mask'"),
+    "twice": ((IDS,), {"ids": IDS}, "multiple values for argument 'ids'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_arguments_that_the_first_layer_does_not_take_are_refused_before_anything_runs(case):
+    args, kwargs, message = WRONG[case]
+    model = network()
+    ran = []
+    model[1].register_forward_hook(lambda *_: ran.append(1))
+    sample = Arguments(*args, **{name: value for name, value in kwargs.items() if name != "target"})
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        entrances: list[Callable[[], Any]] = [
+            lambda: pipe.step(*args, **kwargs),
+            lambda: pipepart.profile(model, sample),
+            lambda: Pipeline.auto(model, sample),
+            lambda: pipepart.check(model, sample),
+        ]
+        if "target" not in kwargs:
+            entrances.append(lambda: pipe(*args, **kwargs))
+        for entrance in entrances:
+            with pytest.raises(TypeError, match=rf"first layer '0' \(Embed\) takes \(ids.*{message}"):
+                entrance()
+    assert not ran
+
+
+def test_a_target_in_the_place_of_an_argument_says_how_it_is_passed():
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    with (
+        cut_by_hand(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), [1], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(TypeError, match=r"'0' \(Linear\) takes \(input.*2 positional arguments.*target="),
+    ):
+        pipe.step(x, y)
+
+
+def test_a_dict_that_is_one_argument_is_wrapped():
+    with pytest.raises(TypeError, match=r"key 3.*pipepart\.Arguments\(sample\)"):
+        Arguments.of({3: IDS})
+    assert Arguments.of(Arguments({3: IDS})).input == {3: IDS}
