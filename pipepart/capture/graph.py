@@ -1,4 +1,4 @@
-"""LayerGraph: the layers of a model as nodes, the tensors between them as edges."""
+"""The graph of a model: layers as nodes, the tensors between them as edges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..document import ByteCount, Value
 
 
 class TensorSpec(Value):
-    """Shape, dtype and size of one tensor."""
+    """Shape and dtype of one tensor."""
 
     shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: str
@@ -35,28 +35,44 @@ class TensorSpec(Value):
 
     @property
     def text(self) -> str:
-        """As people read it: ``float32[8, 64]``."""
+        """Dtype and shape for people, such as ``float32[8, 64]``."""
         return f"{self.dtype}{list(self.shape)}"
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of a tensor, real or fake."""
+        """Describe a tensor."""
         return cls(shape=tuple(int(n) for n in tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
+class SharedTensor(Value):
+    """A parameter or buffer of a layer that an earlier layer also holds.
+
+    Attributes:
+        layer: the first layer that holds it.
+        name: its path in that layer, as in ``"weight"``.
+        bytes: its size.
+        gradient_bytes: the size of its gradient; 0 for a buffer or a frozen parameter.
+    """
+
+    layer: str
+    name: str
+    bytes: ByteCount
+    gradient_bytes: ByteCount = 0
+
+
 class LayerInfo(Value):
-    """What is known of a layer without running it.
+    """Facts about one layer. Bytes count each tensor once: in the first layer that holds it.
 
     Attributes:
         name: path of the layer in the user's model, as in ``"features.3"``.
         kind: name of its class.
         description: its class and arguments, as its ``repr`` gives them.
-        parameter_bytes: of its parameters, those left out that a layer before it holds too.
-        gradient_bytes: of those that are trained.
-        dtypes: of its parameters and buffers that hold no integers.
-        shares_with: layers before this one that hold one of its parameters or buffers too.
-        shared_bytes: of its parameters that a layer before it holds too, and of their gradients.
-        outputs: the tensors it returns for the sample that was captured.
+        parameter_bytes: size of its parameters, without shared ones.
+        gradient_bytes: size of the gradients of these parameters.
+        buffer_bytes: size of its buffers, without shared ones.
+        dtypes: floating point and complex dtypes of its parameters and buffers.
+        shared: its parameters and buffers that an earlier layer also holds.
+        outputs: the tensors it returns for one micro-batch; empty if the layer was not run.
     """
 
     name: str
@@ -64,27 +80,33 @@ class LayerInfo(Value):
     description: str
     parameter_bytes: ByteCount
     gradient_bytes: ByteCount
+    buffer_bytes: ByteCount = 0
     dtypes: tuple[str, ...] = ()
-    shares_with: tuple[str, ...] = ()
-    shared_bytes: ByteCount = 0
+    shared: tuple[SharedTensor, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 
     @property
+    def shares_with(self) -> tuple[str, ...]:
+        """The earlier layers that own the tensors in ``shared``."""
+        return tuple(sorted({tensor.layer for tensor in self.shared}))
+
+    @property
     def output_bytes(self) -> int:
-        """Size of what it returns."""
+        """Size of the tensors it returns."""
         return sum(spec.bytes for spec in self.outputs)
 
 
 class LayerGraph(nx.DiGraph):
-    """A directed graph of layers, nodes in the order in which they run.
+    """A directed acyclic graph of layers; nodes are in execution order.
 
-    Node ``name`` carries ``layer`` (a :class:`LayerInfo`); edge ``(a, b)`` carries ``tensors`` (a tuple of
-    :class:`TensorSpec`) and ``bytes``, their size together.
+    A node is the name of a layer. Its attribute ``layer`` is a :class:`LayerInfo`. Edge ``(a, b)`` means that layer
+    ``b`` uses an output of layer ``a``. It has the attributes ``tensors`` (a tuple of :class:`TensorSpec`) and
+    ``bytes``, their total size. The graph does not hold the model.
     """
 
     @classmethod
     def chain(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
-        """Layers that each feed the next one; ``inputs`` is what the first one gets."""
+        """Build a chain graph: layer i feeds layer i + 1. ``inputs`` are the specs of the model's inputs."""
         graph = cls(inputs=inputs)
         for layer in layers:
             graph.add_node(layer.name, layer=layer)
@@ -100,5 +122,5 @@ class LayerGraph(nx.DiGraph):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The tensors that the model is given."""
+        """The specs of the model's inputs."""
         return self.graph["inputs"]

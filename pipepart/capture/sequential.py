@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 
-from .graph import LayerGraph, LayerInfo, TensorSpec
+from ..autograd.sparse import bytes_of
+from .graph import LayerGraph, LayerInfo, SharedTensor, TensorSpec
 from .restore import untouched
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -128,26 +129,37 @@ def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
 
 
 def _infos(layers: Sequence[tuple[str, nn.Module]]) -> list[LayerInfo]:
-    owners: dict[Tensor, str] = {}
+    owners: dict[Tensor, tuple[str, str]] = {}
     return [_info(name, layer, owners) for name, layer in layers]
 
 
-def _info(name: str, layer: nn.Module, owners: dict[Tensor, str]) -> LayerInfo:
-    state = list(state_of(layer))
-    own = [p for p in layer.parameters() if p not in owners]
-    others = [p for p in layer.parameters() if p in owners]
-    shared = {owners[tensor] for tensor in state if tensor in owners}
-    for tensor in state:
-        owners.setdefault(tensor, name)
+def _info(name: str, layer: nn.Module, owners: dict[Tensor, tuple[str, str]]) -> LayerInfo:
+    """Describe one layer. ``owners`` maps each tensor to the first layer that holds it, and its path there."""
+    parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
+    state = [*parameters.values(), *buffers.values()]
+    shared = tuple(
+        SharedTensor(
+            layer=owners[tensor][0],
+            name=owners[tensor][1],
+            bytes=bytes_of(tensor),
+            gradient_bytes=bytes_of(tensor) if tensor.requires_grad else 0,
+        )
+        for tensor in state
+        if tensor in owners
+    )
+    own = [p for p in parameters.values() if p not in owners]
+    own_buffers = [b for b in buffers.values() if b not in owners]
+    for path, tensor in (*parameters.items(), *buffers.items()):
+        owners.setdefault(tensor, (name, path))
     return LayerInfo(
         name=name,
         kind=type(layer).__name__,
         description=_describe(layer),
         parameter_bytes=sum(p.nbytes for p in own),
         gradient_bytes=sum(p.nbytes for p in own if p.requires_grad),
+        buffer_bytes=sum(bytes_of(b) for b in own_buffers),
         dtypes=_dtypes(state),
-        shares_with=tuple(sorted(shared)),
-        shared_bytes=sum(p.nbytes * (1 + p.requires_grad) for p in others),
+        shared=shared,
     )
 
 

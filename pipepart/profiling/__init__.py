@@ -1,6 +1,7 @@
-"""From a model and a sample to a profile: what each layer costs in time and memory."""
+"""Measures what each layer of a model costs in time and memory; the result is a Profile."""
 
-from .profile_document import Costs, LayerCost, Profile, SavedTensor, Timing
+from .costs import Costs, LayerCost, SavedTensor, Timing
+from .profile_document import Profile
 from .profiler import profile
 
 __all__ = ["Costs", "LayerCost", "Profile", "SavedTensor", "Timing", "profile"]

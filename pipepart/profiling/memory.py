@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..autograd import graph_cut
 from ..autograd.sparse import dense_parts
 from ..data.arguments import call
-from .profile_document import SavedTensor
+from .costs import SavedTensor
 from .timing import Layers, Loss, blaming, fresh, named_calls
 
 
@@ -27,7 +27,7 @@ class Memory:
     saved_bytes: list[int]
     input_bytes: list[int]
     output_bytes: list[int]
-    peak_bytes: list[int]
+    workspace_bytes: list[int]
     saved: tuple[SavedTensor, ...]
 
 

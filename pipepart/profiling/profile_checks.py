@@ -1,23 +1,23 @@
-"""What is wrong with a profile that was edited: parts that do not belong together, one text a fault."""
+"""Finds contradictions in a profile that was written or edited by hand, one text for each."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..capture import LayerInfo
-    from .profile_document import Costs, Profile
+from ..capture import LayerInfo
+from .costs import Costs
 
 
-def profile_faults(profile: Profile) -> list[str]:
-    """Layers that are there twice or share with unknown ones, and costs that are not those of the layers."""
-    faults = list(_layer_faults(profile.layers))
-    for index, costs in enumerate(profile.costs):
-        faults += [f"costs.{index}: {fault}" for fault in _cost_faults(costs, len(profile.layers))]
-    counts = [costs.micro_batches for costs in profile.costs]
-    return faults + [f"costs for {count} micro-batches are there twice" for count in _repeated(counts)]
+def profile_faults(layers: Sequence[LayerInfo], costs: Sequence[Costs]) -> list[str]:
+    """Contradictions among the layers and between layers and costs; empty if there are none."""
+    faults = list(_layer_faults(layers))
+    for index, entry in enumerate(costs):
+        faults += [f"costs.{index}: {fault}" for fault in _cost_faults(entry, len(layers))]
+    counts = [entry.micro_batches for entry in costs]
+    return faults + [
+        f"there are two entries of costs for {count} micro-batches" for count in _repeated(counts)
+    ]
 
 
 def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
@@ -31,18 +31,34 @@ def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
         before.add(info.name)
         if info.gradient_bytes > info.parameter_bytes:
             yield (
-                f"layer {info.name!r} trains {info.gradient_bytes} bytes of parameters and has "
-                f"{info.parameter_bytes}"
+                f"layer {info.name!r} has {info.gradient_bytes} bytes of gradients, which is more than its "
+                f"{info.parameter_bytes} bytes of parameters"
             )
 
 
 def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
     if len(costs.layers) != layers:
-        yield f"{len(costs.layers)} costs of layers are given, there are {layers} layers"
-    for number, piece in enumerate(costs.saved):
-        unknown = [index for index in (*piece.layers, *piece.input_of) if not 0 <= index < layers]
+        yield f"{len(costs.layers)} layers have costs, and the profile has {layers} layers"
+    kept = [0] * max(layers, len(costs.layers))
+    for number, tensor in enumerate(costs.saved):
+        unknown = [index for index in (*tensor.layers, *tensor.input_of) if not 0 <= index < layers]
         if unknown:
-            yield f"saved.{number} is kept by layers {unknown}, which are none of the {layers}"
+            yield f"saved.{number} names layers {unknown}: indices run from 0 to {layers - 1}"
+            continue
+        for index in tensor.layers:
+            kept[index] += tensor.bytes
+    unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
+    if unlisted:
+        first = unlisted[0]
+        yield (
+            f"layers.{first} has saved_bytes {costs.layers[first].saved_bytes}, and the tensors in 'saved' that it "
+            f"keeps have {kept[first]}{_and_more(len(unlisted) - 1)}: list all that layers keep for the backward, "
+            f'as in saved=[{{"bytes": {costs.layers[first].saved_bytes}, "layers": [{first}]}}]'
+        )
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count} more layers)" if count else ""
 
 
 def _repeated(values: Iterable[object]) -> list[object]:

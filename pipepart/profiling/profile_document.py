@@ -1,4 +1,4 @@
-"""Profile: a layer graph with the measured costs of each layer."""
+"""Profile: the layers of a model with what each of them costs, as a value that can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -8,93 +8,9 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ..capture import LayerGraph, LayerInfo, TensorSpec
-from ..document import ByteCount, Document, Seconds, Value
+from ..document import Document
+from .costs import Costs
 from .profile_checks import profile_faults
-
-
-class Timing(Value):
-    """Seconds of one thing, measured several times.
-
-    Attributes:
-        seconds: the median.
-        spread: half the distance between the quartiles.
-    """
-
-    seconds: Seconds = 0.0
-    spread: Seconds = 0.0
-
-
-class LayerCost(Value):
-    """What a layer costs at one micro-batch size.
-
-    Attributes:
-        forward: its forward.
-        backward_input: the part of its backward that schedules with two parts run first, for the gradient of its
-            input; next to 0 where none is needed.
-        backward_weight: the rest of its backward, with the gradients of the parameters that can wait.
-        saved_bytes: what autograd keeps from forward to backward, parameters and buffers left out, storage that
-            several tensors share counted once.
-        input_bytes, output_bytes: what it gets and returns.
-        peak_bytes: what its forward or backward needs for a while, beyond what it was given and what it saves.
-        split_seconds: what the two parts take together beyond the whole backward, each run by itself; negative where
-            they are quicker, None where they were not timed apart.
-        waiting_bytes: what is kept between the two parts of a split backward: its weights' inputs, and the gradients of
-            the outputs made with them; 0 where no weight can wait.
-    """
-
-    forward: Timing = Timing()
-    backward_input: Timing = Timing()
-    backward_weight: Timing = Timing()
-    split_seconds: float | None = Field(default=None, allow_inf_nan=False)
-    saved_bytes: ByteCount = 0
-    input_bytes: ByteCount = 0
-    output_bytes: ByteCount = 0
-    peak_bytes: ByteCount = 0
-    waiting_bytes: ByteCount = 0
-
-    @property
-    def backward_seconds(self) -> float:
-        """The whole backward."""
-        return self.backward_input.seconds + self.backward_weight.seconds
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward."""
-        return self.forward.seconds + self.backward_seconds
-
-
-class SavedTensor(Value):
-    """One piece of memory that is kept from forward to backward, and the layers (by index) that keep it.
-
-    Attributes:
-        bytes: its size.
-        layers: indices, increasing; a stage pays once, however many of its layers keep it.
-        input_of: indices of the layers that get it as their input.
-    """
-
-    bytes: ByteCount
-    layers: tuple[int, ...]
-    input_of: tuple[int, ...] = ()
-
-
-class Costs(Value):
-    """What all layers cost at one micro-batch size.
-
-    Attributes:
-        micro_batches: number of micro-batches of a mini-batch.
-        samples: samples in the largest of them, the size that was measured.
-        layers: one cost a layer, in execution order.
-        loss: the cost of the loss function.
-        saved: the memory kept for backward, piece by piece.
-        repeats: how often each layer was timed.
-    """
-
-    micro_batches: int = Field(ge=1)
-    samples: int = Field(ge=0)
-    layers: tuple[LayerCost, ...]
-    loss: LayerCost = LayerCost()
-    saved: tuple[SavedTensor, ...] = ()
-    repeats: int = Field(default=0, ge=0)
 
 
 class Profile(Document):
@@ -103,13 +19,13 @@ class Profile(Document):
     Attributes:
         model: class of the model.
         batch: samples in the mini-batch.
-        inputs, outputs: of the model, for one micro-batch of ``costs[0].samples``.
+        inputs, outputs: specs of the model's inputs and outputs for one micro-batch of ``costs[0].samples``.
         layers: in execution order.
         costs: one entry for each number of micro-batches that was measured.
-        optimizer: whose state ``optimizer_bytes`` counts.
-        device: where it was measured.
-        threads: intra-operation threads it was measured with; None for an accelerator.
-        torch_version: the torch that ran.
+        optimizer: name of the optimizer whose state :meth:`optimizer_bytes` counts.
+        device: the device that it was measured on.
+        threads: intra-operation threads that each layer had; None on an accelerator.
+        torch_version: the version of torch that ran.
     """
 
     model: str
@@ -126,7 +42,7 @@ class Profile(Document):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
-        faults += profile_faults(self)
+        faults += profile_faults(self.layers, self.costs)
         if faults:
             raise ValueError("\n  ".join(faults))
         return self
@@ -138,15 +54,18 @@ class Profile(Document):
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the layers, their parameters or their shapes do."""
-        text = "\n".join(layer.model_dump_json() for layer in self.layers)
+        """A short hash of the layers: names, classes, arguments, parameters, buffers and dtypes.
+
+        It does not depend on the sample, on the micro-batch size or on any time.
+        """
+        text = "\n".join(layer.model_dump_json(exclude={"outputs"}) for layer in self.layers)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, micro_batches: int) -> Costs:
-        """The costs for that number of micro-batches.
+        """The costs for a number of micro-batches.
 
         Raises:
-            ValueError: it was not measured.
+            ValueError: this number was not measured.
         """
         for costs in self.costs:
             if costs.micro_batches == micro_batches:
@@ -158,19 +77,19 @@ class Profile(Document):
         )
 
     def optimizer_bytes(self, layer: LayerInfo) -> int:
-        """The optimizer's state for one layer."""
+        """Size of the optimizer's state for one layer."""
         return STATE_PER_GRADIENT[self.optimizer] * layer.gradient_bytes
 
 
-# State tensors as large as the parameter that the usual optimizers keep for each trained one.
+# State tensors that an optimizer keeps for each trained parameter, each as large as the parameter.
 STATE_PER_GRADIENT = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 def check_optimizer(name: str) -> str:
-    """The name, lower-cased.
+    """The name in lower case.
 
     Raises:
-        ValueError: an optimizer whose state is not known.
+        ValueError: the state of this optimizer is not known.
     """
     if name.lower() not in STATE_PER_GRADIENT:
         raise ValueError(_unknown_optimizer(name))

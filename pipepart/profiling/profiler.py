@@ -18,9 +18,10 @@ from ..loss import scalar_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .background_load import neighbours
+from .costs import Costs, LayerCost
 from .deferred import count_waiting
 from .memory import Memory, count_memory
-from .profile_document import Costs, LayerCost, Profile, check_optimizer
+from .profile_document import Profile, check_optimizer
 from .progress import watch
 from .shadow_parameters import stand_ins
 from .timing import ChainTimer, LayerTimes, Loss, fresh
@@ -157,8 +158,8 @@ def _cost(index: int, times: LayerTimes, memory: Memory, waiting: int) -> LayerC
         saved_bytes=memory.saved_bytes[index],
         input_bytes=memory.input_bytes[index],
         output_bytes=memory.output_bytes[index],
-        peak_bytes=memory.peak_bytes[index],
-        waiting_bytes=waiting,
+        workspace_bytes=memory.workspace_bytes[index],
+        deferred_bytes=waiting,
     )
 
 

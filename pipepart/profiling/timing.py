@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..autograd.split_backward import backward_inputs
 from ..data.arguments import call
-from .profile_document import Timing
+from .costs import Timing
 
 Layers = Sequence[tuple[str, nn.Module]]
 Loss = Callable[[Any], Tensor] | None

@@ -70,7 +70,9 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
             "saved for\nbackward", costs, "saved_bytes", sum(piece.bytes for piece in costs.saved), 2, more
         ),
         _memory("output\nbytes", costs, "output_bytes", None, 5, more),
-        _memory("peak", costs, "peak_bytes", max(cost.peak_bytes for cost in costs.layers), 5, more),
+        _memory(
+            "workspace", costs, "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), 5, more
+        ),
     ]
     return FittingTable(
         f"Layers of {profile.model}: forward and backward of one micro-batch of {_samples(costs.samples)}",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pipepart.capture import LayerGraph, TensorSpec, capture, flatten
+from pipepart.capture import LayerGraph, SharedTensor, TensorSpec, capture, flatten
 from tests.support import plain
 
 
@@ -108,6 +108,23 @@ def test_layers_that_share_state_are_known():
     layers = capture(nn.Sequential(linear, norm, linear, tied, norm, nn.ReLU()), torch.randn(3, 4)).layers
     assert [layer.shares_with for layer in layers] == [(), (), ("0",), ("0",), ("1",), ()]
     assert sum(layer.parameter_bytes for layer in layers) == 20 * 4
+    weight = SharedTensor(layer="0", name="weight", bytes=64, gradient_bytes=64)
+    assert layers[2].shared == (weight, SharedTensor(layer="0", name="bias", bytes=16, gradient_bytes=16))
+    assert layers[3].shared == (weight,)
+    assert [tensor.name for tensor in layers[4].shared] == [
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    ]
+    assert all(tensor.gradient_bytes == 0 for tensor in layers[4].shared)
+
+
+def test_buffers_are_counted_once():
+    mask = nn.Module()
+    mask.forward = lambda x: x  # type: ignore[method-assign]
+    mask.register_buffer("mask", torch.zeros(8, 8))
+    layers = capture(nn.Sequential(nn.BatchNorm1d(4), mask, mask), torch.randn(3, 4)).layers
+    assert [layer.buffer_bytes for layer in layers] == [2 * 16 + 8, 256, 0]
 
 
 def test_layers_whose_control_flow_reads_values():

@@ -239,7 +239,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "too few costs": (
         lambda d: costs(d)["layers"].pop(),
-        ["profile: costs.0: 7 costs of layers are given, there are 8 layers"],
+        ["profile: costs.0: 7 layers have costs, and the profile has 8 layers"],
     ),
     "no costs": (
         lambda d: d["profile"].update(costs=[]),
@@ -247,23 +247,25 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "costs of one number twice": (
         lambda d: d["profile"]["costs"].append(costs(d)),
-        ["profile: costs for 4 micro-batches are there twice"],
+        ["profile: there are two entries of costs for 4 micro-batches"],
     ),
     "memory kept by no layer": (
         lambda d: costs(d)["saved"][1].update(layers=[8], input_of=[-1]),
-        ["profile: costs.0: saved.1 is kept by layers [8, -1], which are none of the 8"],
+        ["profile: costs.0: saved.1 names layers [8, -1]: indices run from 0 to 7"],
     ),
     "two layers of a name in the profile": (
         lambda d: d["profile"]["layers"][1].update(name="layer0"),
         ["profile: two layers are called 'layer0'"],
     ),
     "sharing with no layer": (
-        lambda d: d["profile"]["layers"][3].update(shares_with=["layer9"]),
+        lambda d: d["profile"]["layers"][3].update(
+            shared=[{"layer": "layer9", "name": "weight", "bytes": 0}]
+        ),
         ["profile: layer 'layer3' shares with 'layer9', which is no layer before it"],
     ),
     "more trained than there is": (
         lambda d: d["profile"]["layers"][1].update(gradient_bytes=9),
-        ["profile: layer 'layer1' trains 9 bytes of parameters and has 4"],
+        ["profile: layer 'layer1' has 9 bytes of gradients, which is more than its 4 bytes of parameters"],
     ),
     "an unknown optimizer": (
         lambda d: d["profile"].update(optimizer="lion"),

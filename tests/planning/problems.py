@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import schedules
 from pipepart import Cluster, Device, Link, Profile
-from pipepart.capture import LayerInfo
+from pipepart.capture import LayerInfo, SharedTensor
 from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
 
 
@@ -46,7 +46,9 @@ def profile_of(
             description="Layer()",
             parameter_bytes=layer.parameters,
             gradient_bytes=layer.parameters if layer.trained else 0,
-            shares_with=tuple(f"layer{other}" for other in layer.shares_with),
+            shared=tuple(
+                SharedTensor(layer=f"layer{other}", name="weight", bytes=0) for other in layer.shares_with
+            ),
         )
         for index, layer in enumerate(layers)
     )
@@ -67,8 +69,8 @@ def profile_of(
                         backward_weight=Timing(seconds=layer.backward_weight / count),
                         split_seconds=None if layer.split is None else layer.split / count,
                         output_bytes=layer.output,
-                        peak_bytes=layer.peak,
-                        waiting_bytes=layer.waiting,
+                        workspace_bytes=layer.peak,
+                        deferred_bytes=layer.waiting,
                     )
                     for layer in layers
                 ),

@@ -6,6 +6,7 @@ from torch import nn
 
 import pipepart
 from pipepart import Cluster, DoesNotFit, Plan, Profile
+from pipepart.capture import SharedTensor
 from tests.planning.problems import Layer, profile_of
 from tests.support import plain
 
@@ -15,8 +16,9 @@ def tied(shared_bytes: int = 40, memory_layers: int = 6) -> Profile:
     layers = [Layer(parameters=10, output=5) for _ in range(memory_layers)]
     layers[-1] = Layer(output=5, shares_with=(0,))
     profile = profile_of(layers, [4])
-    infos = list(profile.layers)
-    infos[-1] = infos[-1].model_copy(update={"shared_bytes": shared_bytes})
+    half = shared_bytes // 2
+    tie = SharedTensor(layer="layer0", name="weight", bytes=half, gradient_bytes=half)
+    infos = [*profile.layers[:-1], profile.layers[-1].model_copy(update={"shared": (tie,)})]
     return profile.model_copy(update={"layers": tuple(infos)})
 
 
@@ -64,6 +66,6 @@ def test_auto_trains_a_tied_embedding_and_head_on_two_devices():
     ) as pipe:
         assert len(pipe.plan.stages) == 2
         assert pipe.plan.profile is not None
-        assert pipe.plan.profile.layers[3].shared_bytes == 2 * tied_weight.nbytes
+        assert pipe.plan.profile.layers[3].shared[0].bytes == tied_weight.nbytes
         pipe.step(x, target=y)
     plain.assert_same(plain.gradients(model), plain.gradients(twin))

@@ -241,5 +241,5 @@ def test_a_profile_that_was_edited_is_refused_by_every_fault(tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps(data))
     with pytest.raises(ValueError, match=r"profile\.json is not a Profile") as caught:
         Profile.load(tmp_path / "profile.json")
-    for words in ("two layers are called 'layer0'", "7 costs of layers", "optimizer 'lion'"):
+    for words in ("two layers are called 'layer0'", "7 layers have costs", "optimizer 'lion'"):
         assert words in str(caught.value)

@@ -50,6 +50,13 @@ def test_the_fingerprint_is_of_the_layers_and_not_of_the_times():
     assert other.fingerprint != first.fingerprint
 
 
+def test_the_fingerprint_does_not_depend_on_the_micro_batch_size():
+    model, x = nn.Sequential(nn.Linear(4, 9)), torch.randn(12, 4)
+    one, four = (pipepart.profile(model, x, micro_batches=count, seconds=0) for count in (1, 4))
+    assert one.outputs != four.outputs
+    assert one.fingerprint == four.fingerprint
+
+
 EDITS = {
     "unknown field": (lambda data: data.update(speed=3), "speed"),
     "later version": (lambda data: data.update(version=2), "version"),
@@ -58,6 +65,10 @@ EDITS = {
     "negative time": (
         lambda data: data["costs"][0]["layers"][0]["forward"].update(seconds=-1),
         "forward.seconds",
+    ),
+    "saved bytes that no tensor accounts for": (
+        lambda data: data["costs"][0].update(saved=[]),
+        r"costs.0: layers.0 has saved_bytes 192, and the tensors in 'saved' that it keeps have 0",
     ),
     "words for numbers": (lambda data: data.update(batch="many"), "batch"),
 }

@@ -27,7 +27,7 @@ def _cost(forward: float, backward_input: float, backward_weight: float, kib: in
         backward_weight=_timing(backward_weight),
         saved_bytes=kib * 1024,
         output_bytes=2048,
-        peak_bytes=3 * 1024,
+        workspace_bytes=3 * 1024,
     )
 
 

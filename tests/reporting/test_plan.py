@@ -8,6 +8,7 @@ import pytest
 from rich.console import RenderableType
 
 from pipepart import Cluster, DoesNotFit, Plan, Profile, plan
+from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import (
     alternatives_table,
@@ -51,7 +52,9 @@ def test_the_summary_tells_which_layers_of_different_stages_share_a_parameter(
     first, last = two_stages.stages[0].layers[0], two_stages.stages[1].layers[-1]
     assert two_stages.profile is not None
     layers = [
-        layer.model_copy(update={"shares_with": (first,)}) if layer.name == last else layer
+        layer.model_copy(update={"shared": (SharedTensor(layer=first, name="weight", bytes=0),)})
+        if layer.name == last
+        else layer
         for layer in two_stages.profile.layers
     ]
     tied = two_stages.model_copy(

@@ -75,8 +75,8 @@ def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
         saved_bytes=line.bytes(low.saved_bytes, high.saved_bytes),
         input_bytes=line.bytes(low.input_bytes, high.input_bytes),
         output_bytes=line.bytes(low.output_bytes, high.output_bytes),
-        peak_bytes=line.bytes(low.peak_bytes, high.peak_bytes),
-        waiting_bytes=line.bytes(low.waiting_bytes, high.waiting_bytes),
+        workspace_bytes=line.bytes(low.workspace_bytes, high.workspace_bytes),
+        deferred_bytes=line.bytes(low.deferred_bytes, high.deferred_bytes),
     )
 
 

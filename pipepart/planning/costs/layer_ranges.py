@@ -73,11 +73,11 @@ class ChainCosts:
             ]
         )
         self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
-        self.peak_bytes = np.array([layer.peak_bytes for layer in costs.layers])
+        self.peak_bytes = np.array([layer.workspace_bytes for layer in costs.layers])
         # The gradient of a stage's output arrives before its backward starts; the last stage makes its own.
         self.arriving_bytes = np.r_[self.output_bytes[:-1], 0]
         self._pieces = costs.saved
-        self._waiting_sum = np.cumsum(np.r_[0, [layer.waiting_bytes for layer in costs.layers]])
+        self._waiting_sum = np.cumsum(np.r_[0, [layer.deferred_bytes for layer in costs.layers]])
         self.trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
         # Whether there is a backward at a layer: it or one before it trains something. A profile made by hand may
         # say so in seconds alone.
@@ -86,7 +86,11 @@ class ChainCosts:
         # Of each layer that holds parameters of others: its place, that of the last of these, and their bytes.
         self._shared = np.array(
             [
-                (position, max(index[other] for other in info.shares_with), info.shared_bytes)
+                (
+                    position,
+                    max(index[other] for other in info.shares_with),
+                    sum(tensor.bytes + tensor.gradient_bytes for tensor in info.shared),
+                )
                 for position, info in enumerate(profile.layers)
                 if info.shares_with
             ],

@@ -14,7 +14,7 @@ def waiting(*modules: nn.Module, x: Tensor | None = None) -> list[int]:
     profile = pipepart.profile(
         nn.Sequential(*modules), torch.randn(N, D) if x is None else x, seconds=0.01, progress=False
     )
-    return [layer.waiting_bytes for layer in profile.costs[0].layers]
+    return [layer.deferred_bytes for layer in profile.costs[0].layers]
 
 
 @splits
