@@ -34,7 +34,7 @@ from .all_losses import AllLosses
 from .conditions import Condition
 from .failure.notes import LAYER, PLACE, add_note
 from .loss_sink import End
-from .observe.recorder import Parts, Watch, WatchedPost
+from .observe.recorder import Parts, Watch, WatchedTransport
 from .order import Order
 from .own_copy import tensors
 from .replay.randomness import Draws
@@ -42,9 +42,9 @@ from .replay.recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
 from .state.replicas import CopiedLayers
 from .state.weight_versions import Versions
-from .transport.cuda import Streams
-from .transport.mailbox import Stopped
-from .transport.messages import Post
+from .transport.base import Stopped, Transport
+from .transport.cuda import Streams, StreamTransport
+from .transport.threads import ThreadTransport
 
 
 class Held(NamedTuple):
@@ -88,17 +88,22 @@ class Actions:
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
-        post = Post(schedule, streams, watch.recorder.arrivals if watch and watch.recorder else None)
+        transport: Transport = ThreadTransport(schedule)
+        if streams is not None:
+            arrivals = watch.recorder.arrivals if watch and watch.recorder else None
+            transport = StreamTransport(transport, schedule, streams, arrivals)
         self._parts = _PARTS
         for condition in conditions:
-            inputs, end, post = condition.arriving(inputs), condition.end(end), condition.post(post, schedule)
+            inputs, end = condition.arriving(inputs), condition.end(end)
+            transport = condition.transport(transport, schedule)
             self._parts = {
                 kind: (take, condition.computing(compute), send)
                 for kind, (take, compute, send) in self._parts.items()
             }
         if watch is not None:
-            self._parts, post = watch.parts(self._parts), WatchedPost(post, schedule, watch)
-        self.post = post
+            self._parts = watch.parts(self._parts)
+            transport = WatchedTransport(transport, schedule, watch)
+        self.transport = transport
         self.draws = forward.draws if forward else Draws()
         self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
         self._stages = stages
@@ -124,7 +129,7 @@ class Actions:
         ]
         self._added = [losses_of_stage() for _ in stages]
         self._at_the_end = threading.Lock()  # last stages of several copies share the end
-        self._all_losses = AllLosses(schedule, self.post) if schedule.replicas > 1 else None
+        self._all_losses = AllLosses(schedule, self.transport) if schedule.replicas > 1 else None
 
     def do(self, action: Action) -> None:
         """Does one action.
@@ -187,7 +192,7 @@ class Actions:
             held.clear()
         self._inputs = ()
         self.input_gradients.clear()
-        self.post.forget()
+        self.transport.stop()
 
     def kept_on(self, device: int) -> Iterator[Tensor]:
         """What the stages of a device keep beside what autograd does."""
@@ -212,7 +217,7 @@ class Actions:
     def _take_input(self, stage: int, micro_batch: int) -> Any:
         if self._is_first[stage]:
             return self._inputs[micro_batch]
-        return self.post.take(stage, (Kind.F, stage, micro_batch))
+        return self.transport.recv(stage, (Kind.F, stage, micro_batch))
 
     def _forward(self, stage: int, micro_batch: int, message: Any) -> Any:
         """F: runs the layers on the input; returns the message for the next stage."""
@@ -225,7 +230,7 @@ class Actions:
 
     def _send_output(self, stage: int, micro_batch: int, message: Any) -> None:
         if not self._is_last[stage]:
-            self.post.put(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
+            self.transport.send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
 
     def _run_only(self, stage: int, micro_batch: int, message: Any) -> Any:
         """A forward that runs once: its graph waits for the backward."""
@@ -303,7 +308,7 @@ class Actions:
         if self._stages[stage].copied:
             return []
         return [
-            (self._stages[other].copied, self.post.take(stage, (Kind.REDUCE_GRAD, other, stage)))
+            (self._stages[other].copied, self.transport.recv(stage, (Kind.REDUCE_GRAD, other, stage)))
             for other in range(stage + apart, self.schedule.stages, apart)
         ]
 
@@ -319,7 +324,7 @@ class Actions:
     def _send_copy(self, stage: int, _: int, gradients: Any) -> None:
         if self._stages[stage].copied:
             first = stage % self.schedule.model_stages
-            self.post.put(stage, first, (Kind.REDUCE_GRAD, stage, first), gradients)
+            self.transport.send(stage, first, (Kind.REDUCE_GRAD, stage, first), gradients)
 
     def _update(self, stage: int, _: int, __: None) -> None:
         """OPT_STEP: the stage's optimizer steps; a further copy of the model has none."""
@@ -338,7 +343,7 @@ class Actions:
         stash = self._stashes[stage].pop(micro_batch)
         gradients: graph_cut.Gradients = ()
         if stash.roots and not self._is_last[stage]:
-            gradients = self.post.take(stage, (Kind.B, stage, micro_batch))
+            gradients = self.transport.recv(stage, (Kind.B, stage, micro_batch))
         elif stash.roots:
             if self._all_losses and self._end.needs_all(micro_batch):
                 self._all_losses.wait(stage)
@@ -348,7 +353,7 @@ class Actions:
             stash = stash._replace(roots=(*stash.roots, *stash.added))
         for link in self._links[stage]:
             if link.behind is not None:
-                arrived = self.post.take(stage, (link.number, stage, micro_batch))
+                arrived = self.transport.recv(stage, (link.number, stage, micro_batch))
                 if arrived is not None:
                     stash = stash._replace(roots=(*stash.roots, *graph_cut.roots(link.tensor)))
                     gradients = (*gradients, arrived)
@@ -359,12 +364,12 @@ class Actions:
         for link in self._links[stage]:
             if link.before is not None:
                 key = link.number, link.before, micro_batch
-                self.post.put(stage, link.before, key, link.tensor.grad)
+                self.transport.send(stage, link.before, key, link.tensor.grad)
                 link.tensor.grad = None
         if self._is_first[stage]:
             self.input_gradients[micro_batch] = found
         elif found:
-            self.post.put(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+            self.transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
 
     def _place(self, action: Action) -> str:
         copy, stage = divmod(action.stage, self.schedule.model_stages)

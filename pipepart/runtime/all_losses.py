@@ -11,7 +11,7 @@ from collections import Counter
 
 from schedules import Kind, Schedule
 
-from .transport.messages import Post
+from .transport.base import Transport
 
 _ALL = -1  # in the place of a micro-batch
 
@@ -19,8 +19,8 @@ _ALL = -1  # in the place of a micro-batch
 class AllLosses:
     """What the last stages of all copies tell each other in one run; each is called by its own worker."""
 
-    def __init__(self, schedule: Schedule, post: Post) -> None:
-        self._post = post
+    def __init__(self, schedule: Schedule, transport: Transport) -> None:
+        self._transport = transport
         last = range(schedule.model_stages - 1, schedule.stages, schedule.model_stages)
         leaves = (leaf for row in schedule.actions for action in row for leaf in action.leaves)
         self._missing = Counter(leaf.stage for leaf in leaves if leaf.kind is Kind.F and leaf.stage in last)
@@ -37,7 +37,7 @@ class AllLosses:
         self._missing[stage] -= 1
         if self._missing[stage] == 0:
             for other in self._others[stage]:
-                self._post.put(stage, other, (Kind.F, stage, _ALL), None)
+                self._transport.send(stage, other, (Kind.F, stage, _ALL), None)
 
     def wait(self, stage: int) -> None:
         """Waits for the losses of the others, if the stage has its own.
@@ -47,4 +47,4 @@ class AllLosses:
         """
         if self._missing[stage] <= 0:
             while self._others[stage]:
-                self._post.take(stage, (Kind.F, self._others[stage].pop(), _ALL))
+                self._transport.recv(stage, (Kind.F, self._others[stage].pop(), _ALL))

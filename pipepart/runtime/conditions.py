@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from schedules import Action, Schedule
 
 from .loss_sink import End
-from .transport.mailbox import Key
-from .transport.messages import Post
+from .transport.base import Transport
 
 Do = Callable[[Action], None]
 Compute = Callable[..., Any]  # of actions, a stage, a micro-batch and what was taken
@@ -28,9 +27,9 @@ class Condition:
         """The far end."""
         return end
 
-    def post(self, post: Post, schedule: Schedule) -> Post:
-        """What carries the messages."""
-        return post
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
+        """Return the transport of a step: ``inner``, or one that wraps it."""
+        return inner
 
     def doing(self, do: Do, schedule: Schedule) -> Do:
         """What does one action, on the worker of its device."""
@@ -42,26 +41,3 @@ class Condition:
 
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
         """On the caller's thread, before the workers start."""
-
-
-class Relay(Post):
-    """A post that hands everything to another."""
-
-    def __init__(self, inner: Post) -> None:
-        self._inner = inner
-
-    def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """As the other."""
-        self._inner.put(sender, receiver, key, message)
-
-    def take(self, receiver: int, key: Key) -> Any:
-        """As the other."""
-        return self._inner.take(receiver, key)
-
-    def stop(self) -> None:
-        """As the other."""
-        self._inner.stop()
-
-    def forget(self) -> None:
-        """As the other."""
-        self._inner.forget()

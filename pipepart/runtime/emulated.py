@@ -21,9 +21,8 @@ from schedules import Schedule
 from ..autograd.sparse import bytes_of
 from ..cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..planning import Plan
-from .conditions import Compute, Condition, Relay
-from .transport.mailbox import Key
-from .transport.messages import Post
+from .conditions import Compute, Condition
+from .transport.base import ForwardingTransport, Key, Transport
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], object]
@@ -57,9 +56,9 @@ class Emulated(Condition):
 
         return slowed
 
-    def post(self, post: Post, schedule: Schedule) -> Post:
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
         """Messages arrive when the links let them."""
-        return _EmulatedPost(post, schedule, self._links, self._clock, self._sleep)
+        return _EmulatedTransport(inner, schedule, self._links, self._clock, self._sleep)
 
 
 class _OnItsWay(NamedTuple):
@@ -67,11 +66,16 @@ class _OnItsWay(NamedTuple):
     arrives: float
 
 
-class _EmulatedPost(Relay):
+class _EmulatedTransport(ForwardingTransport):
     """Messages of one run. A direction of a link is used by the worker that sends along it, and by no other."""
 
     def __init__(
-        self, inner: Post, schedule: Schedule, links: Sequence[Sequence[Link]], clock: Clock, sleep: Sleep
+        self,
+        inner: Transport,
+        schedule: Schedule,
+        links: Sequence[Sequence[Link]],
+        clock: Clock,
+        sleep: Sleep,
     ) -> None:
         super().__init__(inner)
         self._home = schedule.device_of
@@ -80,7 +84,7 @@ class _EmulatedPost(Relay):
         self._sleep = sleep
         self._free = [[0.0] * len(links) for _ in links]
 
-    def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Sends the message off with the time when it will be there."""
         here, there = self._home[sender], self._home[receiver]
         if here != there:
@@ -90,11 +94,11 @@ class _EmulatedPost(Relay):
             self._free[here][there] = passed
             # A message between threads takes that much by itself.
             message = _OnItsWay(message, passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS))
-        super().put(sender, receiver, key, message)
+        super().send(sender, receiver, key, message)
 
-    def take(self, receiver: int, key: Key) -> Any:
+    def recv(self, receiver: int, key: Key) -> Any:
         """The message, when it has arrived."""
-        found = super().take(receiver, key)
+        found = super().recv(receiver, key)
         if not isinstance(found, _OnItsWay):
             return found
         _sleep_until(found.arrives, self._clock(), self._sleep)

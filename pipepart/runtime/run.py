@@ -17,8 +17,8 @@ from .observe.recorder import Recorder, Watch
 from .order import Order
 from .quick_turns import quick_turns
 from .stage import Stage
+from .transport.base import Stopped
 from .transport.cuda import Callers, Streams
-from .transport.mailbox import Stopped
 
 
 class Run:
@@ -120,7 +120,7 @@ class Run:
                 return
             self._over = True
             self.failure, self.failed_on, self.held = error, device, self.actions.held()
-        self.actions.post.stop()
+        self.actions.transport.stop()
 
     def finish(self) -> None:
         """Behind the last worker, whether the run has failed or not."""

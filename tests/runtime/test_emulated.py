@@ -12,7 +12,8 @@ import schedules
 from pipepart import Cluster, Link, Pipeline, Plan
 from pipepart.cluster import VIRTUAL_LATENCY_SECONDS, PairLink
 from pipepart.runtime.emulated import Emulated
-from pipepart.runtime.transport.messages import Post
+from pipepart.runtime.transport.base import Transport
+from pipepart.runtime.transport.threads import ThreadTransport
 from schedules import Kind
 from tests.support import plain
 from tests.support.chains import plan_by_hand
@@ -57,53 +58,55 @@ def test_an_action_takes_as_long_as_on_a_device_of_that_speed(stage, speed):
     assert time.slept == ([] if speed == 1 else [pytest.approx(3.0 / speed - 3.0)])
 
 
-def post_of(cluster: Cluster, time: Time) -> Post:
+def transport_of(cluster: Cluster, time: Time) -> Transport:
     schedule = schedules.build("gpipe", devices=len(cluster), micro_batches=4)
-    return emulated(cluster, time).post(Post(schedule), schedule)
+    return emulated(cluster, time).transport(ThreadTransport(schedule), schedule)
 
 
-def send(post: Post, sender: int, receiver: int, micro_batches: Sequence[int], floats: int = 250) -> None:
+def send(
+    transport: Transport, sender: int, receiver: int, micro_batches: Sequence[int], floats: int = 250
+) -> None:
     for micro_batch in micro_batches:
-        post.put(sender, receiver, (Kind.F, receiver, micro_batch), torch.zeros(floats))
+        transport.send(sender, receiver, (Kind.F, receiver, micro_batch), torch.zeros(floats))
 
 
-def take(post: Post, receiver: int, micro_batch: int) -> Any:
-    return post.take(receiver, (Kind.F, receiver, micro_batch))
+def take(transport: Transport, receiver: int, micro_batch: int) -> Any:
+    return transport.recv(receiver, (Kind.F, receiver, micro_batch))
 
 
 def test_a_message_arrives_after_latency_and_bytes_and_its_sender_goes_on():
     time = Time()
-    post = post_of(Cluster.virtual(2, link=500.0, latency=0.25), time)
-    send(post, 0, 1, [0])
+    transport = transport_of(Cluster.virtual(2, link=500.0, latency=0.25), time)
+    send(transport, 0, 1, [0])
     assert time.slept == []
-    assert take(post, 1, 0).shape == (250,)
+    assert take(transport, 1, 0).shape == (250,)
     assert time.slept == [pytest.approx(2.0 + 0.25 - VIRTUAL_LATENCY_SECONDS)]
 
 
 def test_a_message_that_has_lain_long_enough_is_not_waited_for():
     time = Time()
-    post = post_of(Cluster.virtual(2, link=500.0), time)
-    send(post, 0, 1, [0])
+    transport = transport_of(Cluster.virtual(2, link=500.0), time)
+    send(transport, 0, 1, [0])
     time.now = 1.5
-    take(post, 1, 0)
+    take(transport, 1, 0)
     assert time.slept == [pytest.approx(0.5)]
-    send(post, 0, 1, [1])
+    send(transport, 0, 1, [1])
     time.now += 5
-    take(post, 1, 1)
+    take(transport, 1, 1)
     assert len(time.slept) == 1
 
 
 def test_messages_of_one_direction_go_one_after_the_other():
     time = Time()
-    post = post_of(Cluster.virtual(2, link=1000.0, latency=0.25), time)
-    send(post, 0, 1, [0, 1])
-    send(post, 1, 0, [2])
-    take(post, 0, 2)
+    transport = transport_of(Cluster.virtual(2, link=1000.0, latency=0.25), time)
+    send(transport, 0, 1, [0, 1])
+    send(transport, 1, 0, [2])
+    take(transport, 0, 2)
     first = 1.0 + 0.25 - VIRTUAL_LATENCY_SECONDS
     assert time.now == pytest.approx(first)  # the other way is free
-    take(post, 1, 0)
+    take(transport, 1, 0)
     assert time.now == pytest.approx(first)
-    take(post, 1, 1)
+    take(transport, 1, 1)
     assert time.now == pytest.approx(first + 1.0)
 
 
@@ -111,20 +114,20 @@ def test_each_pair_of_devices_has_its_own_link():
     time = Time()
     slow = PairLink(between=("virtual:1", "virtual:2"), bandwidth=100.0)
     cluster = Cluster.virtual(3, link=1000.0).model_copy(update={"links": (slow,)})
-    post = post_of(cluster, time)
-    send(post, 0, 1, [0])
-    send(post, 1, 2, [0])
-    take(post, 1, 0)
+    transport = transport_of(cluster, time)
+    send(transport, 0, 1, [0])
+    send(transport, 1, 2, [0])
+    take(transport, 1, 0)
     assert time.now == pytest.approx(1.0)
-    take(post, 2, 0)
+    take(transport, 2, 0)
     assert time.now == pytest.approx(10.0)
 
 
 def test_what_threads_need_anyway_is_not_slept():
     time = Time()
-    post = post_of(Cluster.virtual(2, speed=0.5), time)
-    send(post, 0, 1, [0], floats=10**6)
-    take(post, 1, 0)
+    transport = transport_of(Cluster.virtual(2, speed=0.5), time)
+    send(transport, 0, 1, [0], floats=10**6)
+    take(transport, 1, 0)
     assert time.slept == []
 
 
@@ -133,10 +136,10 @@ def test_messages_within_a_device_take_no_time():
     plan = plan_by_hand(["0", "1", "2", "3"], [1, 2, 3], micro_batches=4, schedule="zb-v", chunks=2)
     plan = plan.model_copy(update={"cluster": Cluster.virtual(2, link=1.0)})
     schedule = plan.build_schedule()
-    post = Emulated(plan, time.clock, time.sleep).post(Post(schedule), schedule)
+    transport = Emulated(plan, time.clock, time.sleep).transport(ThreadTransport(schedule), schedule)
     assert schedule.device_of[1] == schedule.device_of[2]
-    send(post, 1, 2, [0])
-    take(post, 2, 0)
+    send(transport, 1, 2, [0])
+    take(transport, 2, 0)
     assert time.slept == []
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from pipepart.runtime.strict.messages import Arriving, StrictEnd, StrictPost
+from pipepart.runtime.strict.messages import Arriving, StrictEnd, StrictTransport
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.copies import plan_copies
@@ -36,12 +36,12 @@ def notes(error: BaseException) -> str:
 
 def no_copy(monkeypatch: pytest.MonkeyPatch, kinds: str) -> None:
     """Messages whose action is of one of the kinds go on as they are."""
-    copied = StrictPost.take
+    copied = StrictTransport.recv
 
-    def take(self: StrictPost, receiver: int, key: Any) -> Any:
-        return self._inner.take(receiver, key) if str(key[0]) in kinds else copied(self, receiver, key)
+    def recv(self: StrictTransport, receiver: int, key: Any) -> Any:
+        return self._inner.recv(receiver, key) if str(key[0]) in kinds else copied(self, receiver, key)
 
-    monkeypatch.setattr(StrictPost, "take", take)
+    monkeypatch.setattr(StrictTransport, "recv", recv)
 
 
 def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(monkeypatch):

@@ -23,7 +23,7 @@ from ..actions import Actions
 from ..replay.randomness import Turn
 from ..run import Run
 from ..stage import Stage
-from ..transport.messages import Post
+from ..transport.threads import ThreadTransport
 from .blame import layers_of
 
 _LOOKS = 20  # in the time of a timeout
@@ -169,7 +169,7 @@ class _Sight(NamedTuple):
             code = frame.f_code
             if code is Actions.do.__code__:
                 action = frame.f_locals.get("action")
-            elif code is Post.take.__code__:
+            elif code is ThreadTransport.recv.__code__:
                 key = frame.f_locals.get("key")
             elif code is Stage.run_layers.__code__:
                 where = where or _forward(frame)

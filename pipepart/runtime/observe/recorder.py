@@ -26,9 +26,8 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 
 from ...autograd.sparse import bytes_of
 from ..stage import Stage
+from ..transport.base import ForwardingTransport, Key, Transport
 from ..transport.cuda import has_streams, recorded
-from ..transport.mailbox import Key
-from ..transport.messages import Post
 from .saved_bytes import KeptBytes
 
 _now = time.perf_counter
@@ -200,40 +199,32 @@ def profiling() -> bool:
     return profiler._is_profiler_enabled
 
 
-class WatchedPost(Post):
-    """A post whose messages a watch sees where they go from one device to another."""
+class WatchedTransport(ForwardingTransport):
+    """A transport that shows a watch the messages that go from one device to another."""
 
-    def __init__(self, post: Post, schedule: Schedule, watch: Watch) -> None:
-        self._post = post
+    def __init__(self, inner: Transport, schedule: Schedule, watch: Watch) -> None:
+        super().__init__(inner)
         self._watch = watch
         self._device_of = schedule.device_of
         self._sent = watch.recorder.sent if watch.recorder else None
         if not watch.names:
-            self.take = post.take
+            self.recv = inner.recv
 
-    def put(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """As without a watch."""
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """Send the message, and record it if it leaves the device."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
             if self._sent is not None:
                 self._sent.append((sender, receiver, key, _bytes(message)))
             if self._watch.names:
                 with self._watch.named(f"send {_label(receiver, key)}"):
-                    self._post.put(sender, receiver, key, message)
+                    self._inner.send(sender, receiver, key, message)
                 return
-        self._post.put(sender, receiver, key, message)
+        self._inner.send(sender, receiver, key, message)
 
-    def take(self, receiver: int, key: Key) -> Any:
-        """As without a watch."""
-        with self._watch.named(f"take {_label(receiver, key)}"):
-            return self._post.take(receiver, key)
-
-    def stop(self) -> None:
-        """Wakes whoever waits, now or later."""
-        self._post.stop()
-
-    def forget(self) -> None:
-        """Lets go of what was not taken."""
-        self._post.forget()
+    def recv(self, receiver: int, key: Key) -> Any:
+        """Receive the message within a named range of the profiler."""
+        with self._watch.named(f"recv {_label(receiver, key)}"):
+            return self._inner.recv(receiver, key)
 
 
 class _HostClock:

@@ -16,9 +16,9 @@ from ...planning import Plan
 from ..conditions import Condition, Do
 from ..loss_sink import End
 from ..stage import Stage
-from ..transport.messages import Post
+from ..transport.base import Transport
 from .ledger import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, mark_of, storages
-from .messages import Arriving, Here, StrictEnd, StrictPost
+from .messages import Arriving, Here, StrictEnd, StrictTransport
 from .watch import Moves, Watch
 
 _OF_LAYERS = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})  # in which Python of the user's runs
@@ -64,9 +64,9 @@ class Strict(Condition):
         """Its gradients are copied to the device that takes them."""
         return StrictEnd(end, self._here)
 
-    def post(self, post: Post, schedule: Schedule) -> Post:
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
         """Messages are copied to the device that takes them."""
-        return StrictPost(post, self._here)
+        return StrictTransport(inner, self._here)
 
     def doing(self, do: Do, schedule: Schedule) -> Do:
         """All operations of an action are looked at; behind it, what it has made is counted as what it is."""

@@ -11,11 +11,9 @@ from torch.autograd.graph import GradientEdge
 
 from ...autograd import graph_cut
 from ...loss import Added
-from ..conditions import Relay
 from ..loss_sink import End
 from ..own_copy import own_copy, tensors
-from ..transport.mailbox import Key
-from ..transport.messages import Post
+from ..transport.base import ForwardingTransport, Key, Transport
 from .watch import Watch
 
 
@@ -41,16 +39,16 @@ class Here(threading.local):
         return copied
 
 
-class StrictPost(Relay):
+class StrictTransport(ForwardingTransport):
     """Copies each message to the device of whoever takes it."""
 
-    def __init__(self, inner: Post, here: Here) -> None:
+    def __init__(self, inner: Transport, here: Here) -> None:
         super().__init__(inner)
         self._here = here
 
-    def take(self, receiver: int, key: Key) -> Any:
+    def recv(self, receiver: int, key: Key) -> Any:
         """The message on the worker's device."""
-        return self._here.arrived(super().take(receiver, key))
+        return self._here.arrived(super().recv(receiver, key))
 
 
 class Arriving(Sequence[Any]):

@@ -13,10 +13,10 @@ beside it, such as receive the copies that it sends. A message from one worker t
     y may be freed                              y' held for (4) ··········· F(s+1, k): reads y'
 
 The host does all of the left in ``send`` and goes on; (3) and (4) are waited for and noted in ``receive``, which has
-the parcel from the mailbox. Memory goes back to the stream that it came from, at once, when the last tensor over it is
-gone, though streams that have read it on their way may not have got there: "held for" is ``record_stream``, which keeps
-memory back until that stream has come by. On one device there is no copy: (1) is what the receiver waits for, and y is
-held for it. What one worker tells itself, as between its chunks, is in the order of its compute stream.
+the message from the mailbox. Memory goes back to the stream that it came from, at once, when the last tensor over it
+is gone, though streams that have read it on their way may not have got there: "held for" is ``record_stream``, which
+keeps memory back until that stream has come by. On one device there is no copy: (1) is what the receiver waits for, and
+y is held for it. What one worker tells itself, as between its chunks, is in the order of its compute stream.
 
 Around a run all of these streams wait for the caller's, and the caller's for them at its end. So what caller and
 pipeline make for each other they find done and may free, without the host waiting for a device.
@@ -31,8 +31,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from schedules import Schedule
+
 from ...autograd import graph_cut
 from ..own_copy import tensors
+from .base import ForwardingTransport, Key, Transport
 
 Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator
 
@@ -46,7 +49,7 @@ _AHEAD = 4
 _WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
 
 
-class Parcel(NamedTuple):
+class InFlight(NamedTuple):
     """A message on its way: on the device of the receiver as soon as the event has passed, or now without one."""
 
     message: Any
@@ -127,18 +130,18 @@ class Streams:
 
         return do_in_time
 
-    def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> Parcel:
+    def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> InFlight:
         """Has a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
         found = () if sender == receiver else tensors(message)
         if not found:
-            return Parcel(message, None)
+            return InFlight(message, None)
         here, there = self._homes[sender], self._homes[receiver]
         compute = self._compute(sender)
         if here == there:
-            return Parcel(message, None if compute is None else recorded(compute, timed))  # (1)
+            return InFlight(message, None if compute is None else recorded(compute, timed))  # (1)
         if compute is None:
             copied = graph_cut.move(message, there, wait=False)
-            return Parcel(copied, recorded(self._of[sender][there], timed))
+            return InFlight(copied, recorded(self._of[sender][there], timed))
         departure = self._departure(sender, there)
         departure.wait_event(compute.record_event())  # (1)
         torch.accelerator.set_stream(departure)
@@ -149,11 +152,11 @@ class Streams:
         for tensor in found:
             if tensor.device == here:
                 tensor.record_stream(departure)  # (2)
-        return Parcel(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
+        return InFlight(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
 
-    def receive(self, receiver: int, parcel: Parcel) -> Any:
-        """The message of a parcel, for the receiver's compute stream; one that is for the CPU, the host waits for."""
-        message, arrived = parcel
+    def receive(self, receiver: int, in_flight: InFlight) -> Any:
+        """Return the message for the receiver's compute stream; the host waits for one that is for the CPU."""
+        message, arrived = in_flight
         if arrived is None:
             return message
         compute = self._compute(receiver)
@@ -188,6 +191,42 @@ class Streams:
         """Each of the caller's streams, with the workers' on its device."""
         for device, caller in zip(self._devices, callers, strict=True):
             yield caller, [streams[device] for streams in self._of]
+
+
+class StreamTransport(ForwardingTransport):
+    """Copies messages between accelerators on the streams of their workers.
+
+    Args:
+        inner: carries what describes a copy that is on its way, from host thread to host thread.
+        schedule: says which worker runs which stage.
+        streams: of the workers.
+        arrivals: takes, for each message that streams carry, a timed event of its arrival; None to time nothing.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        schedule: Schedule,
+        streams: Streams,
+        arrivals: dict[Key, torch.Event] | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._worker_of = schedule.device_of
+        self._streams = streams
+        self._arrivals = arrivals
+
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """Queue the copy to the receiver's device and send what describes it."""
+        arrivals = self._arrivals
+        here, there = self._worker_of[sender], self._worker_of[receiver]
+        in_flight = self._streams.send(here, there, message, timed=arrivals is not None)
+        if arrivals is not None and in_flight.arrived is not None:
+            arrivals[key] = in_flight.arrived
+        self._inner.send(sender, receiver, key, in_flight)
+
+    def recv(self, receiver: int, key: Key) -> Any:
+        """Receive the message; the receiver's compute stream waits for its copy."""
+        return self._streams.receive(self._worker_of[receiver], self._inner.recv(receiver, key))
 
 
 @contextmanager
