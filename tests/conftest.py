@@ -22,7 +22,7 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
-_BUILD_SECONDS = 600  # the first test of a process on faithful devices may wait for the compiler
+_BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,20 +8,17 @@ import torch
 
 from ..planning import Plan
 from .conditions import Condition
-from .counted import Counted
 from .emulated import Emulated
 from .stage import Stage
 from .strict import MemoryUse, Strict
 
 
 def conditions_of(plan: Plan, stages: Sequence[Stage], loss: object, strict: bool) -> list[Condition]:
-    """None for devices that are real, which are strict and as fast as they are by themselves; so are faithful ones.
+    """None for devices that are real, which are strict and as fast as they are by themselves.
 
     Raises:
         torch.OutOfMemoryError: ``strict``, and a device has no room for its parameters.
     """
-    if Counted.suits(plan):
-        return [Counted(plan, stages)]
     if any(torch.device(device.torch_device or "cpu").type != "cpu" for device in plan.workers):
         return []
     found: list[Condition] = [Emulated(plan)] if plan.cluster.emulated else []
@@ -35,7 +32,7 @@ def memory_of(conditions: Sequence[Condition]) -> dict[str, MemoryUse]:
         RuntimeError: nobody counts.
     """
     for condition in conditions:
-        if isinstance(condition, Counted | Strict):
+        if isinstance(condition, Strict):
             return condition.memory()
     raise RuntimeError(
         "memory is counted on virtual devices whose pipeline is made with strict=True: "

@@ -5,21 +5,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 
 @pytest.fixture
 def late_devices() -> Iterator[None]:
-    """``vdev:0`` to ``vdev:7``, whose streams run late and out of step within ``faithful.delayed``.
+    """``vdev:0`` to ``vdev:7``, whose streams run late and out of step within ``vdev.delayed``.
 
     To move there a parameter stays the object that it is, as on CUDA, which torch must be told for such devices.
     """
-    reason = faithful.reason_unavailable()
+    reason = vdev.reason_unavailable()
     if reason:
         pytest.skip(reason)
-    faithful.load(devices=8)
+    vdev.load(devices=8)
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     yield
     torch.__future__.set_swap_module_params_on_conversion(before)
-    faithful.hide()
+    vdev.hide()

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipepart import Cluster, Pipeline, Plan, faithful
+from pipepart import Cluster, Pipeline, Plan
 from pipepart.capture import flatten
 from tests.support import plain
 from tests.support.chains import Recompute, plan_by_hand
+from tests.vdev import devices as vdev
 
 CHUNKS = {
     "gpipe": 1,
@@ -68,7 +69,7 @@ def cut_on(
 @contextmanager
 def late(seed: int | None) -> Iterator[None]:
     """Devices as late as they can be, or in an order that the seed draws."""
-    with faithful.delayed(seed or 0, lateness=1.0 if seed is None else None):
+    with vdev.delayed(seed or 0, lateness=1.0 if seed is None else None):
         yield
 
 

@@ -22,16 +22,9 @@ struct Engine : torch::autograd::Engine {
   }
 };
 
-using Counts = std::tuple<int64_t, int64_t, std::map<std::string, int64_t>, std::map<std::string, int64_t>>;
-
-Counts memory(c10::DeviceIndex device) {
+std::pair<int64_t, int64_t> memory(c10::DeviceIndex device) {
   const auto usage = vdev::usage(device);
-  std::map<std::string, int64_t> now, peak;
-  for (const auto& [name, count] : usage.by_category) {
-    now[name] = count.now;
-    peak[name] = count.peak;
-  }
-  return {usage.total.now, usage.total.peak, now, peak};
+  return {usage.now, usage.peak};
 }
 
 } // namespace
@@ -47,8 +40,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory", &memory);
   m.def("reset_peak", &vdev::reset_peak);
   m.def("set_capacity", &vdev::set_capacity);
-  m.def("exchange_label", &vdev::exchange_label);
-  m.def("relabel", &vdev::relabel);
   m.def("delayed", &vdev::delayed);
   m.def("enter_delay", &vdev::enter_delay, unlocked());
   m.def("leave_delay", &vdev::leave_delay, unlocked());

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Cluster, Device, Pipeline, faithful
+from pipepart import Cluster, Device, Pipeline
 from schedules import Kind, Timeline
 from tests.support.chains import plan_by_hand
+from tests.vdev import devices as vdev
 
 TIMER = 0.02  # seconds that a slow layer computes for, on either clock
 
@@ -38,7 +39,7 @@ def traced(*devices: str) -> Timeline:
 @pytest.mark.parametrize("devices", [("vdev:0", "vdev:1"), ("vdev:0", "cpu"), ("cpu", "vdev:1")])
 @pytest.mark.parametrize("lateness", [None, 1.0])
 def test_actions_and_messages_are_in_the_order_of_their_dependencies(devices, lateness):
-    with faithful.delayed(1, lateness=lateness):
+    with vdev.delayed(1, lateness=lateness):
         trace = traced(*devices)
     assert [(t.kind, t.source, t.micro_batch, t.bytes) for t in trace.transfers if t.kind is Kind.F] == [
         (Kind.F, 0, micro_batch, 2 * 4 * 4) for micro_batch in range(3)

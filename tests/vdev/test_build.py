@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 from torch.utils import cpp_extension
 
-from pipepart import faithful
-from pipepart.faithful import build
+from tests.vdev import build
+from tests.vdev import devices as vdev
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         patched.setenv("CXX", "no-such-compiler")
-        patched.setattr(faithful, "_backend", None)
-        assert "install g++ or clang++" in faithful.reason_unavailable()
+        patched.setattr(vdev, "_backend", None)
+        assert "install g++ or clang++" in vdev.reason_unavailable()
         with pytest.raises(
             RuntimeError, match="not available: there is no C\\+\\+ compiler 'no-such-compiler'"
         ):
-            faithful.load()
+            vdev.load()
 
 
 def test_without_ninja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
-    assert faithful.reason_unavailable() == "there is no ninja: pip install ninja"
+    assert vdev.reason_unavailable() == "there is no ninja: pip install ninja"
 
 
 def test_the_mark_of_a_killed_build_stops_no_later_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -47,10 +47,10 @@ def test_the_mark_of_a_killed_build_stops_no_later_one(monkeypatch: pytest.Monke
 
 PROGRAM = """
 import torch
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 torch.ones(1, requires_grad=True).sum().backward()  # starts the threads of autograd, without the devices
-faithful.load(devices=2)
+vdev.load(devices=2)
 x = torch.ones(2, device="vdev:0", requires_grad=True)
 (x.to("vdev:1") * 3).sum().backward()
 print(x.grad.tolist())

@@ -1,13 +1,13 @@
-"""A double of a box with several GPUs: devices in the memory of the CPU that are as strict and as late as those.
+"""Simulated asynchronous devices: a test double for several GPUs, implemented in the CPU's memory.
 
-``load`` registers them with torch as ``vdev:0``, ``vdev:1``, ... A tensor lives on one of them and meets no other; each
-has its generator, its streams and events and its own thread of autograd; each counts its memory by category and may
-have a limit. The kernels are those of the CPU, so the values are those of the CPU too. Within ``delayed`` the streams
-run late and out of step, as a seed draws it, so that what a program forgets to wait for is not there yet.
+``load`` registers them with torch as ``vdev:0``, ``vdev:1``, ... Mixing tensors of two devices raises, as on GPUs.
+Each device has its own generator, streams, events and autograd thread, counts its memory, and can be given a memory
+limit. The CPU's kernels compute, so the values are those of the CPU. Inside ``delayed`` the streams run late and in an
+order drawn from a seed: a program that forgets to wait for a stream reads NaN or old values.
 
-    faithful.load(devices=2)
+    devices.load(devices=2)
     model = torch.nn.Linear(4, 4).to("vdev:1")
-    with faithful.delayed(seed=0):
+    with devices.delayed(seed=0):
         y = model(torch.ones(2, 4, device="vdev:1"))  # queued
         print(y.sum().item())  # the host waits for it
 """
@@ -22,18 +22,16 @@ from types import ModuleType
 
 import torch
 
-from pipepart.faithful import device_module
-from pipepart.faithful.build import built, reason_unavailable
+from tests.vdev import device_module
+from tests.vdev.build import built, reason_unavailable
 
 __all__ = [
     "Memory",
     "delayed",
     "hide",
-    "labelled",
     "load",
     "memory",
     "reason_unavailable",
-    "relabel",
     "reset_peak",
     "set_capacity",
 ]
@@ -44,12 +42,10 @@ _backend: ModuleType | None = None
 
 @dataclass(frozen=True)
 class Memory:
-    """What a device holds: bytes as asked for, in blocks that tensors share or own."""
+    """Bytes that tensors requested on a device: now, and the most since ``reset_peak``."""
 
     allocated: int
     peak: int
-    by_category: dict[str, int]
-    peak_by_category: dict[str, int]  # each category's own peak, so they may sum to more than ``peak``
 
 
 def load(devices: int = 8) -> None:
@@ -90,9 +86,8 @@ def hide() -> None:
 
 
 def memory(device: torch.device | str) -> Memory:
-    """What the device holds now, and held at most since ``reset_peak``."""
-    allocated, peak, by_category, peak_by_category = _loaded().memory(_index(device))
-    return Memory(allocated, peak, by_category, peak_by_category)
+    """The bytes in use on the device now, and the most since ``reset_peak``."""
+    return Memory(*_loaded().memory(_index(device)))
 
 
 def reset_peak(device: torch.device | str) -> None:
@@ -105,22 +100,6 @@ def set_capacity(device: torch.device | str, bytes: int | None) -> None:
     if bytes is not None and bytes < 0:
         raise ValueError(f"bytes: at least 0, or None for no limit, got {bytes}")
     _loaded().set_capacity(_index(device), bytes)
-
-
-@contextlib.contextmanager
-def labelled(device: torch.device | str, category: str) -> Iterator[None]:
-    """Counts what is allocated on the device meanwhile, by any thread, as ``category`` ("other" by default)."""
-    backend, index = _loaded(), _index(device)
-    before = backend.exchange_label(index, category)
-    try:
-        yield
-    finally:
-        backend.exchange_label(index, before)
-
-
-def relabel(tensor: torch.Tensor, category: str) -> None:
-    """Counts the memory of a tensor, with all that share it, as ``category`` from now on."""
-    _loaded().relabel(tensor, category)
 
 
 @contextlib.contextmanager
@@ -156,7 +135,7 @@ def delayed(seed: int = 0, *, lateness: float | None = None) -> Iterator[None]:
 
 def _loaded() -> ModuleType:
     if _backend is None:
-        raise RuntimeError("there are no virtual devices yet: call pipepart.faithful.load() first")
+        raise RuntimeError("there are no virtual devices yet: call tests.vdev.devices.load() first")
     return _backend
 
 

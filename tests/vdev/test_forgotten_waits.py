@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 SEEDS = range(24)
 
@@ -93,7 +93,7 @@ def _wrong(program: Callable[[bool], Tensor], right: bool, expected: Tensor) -> 
     """The number of seeds under which the program gets other numbers."""
     wrong = 0
     for seed in SEEDS:
-        with faithful.delayed(seed):
+        with vdev.delayed(seed):
             wrong += not torch.equal(program(right), expected)
     return wrong
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 
 def _halves() -> tuple[nn.Module, nn.Module]:
@@ -40,7 +40,7 @@ def _trained(first_device: str, second_device: str) -> list[Tensor]:
 @pytest.mark.parametrize("lateness", [None, 1.0])
 def test_two_devices_train_as_one(seed: int, lateness: float | None):
     expected = _trained("cpu", "cpu")
-    with faithful.delayed(seed, lateness=lateness):
+    with vdev.delayed(seed, lateness=lateness):
         found = _trained("vdev:0", "vdev:1")
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -54,7 +54,7 @@ def test_backward_follows_the_streams_of_the_forward():
     for seed in range(12):
         there, given = weight.to("vdev:0").requires_grad_(), x.to("vdev:0")
         main, side = torch.accelerator.current_stream("vdev:0"), torch.Stream(device="vdev:0")
-        with faithful.delayed(seed):
+        with vdev.delayed(seed):
             y = given @ there
             side.wait_stream(main)
             with side:
@@ -101,7 +101,7 @@ def test_threads_launch_side_by_side(seed: int | None):
     if seed is None:
         _run(threads)
     else:
-        with faithful.delayed(seed):
+        with vdev.delayed(seed):
             _run(threads)
     assert all(torch.equal(found[number], expected[number]) for number in range(4))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 
 def test_tensors_of_two_devices_do_not_meet():
@@ -47,14 +47,14 @@ def test_a_device_beyond_the_last_is_refused():
 
 def test_more_devices_than_at_first_are_refused():
     with pytest.raises(RuntimeError, match="devices=9: the first load of this process made 8"):
-        faithful.load(devices=9)
+        vdev.load(devices=9)
 
 
 def test_torch_finds_the_devices_until_they_are_hidden():
     assert torch.accelerator.is_available()
     assert torch.accelerator.device_count() == 8
     assert torch.accelerator.current_accelerator() == torch.device("vdev")
-    faithful.hide()
+    vdev.hide()
     assert not torch.accelerator.is_available()
     assert torch.accelerator.device_count() == 0
     assert torch.ones(2, device="vdev:0").sum().item() == 2
@@ -116,9 +116,9 @@ def test_results_are_given_to_tensors_that_have_to_grow():
 
 def test_a_storage_is_emptied_and_filled_again():
     weight = torch.ones(1000, device="vdev:6")
-    assert faithful.memory("vdev:6").allocated == 4000
+    assert vdev.memory("vdev:6").allocated == 4000
     weight.untyped_storage().resize_(0)
-    assert faithful.memory("vdev:6").allocated == 0
+    assert vdev.memory("vdev:6").allocated == 0
     weight.untyped_storage().resize_(4000)
     assert weight.fill_(3).sum().item() == 3000
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 
 class Attention(nn.Module):
@@ -150,7 +150,7 @@ def _equal(found: list[Tensor], expected: list[Tensor]) -> bool:
 def test_a_layer_trains_as_on_the_cpu(name: str, seed: int | None):
     make, shape = LAYERS[name]
     expected = _trained("cpu", make, shape)
-    with contextlib.nullcontext() if seed is None else faithful.delayed(seed):
+    with contextlib.nullcontext() if seed is None else vdev.delayed(seed):
         assert _equal(_trained("vdev:1", make, shape), expected)
 
 
@@ -162,7 +162,7 @@ def test_a_step_is_launched_without_waiting(name: str):
     make, shape = LAYERS[name]
     layer, x = make().to("vdev:0"), torch.randn(shape).to("vdev:0").requires_grad_()
     weights = list(layer.parameters())
-    with faithful.delayed(lateness=1.0):
+    with vdev.delayed(lateness=1.0):
         begun = torch.accelerator.current_stream("vdev:0").record_event()
         layer(x * 1).sum().backward()
         if weights:
@@ -175,7 +175,7 @@ def test_a_step_is_launched_without_waiting(name: str):
 def test_an_optimizer_steps_as_on_the_cpu(optimizer: str, seed: int | None):
     make, shape = LAYERS["convolution"]
     expected = _trained("cpu", make, shape, optimizer)
-    with contextlib.nullcontext() if seed is None else faithful.delayed(seed):
+    with contextlib.nullcontext() if seed is None else vdev.delayed(seed):
         assert _equal(_trained("vdev:1", make, shape, optimizer), expected)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,11 +16,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _devices() -> Iterator[None]:
-    reason = faithful.reason_unavailable()
+    reason = vdev.reason_unavailable()
     if reason:
         pytest.skip(reason)
-    faithful.load(devices=8)
+    vdev.load(devices=8)
     yield
     for index in range(8):
-        faithful.set_capacity(f"vdev:{index}", None)
-    faithful.hide()
+        vdev.set_capacity(f"vdev:{index}", None)
+    vdev.hide()

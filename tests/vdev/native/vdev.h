@@ -81,13 +81,9 @@ double elapsed_milliseconds(void* from, void* to);
 void destroy_event(void* event);
 
 // memory.cpp
-struct Count {
+struct Usage {
   int64_t now = 0;
   int64_t peak = 0;
-};
-struct Usage {
-  Count total;
-  std::map<std::string, Count> by_category;
 };
 c10::Allocator* allocator();
 at::DataPtr adopt(at::DataPtr data, size_t bytes, c10::DeviceIndex device); // memory that a kernel of the CPU made
@@ -95,8 +91,6 @@ void use_on_stream(const c10::DataPtr& data, Queue& queue);
 Usage usage(c10::DeviceIndex device);
 void reset_peak(c10::DeviceIndex device);
 void set_capacity(c10::DeviceIndex device, std::optional<int64_t> bytes);
-std::string exchange_label(c10::DeviceIndex device, std::string label);
-void relabel(const at::Tensor& tensor, const std::string& label);
 void release_idle(); // hands what is free back to the system
 void create_ledgers(int devices);
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipepart import faithful
+from tests.vdev import devices as vdev
 
 LATE = 1.0  # a stream runs only when something waits for it
 
@@ -40,7 +40,7 @@ def test_events_without_timing_have_no_time():
 
 def test_a_late_stream_has_not_run_until_it_is_waited_for():
     x = torch.zeros(3, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         first, last = (torch.Event(device="vdev:0", enable_timing=True) for _ in range(2))
         first.record()
         x.add_(1)
@@ -56,7 +56,7 @@ def test_a_late_stream_has_not_run_until_it_is_waited_for():
 
 def test_a_host_that_asks_again_and_again_gets_there():
     x = torch.zeros(3, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         for _ in range(5):
             x.add_(1)
         done = torch.accelerator.current_stream("vdev:0").record_event()
@@ -69,7 +69,7 @@ def test_a_host_that_asks_again_and_again_gets_there():
 def test_a_host_read_waits_for_its_stream_alone():
     stream = torch.Stream(device="vdev:0")
     x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         with stream:
             x.add_(1)
         y.add_(2)
@@ -81,7 +81,7 @@ def test_a_host_read_waits_for_its_stream_alone():
 
 def test_another_device_is_not_waited_for():
     x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:1")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         x.add_(1)
         y.add_(1)
         torch.accelerator.synchronize("vdev:0")
@@ -91,7 +91,7 @@ def test_another_device_is_not_waited_for():
 
 def test_an_event_is_waited_for_as_it_was_recorded_last_before():
     side, x = torch.Stream(device="vdev:0"), torch.zeros(3, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         event = torch.Event(device="vdev:0")
         with side:
             x.add_(1)
@@ -106,7 +106,7 @@ def test_an_event_is_waited_for_as_it_was_recorded_last_before():
 
 def test_what_has_no_shape_before_its_values_is_waited_for():
     x = torch.zeros(4, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         x[2] += 1
         assert x.nonzero().tolist() == [[2]]
         assert x[x > 0].tolist() == [1]
@@ -127,14 +127,14 @@ def test_random_numbers_are_drawn_in_the_order_of_launches():
 
     expected = numbers()
     for seed in range(8):
-        with faithful.delayed(seed):
+        with vdev.delayed(seed):
             assert numbers() == expected
 
 
 def test_a_number_of_the_host_is_read_at_the_launch():
     factor = torch.tensor(2.0)
     x = torch.ones(3, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         y = x * factor
         factor.fill_(100)
         assert y.tolist() == [2, 2, 2]
@@ -142,7 +142,7 @@ def test_a_number_of_the_host_is_read_at_the_launch():
 
 def test_pinned_memory_is_read_late_and_other_memory_at_the_launch():
     plain, pinned = torch.ones(3), torch.ones(3).pin_memory()
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         one = plain.to("vdev:0", non_blocking=True)
         other = pinned.to("vdev:0", non_blocking=True)
         plain.fill_(7)
@@ -153,13 +153,13 @@ def test_pinned_memory_is_read_late_and_other_memory_at_the_launch():
 
 def test_shapes_that_do_not_fit_are_refused_at_the_launch():
     x = torch.zeros(2, 3, device="vdev:0")
-    with faithful.delayed(lateness=LATE), pytest.raises(RuntimeError, match="must match the size"):
+    with vdev.delayed(lateness=LATE), pytest.raises(RuntimeError, match="must match the size"):
         _ = x + torch.zeros(4, device="vdev:0")
 
 
 def test_values_that_do_not_fit_are_told_at_the_next_wait():
     table = torch.ones(3, 2, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         found = nn.functional.embedding(torch.tensor([5], device="vdev:0"), table)
         with pytest.raises(IndexError, match="index out of range"):
             torch.accelerator.synchronize("vdev:0")
@@ -169,27 +169,27 @@ def test_values_that_do_not_fit_are_told_at_the_next_wait():
 
 def test_a_failure_that_nobody_waited_for_is_told_at_the_end():
     table = torch.ones(3, 2, device="vdev:0")
-    with pytest.raises(IndexError, match="index out of range"), faithful.delayed(lateness=LATE):
+    with pytest.raises(IndexError, match="index out of range"), vdev.delayed(lateness=LATE):
         nn.functional.embedding(torch.tensor([5], device="vdev:0"), table)
 
 
 def test_streams_are_not_delayed_twice():
     with (
-        faithful.delayed(),
+        vdev.delayed(),
         pytest.raises(RuntimeError, match="delayed already"),
-        faithful.delayed(),
+        vdev.delayed(),
     ):
         pass
 
 
 def test_fresh_memory_is_no_number_until_it_is_written():
-    with faithful.delayed():
+    with vdev.delayed():
         assert torch.empty(3, device="vdev:0").isnan().all().item()
 
 
 def test_freed_memory_is_handed_out_again_on_its_stream_alone():
     side = torch.Stream(device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         one = torch.empty(100, device="vdev:0")
         address = one.data_ptr()
         del one
@@ -200,7 +200,7 @@ def test_freed_memory_is_handed_out_again_on_its_stream_alone():
 
 def test_memory_that_another_stream_uses_is_kept_until_that_has_run():
     side, x = torch.Stream(device="vdev:0"), torch.zeros(100, device="vdev:0")
-    with faithful.delayed(lateness=LATE):
+    with vdev.delayed(lateness=LATE):
         one = torch.empty(100, device="vdev:0")
         address = one.data_ptr()
         with side:
@@ -216,8 +216,8 @@ def test_memory_that_another_stream_uses_is_kept_until_that_has_run():
 
 def test_short_of_memory_the_host_waits_for_blocks_in_use():
     side, x = torch.Stream(device="vdev:7"), torch.zeros(100, device="vdev:7")
-    faithful.set_capacity("vdev:7", 900)
-    with faithful.delayed(lateness=LATE):
+    vdev.set_capacity("vdev:7", 900)
+    with vdev.delayed(lateness=LATE):
         one = torch.empty(100, device="vdev:7")
         with side:
             x.add_(1)
@@ -232,15 +232,15 @@ def test_short_of_memory_the_host_waits_for_blocks_in_use():
 
 def test_memory_is_counted_the_same_when_streams_are_late():
     def figures() -> tuple[int, int]:
-        faithful.reset_peak("vdev:0")
+        vdev.reset_peak("vdev:0")
         layer = nn.Linear(8, 8).to("vdev:0")
         layer(torch.ones(4, 8, device="vdev:0")).sum().backward()
-        memory = faithful.memory("vdev:0")
+        memory = vdev.memory("vdev:0")
         return memory.allocated, memory.peak
 
     expected = figures()
     for seed in range(4):
-        with faithful.delayed(seed):
+        with vdev.delayed(seed):
             assert figures() == expected
 
 
@@ -249,7 +249,7 @@ def test_a_seed_gives_the_same_course_again():
         seen = []
         streams = [torch.Stream(device=f"vdev:{index % 2}") for index in range(4)]
         x = [torch.zeros(2, device=stream.device) for stream in streams]
-        with faithful.delayed(seed=5):
+        with vdev.delayed(seed=5):
             for step in range(40):
                 with streams[step % 4]:
                     x[step % 4].add_(1)

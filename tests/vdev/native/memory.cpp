@@ -1,5 +1,5 @@
-// The memory of the devices: blocks of the host's, counted by device and category, capped, and handed out again as
-// the caching allocator of CUDA does.
+// The memory of the devices: blocks of the host's, counted by device, capped, and handed out again as the caching
+// allocator of CUDA does.
 #include "vdev.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -21,7 +21,6 @@ struct Block {
   size_t room = 0;
   c10::DeviceIndex device = 0;
   c10::StreamId stream = 0; // the stream it was allocated on, which alone gets it at once when it is free
-  Count* category = nullptr;
   std::vector<Queue*> users; // other streams that record_stream named
   std::vector<Mark> pending; // where these stood when it was freed
   c10::DataPtr adopted;      // its memory, where a kernel of the CPU allocated it
@@ -36,7 +35,6 @@ using Owned = std::unique_ptr<Block>;
 
 struct Ledger {
   Usage usage;
-  std::string label = "other";
   std::optional<int64_t> capacity;
   int64_t pending_bytes = 0;
   std::vector<Owned> pending; // freed, but streams that record_stream named are not through with them
@@ -47,15 +45,9 @@ struct Ledger {
 std::mutex g_lock;
 std::vector<Ledger> g_ledgers;
 
-void add(Count& count, int64_t bytes) {
-  count.now += bytes;
-  count.peak = std::max(count.peak, count.now);
-}
-
-void count_in(Ledger& ledger, Block& block) {
-  block.category = &ledger.usage.by_category[ledger.label];
-  add(*block.category, int64_t(block.bytes));
-  add(ledger.usage.total, int64_t(block.bytes));
+void count_in(Ledger& ledger, const Block& block) {
+  ledger.usage.now += int64_t(block.bytes);
+  ledger.usage.peak = std::max(ledger.usage.peak, ledger.usage.now);
 }
 
 std::string readable(int64_t bytes) {
@@ -73,23 +65,17 @@ std::string readable(int64_t bytes) {
 }
 
 bool fits(const Ledger& ledger, size_t bytes) {
-  return !ledger.capacity || ledger.usage.total.now + ledger.pending_bytes + int64_t(bytes) <= *ledger.capacity;
+  return !ledger.capacity || ledger.usage.now + ledger.pending_bytes + int64_t(bytes) <= *ledger.capacity;
 }
 
 void check_capacity(const Ledger& ledger, size_t bytes, c10::DeviceIndex device) {
   if (fits(ledger, bytes)) {
     return;
   }
-  std::ostringstream in_use;
-  for (const auto& [name, count] : ledger.usage.by_category) {
-    if (count.now > 0) {
-      in_use << ", " << readable(count.now) << " of " << name;
-    }
-  }
   TORCH_CHECK_WITH(OutOfMemoryError, false, "vdev out of memory. Tried to allocate ", readable(int64_t(bytes)), ". vdev:",
                    int(device), " has a total capacity of ", readable(*ledger.capacity), " of which ",
-                   readable(std::max<int64_t>(0, *ledger.capacity - ledger.usage.total.now)), " is free; ",
-                   readable(ledger.usage.total.now), " is in use", in_use.str(), ".");
+                   readable(std::max<int64_t>(0, *ledger.capacity - ledger.usage.now)), " is free; ",
+                   readable(ledger.usage.now), " is in use.");
 }
 
 void put_by(Ledger& ledger, Owned block) {
@@ -120,8 +106,7 @@ void free_block(void* context) {
   Owned block(static_cast<Block*>(context));
   const std::lock_guard<std::mutex> guard(g_lock);
   auto& ledger = g_ledgers[block->device];
-  block->category->now -= int64_t(block->bytes);
-  ledger.usage.total.now -= int64_t(block->bytes);
+  ledger.usage.now -= int64_t(block->bytes);
   for (auto* user : block->users) {
     block->pending.push_back(end_of(*user));
   }
@@ -205,7 +190,7 @@ struct Allocator final : c10::DeviceAllocator {
   void emptyCache(std::pair<unsigned long long, unsigned long long>) {}
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    const auto total = usage(device).total;
+    const auto total = usage(device);
     c10::CachingDeviceAllocator::DeviceStats stats;
     for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
       (*bytes)[0].current = total.now; // of all size classes together
@@ -267,33 +252,12 @@ Usage usage(c10::DeviceIndex device) {
 void reset_peak(c10::DeviceIndex device) {
   const std::lock_guard<std::mutex> guard(g_lock);
   auto& usage = g_ledgers.at(device).usage;
-  usage.total.peak = usage.total.now;
-  for (auto& [name, count] : usage.by_category) {
-    count.peak = count.now;
-  }
+  usage.peak = usage.now;
 }
 
 void set_capacity(c10::DeviceIndex device, std::optional<int64_t> bytes) {
   const std::lock_guard<std::mutex> guard(g_lock);
   g_ledgers.at(device).capacity = bytes;
-}
-
-std::string exchange_label(c10::DeviceIndex device, std::string label) {
-  const std::lock_guard<std::mutex> guard(g_lock);
-  std::swap(g_ledgers.at(device).label, label);
-  return label;
-}
-
-void relabel(const at::Tensor& tensor, const std::string& label) {
-  TORCH_CHECK(tensor.device().type() == kVdev, "only memory of vdev has a category, got a tensor on ", tensor.device());
-  auto* block = block_of(tensor.storage().data_ptr());
-  if (block == nullptr) { // of no bytes
-    return;
-  }
-  const std::lock_guard<std::mutex> guard(g_lock);
-  block->category->now -= int64_t(block->bytes);
-  block->category = &g_ledgers[block->device].usage.by_category[label];
-  add(*block->category, int64_t(block->bytes));
 }
 
 void release_idle() {
