@@ -1,16 +1,45 @@
-"""pipepart: measures a PyTorch model, cuts it into stages, and trains them as a pipeline over several devices."""
+"""pipepart: measures a PyTorch model, cuts it into stages, and trains them as a pipeline over several devices.
 
-from . import capture, planning, profiling
-from .capture import LayerGraph
-from .cluster import Cluster, Device, Link
-from .data.arguments import Arguments
-from .data.split import Whole
-from .loss import add_loss, collect_losses
-from .pipeline import Pipeline
-from .planning import DoesNotFit, Plan, plan, replan
-from .profiling import Profile, profile
-from .runtime.observe.trace import Trace
-from .verify import CheckReport, check
+Names are imported at their first use, so that ``pipepart --help`` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import capture, planning, profiling
+    from .capture import LayerGraph
+    from .cluster import Cluster, Device, Link
+    from .data.arguments import Arguments
+    from .data.split import Whole
+    from .loss import add_loss, collect_losses
+    from .pipeline import Pipeline
+    from .planning import DoesNotFit, Plan, plan, replan
+    from .profiling import Profile, profile
+    from .runtime.observe.trace import Trace
+    from .verify import CheckReport, check
+
+_HOMES = {
+    "Arguments": "data.arguments",
+    "CheckReport": "verify",
+    "Cluster": "cluster",
+    "Device": "cluster",
+    "DoesNotFit": "planning",
+    "LayerGraph": "capture",
+    "Link": "cluster",
+    "Pipeline": "pipeline",
+    "Plan": "planning",
+    "Profile": "profiling",
+    "Trace": "runtime.observe.trace",
+    "Whole": "data.split",
+    "add_loss": "loss",
+    "check": "verify",
+    "collect_losses": "loss",
+    "plan": "planning",
+    "profile": "profiling",
+    "replan": "planning",
+}
+_ROOMS = ("capture", "planning", "profiling")
 
 __all__ = [
     "Arguments",
@@ -35,3 +64,16 @@ __all__ = [
     "profiling",
     "replan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,6 @@ from .commands.simulate import simulate_command
 
 app = typer.Typer(
     name="pipepart",
-    help="Measures a PyTorch model, cuts it into pipeline stages, and says what that will cost.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -39,9 +38,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     show_version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Measures a PyTorch model, cuts it into pipeline stages, and says what that will cost."""
+    """Measure a PyTorch model, cut it into pipeline stages, and predict what they cost."""

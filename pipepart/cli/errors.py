@@ -1,95 +1,91 @@
-"""What the command line does with an exception: a line for a mistake in its use, a traceback for user code."""
+"""Exit statuses: 2 and a message for bad input, 1 and a traceback for an exception in anybody's code."""
 
 from __future__ import annotations
 
-import os
+import dis
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..planning import DoesNotFit
+if TYPE_CHECKING:
+    from ..planning import DoesNotFit
 
 _OUR_PACKAGES = {"pipepart", "schedules"}
-# What stands between our frames and the first one of a user's module, layer or loss.
-_ON_THE_WAY = ("importlib", "threading", "contextlib", "torch.nn.modules.module")
+# Frames between ours and the first one of a user's module, layer or loss.
+_IN_BETWEEN = ("importlib", "threading", "contextlib", "torch.nn.modules.module")
 
 
-class Mistake(Exception):
-    """What the command was given cannot be used; the message says what was wrong and what to do."""
+class UsageError(typer.BadParameter):
+    """Bad input of a command. The message says what is wrong and what to write instead."""
+
+    def format_message(self) -> str:
+        """The message, without a prefix."""
+        return self.message
 
 
 @contextmanager
-def mistakes_told() -> Iterator[None]:
-    """Ends the command with status 2 and a few lines on a mistake, with status 1 and a traceback on a failure.
+def user_errors() -> Iterator[None]:
+    """End the command with status 2 for bad input, and with status 1 and a traceback for everything else.
 
-    A ValueError or TypeError that pipepart raises is about what it was given. One that comes from further in, from
-    a layer, a loss or the factory, is the user's to debug.
+    Bad input is a :class:`UsageError`, a model that does not fit, or a ValueError or TypeError that a ``raise`` of
+    pipepart made. Exceptions from further in (a layer, a loss, the factory) and our own bugs keep their traceback.
     """
     try:
         yield
-    except Mistake as mistake:
-        _end(str(mistake))
-    except DoesNotFit as misfit:
-        _end_with_ways_out(misfit)
+    except (typer.TyperException, typer.Exit, BrokenPipeError):
+        raise
     except (ValueError, TypeError) as error:
+        from ..planning import DoesNotFit
+
+        if isinstance(error, DoesNotFit):
+            _exit_infeasible(error)
         if not _raised_by_us(error):
-            _end_with_traceback(error)
-        _end("\n".join([str(error), *_notes(error)]))
-    except BrokenPipeError:
-        _end_unread()
+            _exit_with_traceback(error)
+        raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
     except Exception as error:
-        _end_with_traceback(error)
+        _exit_with_traceback(error)
 
 
-def _end(message: str) -> None:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(2) from None
-
-
-def _end_unread() -> None:
-    """Who reads the output has had enough, as `head` does."""
-    with suppress(OSError, ValueError):  # What is buffered has nowhere to go when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(1) from None
-
-
-def _end_with_ways_out(misfit: DoesNotFit) -> None:
+def _exit_infeasible(error: DoesNotFit) -> None:
     from ..reporting import misfit_report, show
 
-    show(misfit_report(misfit, "Error: "), file=sys.stderr)
+    show(misfit_report(error, "Error: "), file=sys.stderr)
     raise typer.Exit(2) from None
 
 
-def _end_with_traceback(error: Exception) -> None:
-    error.__traceback__ = _without_our_entrance(error)
+def _exit_with_traceback(error: Exception) -> None:
+    error.__traceback__ = _from_user_code(error)
     typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     raise typer.Exit(1) from None
 
 
 def _raised_by_us(error: Exception) -> bool:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and _is_ours(frames[-1].f_globals.get("__name__", ""))
+    """Whether a ``raise`` statement of pipepart made the exception, and not a call that failed there."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not _is_ours(last.tb_frame.f_globals.get("__name__", "")):
+        return False
+    instruction = last.tb_frame.f_code.co_code[last.tb_lasti]
+    return dis.opname[instruction] == "RAISE_VARARGS"
 
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in _OUR_PACKAGES
 
 
-def _without_our_entrance(error: Exception) -> TracebackType | None:
-    """The traceback from the user's code on, or all of it where there is none in it."""
+def _from_user_code(error: Exception) -> TracebackType | None:
+    """The traceback from the user's code on, or all of it if none of the user's code is in it."""
     rest = error.__traceback__
     while rest is not None:
         module = rest.tb_frame.f_globals.get("__name__", "")
-        if not _is_ours(module) and not module.startswith(_ON_THE_WAY):
+        if not _is_ours(module) and not module.startswith(_IN_BETWEEN):
             return rest
         rest = rest.tb_next
-    # The place in the user's file is part of a SyntaxError's own message.
+    # A SyntaxError's own message has the place in the user's file.
     return None if isinstance(error, SyntaxError) else error.__traceback__
-
-
-def _notes(error: Exception) -> list[str]:
-    return list(getattr(error, "__notes__", ()))

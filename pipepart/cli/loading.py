@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .errors import Mistake
+from .errors import UsageError
 
 _FORMS = "path/to/file.py:factory or package.module:factory"
 _RETURNS = "(model, sample, target, loss_fn), or the first one, two or three of these"
@@ -35,12 +35,12 @@ def load_model(name: str) -> Given:
     """Imports the file or module of ``name`` and calls its factory.
 
     Raises:
-        Mistake: there is no such file, module or factory, it wants arguments, or it returns no model.
+        UsageError: there is no such file, module or factory, it wants arguments, or it returns no model.
         Exception: whatever the user's code raises.
     """
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
-        raise Mistake(f"{name!r} does not name a model: write {_FORMS}")
+        raise UsageError(f"{name!r} does not name a model: write {_FORMS}")
     is_file = place.endswith(".py") or "/" in place or "\\" in place
     module = _import_file(Path(place)) if is_file else _import_module(place)
     return _given(name, _call(name, _find(module, place, attribute)))
@@ -49,10 +49,10 @@ def load_model(name: str) -> Given:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
-        raise Mistake(f"{str(path)!r} {what}: give the Python file in which the factory is")
+        raise UsageError(f"{str(path)!r} {what}: give the Python file in which the factory is")
     spec = importlib.util.spec_from_file_location("pipepart_model", path)
     if spec is None or spec.loader is None:
-        raise Mistake(f"{str(path)!r} is not a Python file: its name must end in .py")
+        raise UsageError(f"{str(path)!r} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     # As `python path/to/file.py` has it: neighbours can be imported.
     sys.path.insert(0, str(path.resolve().parent))
@@ -70,9 +70,9 @@ def _import_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = f"; for a file write {name}.py:factory" if Path(f"{name}.py").is_file() else ""
-        raise Mistake(f"there is no module {error.name!r} here or in the environment{hint}") from None
+        raise UsageError(f"there is no module {error.name!r} here or in the environment{hint}") from None
     except (TypeError, ValueError):
-        raise Mistake(f"{name!r} is not the name of a module: write {_FORMS}") from None
+        raise UsageError(f"{name!r} is not the name of a module: write {_FORMS}") from None
 
 
 def _find(module: ModuleType, place: str, attribute: str) -> Any:
@@ -93,14 +93,16 @@ def _find(module: ModuleType, place: str, attribute: str) -> Any:
             if own
             else "it defines no function"
         )
-    raise Mistake(f"{place} has no {attribute!r}: {there}")
+    raise UsageError(f"{place} has no {attribute!r}: {there}")
 
 
 def _call(name: str, factory: Any) -> Any:
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
-        raise Mistake(f"{name} is of type {type(factory).__name__}: give a function that returns {_RETURNS}")
+        raise UsageError(
+            f"{name} is of type {type(factory).__name__}: give a function that returns {_RETURNS}"
+        )
     needed = [
         parameter.name
         for parameter in inspect.signature(factory).parameters.values()
@@ -108,7 +110,7 @@ def _call(name: str, factory: Any) -> Any:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
-        raise Mistake(
+        raise UsageError(
             f"{name} needs arguments ({', '.join(needed)}) and is called with none: "
             "give them defaults, or write a function that calls it"
         )
@@ -118,12 +120,12 @@ def _call(name: str, factory: Any) -> Any:
 def _given(name: str, result: Any) -> Given:
     parts = result if isinstance(result, tuple) else (result,)
     if not 1 <= len(parts) <= 4:
-        raise Mistake(f"{name} returned a tuple of {len(parts)}: return {_RETURNS}")
+        raise UsageError(f"{name} returned a tuple of {len(parts)}: return {_RETURNS}")
     if not isinstance(parts[0], nn.Module):
-        raise Mistake(f"{name} returned {_kinds(result)} where a model was expected: return {_RETURNS}")
+        raise UsageError(f"{name} returned {_kinds(result)} where a model was expected: return {_RETURNS}")
     given = Given(*parts)
     if given.loss_fn is not None and not callable(given.loss_fn):
-        raise Mistake(
+        raise UsageError(
             f"{name} returned {type(given.loss_fn).__name__} where a loss function was expected: return {_RETURNS}"
         )
     return given

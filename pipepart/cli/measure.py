@@ -4,94 +4,100 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from ..capture import flatten
+from ..capture import capture, flatten
 from ..data.arguments import Arguments
 from ..data.split import batch_size
 from ..profiling import Profile, profile
-from .errors import Mistake
+from .errors import UsageError
 from .loading import Given, load_model
-from .output import note, quiet_output
+from .output import note, user_output_to_stderr
 from .sample import make_sample
 
 
-@dataclass(frozen=True)
-class HowToMeasure:
-    """The options of a measurement; None leaves the default of :func:`pipepart.profile`."""
-
-    sample: str | None = None
-    optimizer: str | None = None
-    threads: int | None = None
-    seconds: float | None = None
-
-    def given(self) -> list[str]:
-        """The options that were set."""
-        options = {
-            "--input": self.sample,
-            "--optimizer": self.optimizer,
-            "--threads": self.threads,
-            "--seconds": self.seconds,
-        }
-        return [option for option, value in options.items() if value is not None]
-
-
-def measure(name: str, how: HowToMeasure, micro_batches: Callable[[int], list[int]]) -> Profile:
-    """The profile of a model by name.
+def measure(
+    name: str,
+    sample: str | None,
+    micro_batches: Callable[[int], list[int]],
+    optimizer: str,
+    threads: int | None,
+    seconds: float,
+) -> Profile:
+    """Load and profile a model.
 
     Args:
         name: file or module, and factory.
-        how: options.
-        micro_batches: the numbers to measure for a mini-batch of so many samples.
+        sample: a description of a sample to make up, instead of the factory's own.
+        micro_batches: returns the numbers to measure, for the number of samples in the mini-batch.
+        optimizer, threads, seconds: as for :func:`pipepart.profile`.
 
     Raises:
-        Mistake: as for loading; or there is no sample.
+        UsageError: the model cannot be loaded, or there is no sample.
         Exception: as :func:`pipepart.profile` does.
     """
-    with quiet_output(), warnings.catch_warnings():
+    with user_output_to_stderr(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(str(message))
-        made_up = None if how.sample is None else make_sample(how.sample)
-        given = with_sample(name, load_model(name), made_up)
-        _note_backward_of_ones(given)
+        given = load_with_sample(name, sample)
+        if given.loss_fn is None:
+            target = "" if given.target is None else "a target and "
+            note(f"{target}no loss function: the backward starts with ones at the model's output")
         flatten(given.model)
         batch = batch_size(Arguments.of(given.sample), given.target)
+        counts = micro_batches(batch)
+        for count in counts:
+            if count > batch:
+                raise UsageError(f"--micro-batches {count} is more than the mini-batch has samples, {batch}")
         return profile(
             given.model,
             given.sample,
             loss_fn=given.loss_fn,
             target=given.target,
-            micro_batches=_possible(micro_batches(batch), batch),
-            optimizer=how.optimizer or "adam",
-            threads=how.threads,
-            seconds=1.0 if how.seconds is None else how.seconds,
+            micro_batches=counts,
+            optimizer=optimizer,
+            threads=threads,
+            seconds=seconds,
         )
 
 
-def with_sample(name: str, given: Given, made_up: Tensor | None) -> Given:
-    """What the factory of that name returned, with a sample that was made up instead of its own, if one was.
+def load_with_sample(name: str, sample: str | None) -> Given:
+    """Load a model; make up its sample if one is described.
 
     Raises:
-        Mistake: there is none.
+        UsageError: the model cannot be loaded, or there is no sample.
     """
+    made_up = None if sample is None else make_sample(sample)
+    given = load_model(name)
     if made_up is None and given.sample is None:
-        raise Mistake(
+        raise UsageError(
             f"{name} returned a model without a sample: let it return (model, sample), or describe one, "
             "as in --input 32x3x16x16"
         )
-    return given if made_up is None else Given(given.model, made_up, given.target, given.loss_fn)
+    return given if made_up is None else replace(given, sample=made_up)
 
 
-def _note_backward_of_ones(given: Given) -> None:
-    if given.loss_fn is None and given.target is None:
-        note("no loss function: the backward starts with ones at the model's output")
-    elif given.loss_fn is None:
-        note("a target and no loss function: the backward starts with ones at the model's output")
+def loss_or_mean_square(given: Given) -> Callable[..., Tensor] | None:
+    """Return the model's loss function, or the mean square for a model without one.
+
+    None for a model whose output is the loss.
+    """
+    if given.loss_fn is not None:
+        return given.loss_fn
+    sample = Arguments.of(given.sample)
+    outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
+    if len(outputs) == 1 and not outputs[0].shape:
+        return None
+    note("no loss function: the mean of the squares of the output is taken")
+    return _mean_square
 
 
-def _possible(counts: list[int], batch: int) -> list[int]:
-    for count in counts:
-        if count > batch:
-            raise Mistake(f"--micro-batches {count} is more than the mini-batch has samples, {batch}")
-    return counts
+def _mean_square(output: Any, target: Any = None) -> Tensor:
+    """Over all numbers of the output; a target is not looked at."""
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    return sum((tensor.square().mean() for tensor in tensors[1:]), tensors[0].square().mean())

@@ -10,45 +10,31 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..document import Document
-from .errors import Mistake
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..document import Document
+
 
 @contextmanager
-def quiet_output() -> Iterator[None]:
-    """What the user's code prints goes to standard error: standard output is for the result."""
+def user_output_to_stderr() -> Iterator[None]:
+    """Send what the user's code prints to standard error; standard output is for the result."""
     with redirect_stdout(sys.stderr):
         yield
-
-
-def check_writable(path: Path | None) -> None:
-    """Finds out before anything is measured whether a result can be saved there.
-
-    Raises:
-        Mistake: the directory does not exist, or ``path`` is one.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise Mistake(f"cannot write {str(path)!r}: it is a directory")
-    if not path.absolute().parent.is_dir():
-        raise Mistake(f"cannot write {str(path)!r}: there is no directory {str(path.absolute().parent)!r}")
 
 
 def deliver(
     result: Document, reports: Callable[[], Sequence[RenderableType]], *, as_json: bool, path: Path | None
 ) -> None:
-    """Saves the result, and prints it as JSON or as tables.
+    """Save the result, and print it as JSON or as tables.
 
     Raises:
-        Mistake: the file cannot be written.
+        UsageError: the file cannot be written.
     """
     if path is not None:
-        with _writing(path):
-            result.save(path)
+        write_text(path, result.model_dump_json(indent=1) + "\n", announce=False)
     if as_json:
         typer.echo(result.model_dump_json(indent=1))
     else:
@@ -59,25 +45,20 @@ def deliver(
         typer.echo(f"Saved in {path}.", err=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Saves something beside the result.
+def write_text(path: Path, text: str, *, announce: bool = True) -> None:
+    """Save a text.
 
     Raises:
-        Mistake: the file cannot be written.
+        UsageError: the file cannot be written.
     """
-    with _writing(path):
-        path.write_text(text, encoding="utf-8")
-    typer.echo(f"Saved in {path}.", err=True)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
     try:
-        yield
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Mistake(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    if announce:
+        typer.echo(f"Saved in {path}.", err=True)
 
 
 def note(text: str) -> None:
-    """A remark beside the result."""
+    """Print a remark on standard error."""
     typer.echo(f"Note: {text}", err=True)

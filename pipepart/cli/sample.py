@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from .errors import Mistake
+from .errors import UsageError
 
 _FORM = re.compile(r"(\d+(?:x\d+)*)(?::([a-z]+[0-9]*)(?::(\d+))?)?")
 _FLOATS = {
@@ -31,31 +31,31 @@ def make_sample(text: str) -> Tensor:
     The same text gives the same numbers. Without a bound, whole numbers are 0 and 1: every embedding has these.
 
     Raises:
-        Mistake: the text is not of this form.
+        UsageError: the text is not of this form.
 
     >>> make_sample("2x3").shape, make_sample("4x8:int64:100").dtype
     (torch.Size([2, 3]), torch.int64)
     """
     match = _FORM.fullmatch(text)
     if not match:
-        raise Mistake(
+        raise UsageError(
             f"--input {text!r} is not a shape: write for example 32x3x16x16, 32x100:float64 or, for tokens "
             "of a vocabulary, 8x128:int64:50257"
         )
     shape = [int(extent) for extent in match[1].split("x")]
     dtype = match[2] or "float32"
     if 0 in shape:
-        raise Mistake(f"--input {text!r} holds nothing: each number of the shape must be at least 1")
+        raise UsageError(f"--input {text!r} holds nothing: each number of the shape must be at least 1")
     generator = torch.Generator().manual_seed(0)
     if dtype in _FLOATS and match[3] is None:
         return torch.randn(shape, generator=generator).to(_FLOATS[dtype])
     if dtype in _FLOATS:
-        raise Mistake(f"--input {text!r}: a bound is for whole numbers, {dtype} takes none")
+        raise UsageError(f"--input {text!r}: a bound is for whole numbers, {dtype} takes none")
     if dtype not in _INTEGERS:
-        raise Mistake(
+        raise UsageError(
             f"--input {text!r}: no dtype {dtype!r}, choose one of {', '.join((*_FLOATS, *_INTEGERS))}"
         )
     bound, most = int(match[3] or 2), torch.iinfo(_INTEGERS[dtype]).max
     if not 1 <= bound <= most:
-        raise Mistake(f"--input {text!r}: the bound of {dtype} must be between 1 and {most}, got {bound}")
+        raise UsageError(f"--input {text!r}: the bound of {dtype} must be between 1 and {most}, got {bound}")
     return torch.randint(bound, shape, generator=generator).to(_INTEGERS[dtype])

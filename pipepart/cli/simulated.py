@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedules import Timeline
 
 from ..document import Document, Value
-from .played import Played
+from .what_if import Played
 
 
 class DeviceFigures(Value):

@@ -8,6 +8,7 @@ from .layers import layer_table, size_table
 from .measured import measured_against_plan
 from .memory import memory_table
 from .misfits import misfit_report
+from .plan import plan_reports
 from .simulated import idle_table, simulation_summary
 from .stages import stage_table
 from .summary import plan_summary
@@ -25,6 +26,7 @@ __all__ = [
     "measured_against_plan",
     "memory_table",
     "misfit_report",
+    "plan_reports",
     "plan_summary",
     "report_console",
     "show",

@@ -27,18 +27,18 @@ def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) 
 
 
 def test_a_model_is_measured_first(run: Run) -> None:
-    result = run("plan models.py:whole --devices 2 --micro-batches 3 --seconds 0 --json")
+    result = run("plan models.py:whole --devices 2 --micro-batches 3 --time-budget 0 --json")
     assert Plan.model_validate_json(result.stdout).micro_batches == 3
 
 
 def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
     """Of twelve samples: parts have two each at least."""
-    result = run("plan models.py:whole --devices 2 --seconds 0 --json")
+    result = run("plan models.py:whole --devices 2 --time-budget 0 --json")
     assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}
 
 
 def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --link 1GB/s --json")
+    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --json")
     cluster = Plan.model_validate_json(result.stdout).cluster
     assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
 
@@ -71,7 +71,7 @@ def test_no_more_micro_batches_than_wished(run: Run, saved: str) -> None:
 
 
 def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
-    result = run("plan models.py:whole --devices 2 --seconds 0 --max-micro-batches 3 --json")
+    result = run("plan models.py:whole --devices 2 --time-budget 0 --max-micro-batches 3 --json")
     assert Plan.model_validate_json(result.stdout).micro_batches in {2, 3}
 
 
@@ -91,7 +91,7 @@ def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
     line = f"plan {saved} --devices 2 --schedule 1f1b --json"
     pinned = Plan.model_validate_json(run(f"{line} --pin 1=1 --pin 0=0").stdout)
     assert [stage.layers for stage in pinned.stages] == [("0",), ("1", "2", "3", "4")]
-    tied = Plan.model_validate_json(run(f"{line} --together 1,2 --together 2,3,4").stdout)
+    tied = Plan.model_validate_json(run(f"{line} --colocate 1,2 --colocate 2,3,4").stdout)
     assert tied.stages == pinned.stages
     barred = " ".join(f"--no-cut-before {layer}" for layer in (2, 3, 4))
     assert Plan.model_validate_json(run(f"{line} {barred}").stdout).stages == pinned.stages
@@ -111,16 +111,16 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "no devices are given"),
-        ("--devices 2 --device 1GiB", "more than one way"),
+        ("", "give the devices in one way"),
+        ("--devices 2 --device 1GiB", "give the devices in one way"),
         ("--devices 0", "at least 1 device"),
         ("--devices two", "give a number, or torch devices"),
         ("--devices 9", "the model has 5 layers"),
-        ("--devices 2 --link 1GB/s", "goes with devices described"),
+        ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
         ("--device 1GiB --memory 1GiB", "has its memory already"),
         ("--device 1Gi", "'1Gi' is not a size"),
         ("--device 1GiB@fast", "'fast' is not a speed"),
-        ("--device 1GiB --link 12", "'12' is not a bandwidth"),
+        ("--device 1GiB --bandwidth 12", "'12' is not a bandwidth"),
         ("--devices 2 --memory lots", "'lots' is not a size"),
         ("--devices 2 --memory 1KiB", "is short by"),
         ("--devices 2 --schedule zigzag", "'zigzag'"),
@@ -130,19 +130,19 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
         ("--devices 2 --max-micro-batches 1", "max_micro_batches is 1"),
         ("--devices 2 --pin 1", "give a layer and its stage"),
         ("--devices 2 --pin 1=last", "give a layer and its stage"),
-        ("--devices 2 --pin 1=0 --pin 1=1", "--pin has layer '1' in stage 0 and in stage 1"),
+        ("--devices 2 --pin 1=0 --pin 1=1", "layer '1' is pinned to stage 0 and to stage 1"),
         ("--devices 2 --pin nine=0", "pin names layer 'nine'"),
         ("--devices 2 --pin 1=1 --pin 2=0", "which runs after it"),
-        ("--devices 2 --together 1", "give layers with commas between them"),
-        ("--devices 2 --together 1,nine", "together names layer 'nine'"),
+        ("--devices 2 --colocate 1", "give layers with commas between them"),
+        ("--devices 2 --colocate 1,nine", "together names layer 'nine'"),
         ("--devices 2 --cut-before 0", "the first layer: nothing comes before it"),
         ("--devices 2 --cut-before 1 --no-cut-before 1", "both have layer '1'"),
         ("--devices 2 --micro-batches 3", "measured for [2, 4] micro-batches, not for 3"),
-        ("--devices 2 --micro-batches some", "--micro-batches 'some'"),
+        ("--devices 2 --micro-batches some", "'--micro-batches': 'some'"),
         ("--devices 2 --stages 3", "between 1 and 2"),
         ("--devices 2 --input 3x3 --threads 1", "--input, --threads cannot change saved.json"),
         ("--cluster nofile.json", "cannot read the cluster 'nofile.json'"),
-        ("--cluster saved.json", "is not a Cluster"),
+        ("--cluster saved.json", "saved.json is a profile, and this command takes a cluster"),
     ],
 )
 def test_a_mistake_is_told_in_a_few_lines(run: Run, saved: str, line: str, says: str) -> None:

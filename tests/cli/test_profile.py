@@ -15,7 +15,7 @@ Run = Callable[[str], Result]
 
 
 def test_a_table_of_the_layers_is_printed(run: Run) -> None:
-    result = run("profile models.py:whole --seconds 0")
+    result = run("profile models.py:whole --time-budget 0")
     assert result.exit_code == 0, result.stderr
     assert "micro-batch of 12 samples" in result.stdout
     assert result.stdout.count("Linear") == 3
@@ -23,43 +23,43 @@ def test_a_table_of_the_layers_is_printed(run: Run) -> None:
 
 
 def test_several_sizes_are_compared(run: Run) -> None:
-    assert "Sizes profiled" in run("profile models.py:whole --seconds 0 --micro-batches 2,4").stdout
+    assert "Sizes profiled" in run("profile models.py:whole --time-budget 0 --micro-batches 2,4").stdout
 
 
 def test_json_alone_stands_on_standard_output(run: Run) -> None:
-    result = run("profile models.py:whole --seconds 0 --micro-batches 3,2 --json")
+    result = run("profile models.py:whole --time-budget 0 --micro-batches 3,2 --json")
     assert result.exit_code == 0
     assert [costs["micro_batches"] for costs in json.loads(result.stdout)["costs"]] == [2, 3]
     assert "imported\nmade\n" in result.stderr
 
 
 def test_what_is_saved_is_what_is_printed(run: Run, directory: Path) -> None:
-    result = run("profile models.py:whole --seconds 0 --json -o profile.json")
+    result = run("profile models.py:whole --time-budget 0 --json -o profile.json")
     assert Profile.model_validate_json(result.stdout) == Profile.load(directory / "profile.json")
     assert "Saved in profile.json" in result.stderr
 
 
 def test_options_reach_the_measurement(run: Run) -> None:
-    result = run("profile models.py:whole --seconds 0 --optimizer sgd --threads 1 --json")
+    result = run("profile models.py:whole --time-budget 0 --optimizer sgd --threads 1 --json")
     profile = Profile.model_validate_json(result.stdout)
     assert (profile.optimizer, profile.threads) == ("sgd", 1)
 
 
 def test_a_module_is_imported_from_the_current_directory(run: Run) -> None:
-    assert run("profile models:whole --seconds 0").exit_code == 0
+    assert run("profile models:whole --time-budget 0").exit_code == 0
 
 
 def test_a_model_that_stands_in_the_file_needs_no_function(run: Run) -> None:
-    assert run("profile models.py:instance --input 4x8 --seconds 0").exit_code == 0
+    assert run("profile models.py:instance --input 4x8 --time-budget 0").exit_code == 0
 
 
 def test_a_sample_can_be_made_up(run: Run) -> None:
-    result = run("profile models.py:tokens --input 6x3:int64:50 --seconds 0 --json")
+    result = run("profile models.py:tokens --input 6x3:int64:50 --time-budget 0 --json")
     assert json.loads(result.stdout)["inputs"] == [{"shape": [6, 3], "dtype": "int64"}]
 
 
 def test_a_missing_loss_is_mentioned(run: Run) -> None:
-    result = run("profile models.py:with_sample --seconds 0")
+    result = run("profile models.py:with_sample --time-budget 0")
     assert "Note: no loss function" in result.stderr
     assert result.exit_code == 0
 
@@ -89,8 +89,8 @@ def test_a_missing_loss_is_mentioned(run: Run) -> None:
         ("models.py:layers --input 4x8:float31", "no dtype 'float31'"),
         ("models.py:layers --input 4x8:float32:9", "a bound is for whole numbers"),
         ("models.py:layers --input 4x8:int8:999", "between 1 and 127"),
-        ("models.py:whole --micro-batches 0", "--micro-batches '0'"),
-        ("models.py:whole --micro-batches 2,x", "--micro-batches '2,x'"),
+        ("models.py:whole --micro-batches 0", "'--micro-batches': '0'"),
+        ("models.py:whole --micro-batches 2,x", "'--micro-batches': '2,x'"),
         ("models.py:whole --micro-batches 13", "more than the mini-batch has samples, 12"),
         ("models.py:whole --optimizer lion", "'lion' is not known"),
         ("models.py:whole --threads 0", "--threads"),

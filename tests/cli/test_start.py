@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from typer.testing import Result
 
 import pipepart
+import schedules
+from pipepart.cli import parsers
 
 Run = Callable[[str], Result]
 
@@ -36,11 +39,28 @@ def test_the_version_is_printed(run: Run) -> None:
 
 
 def test_python_runs_the_package(directory: Path) -> None:
-    result = python("-m", "pipepart", "profile", "models.py:whole", "--seconds", "0", "--micro-batches", "0")
+    result = python("-m", "pipepart", "profile", "models.py:whole", "--micro-batches", "0")
     assert result.returncode == 2
-    assert (
-        result.stderr == "Error: --micro-batches '0': give a number of at least 1, or several as in 2,4,8\n"
-    )
+    assert "'--micro-batches': '0': give a number of at least 1, or several as in 2,4,8" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["--help", "plan --help", "plan --no-such-option x", "check x.py:f --schedule 1f1c"]
+)
+def test_help_and_wrong_options_import_nothing_heavy(line: str) -> None:
+    script = """
+import contextlib, sys
+from pipepart.cli import app
+with contextlib.suppress(SystemExit):
+    app(sys.argv[1:])
+print({"torch", "numpy", "networkx"} & set(sys.modules))
+"""
+    result = python("-c", script, *line.split())
+    assert result.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_names_of_schedules_in_options_are_those_there_are() -> None:
+    assert sorted(parsers.SCHEDULES) == sorted(schedules.names())
 
 
 def test_the_library_does_not_import_what_only_reports_need() -> None:
@@ -52,9 +72,20 @@ def test_the_library_does_not_import_what_only_reports_need() -> None:
 
 def test_output_that_nobody_reads_on_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*reports: object) -> None:
-        raise BrokenPipeError
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr("pipepart.reporting.show", closed)
     result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
     assert result.exit_code == 1
     assert not result.output
+
+
+def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> list[object]:
+        return list(zip([1], [1, 2], strict=True))
+
+    monkeypatch.setattr("pipepart.cli.what_if.play_numbers", broken)
+    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
+    assert result.exit_code == 1
+    assert "zip() argument 2 is longer" in result.stderr
+    assert "Traceback" in result.stderr

@@ -1,82 +1,73 @@
-"""``pipepart plan``: the best cut and schedule of a model for given devices."""
+"""``pipepart plan``: find the best cut and schedule of a model for given devices."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...cluster import Cluster
-from ...planning import micro_batches_worth_trying, plan
-from ...planning.costs.stage_memory import RecomputeChoice
-from ...planning.search.candidate import ASYNCHRONOUS, CHUNKS
-from ...planning.search.strategies import AUTO
-from ...profiling import Profile
-from .. import constraint_options, options
-from ..devices import DeviceOptions
-from ..errors import Mistake, mistakes_told
-from ..measure import HowToMeasure, measure
-from ..numbers import parse_choice, parse_count
-from ..output import check_writable, deliver
-from ..reports import plan_reports
+from .. import options, parsers
+from ..errors import UsageError, user_errors
 
-_MODES: tuple[RecomputeChoice, ...] = get_args(RecomputeChoice)
+if TYPE_CHECKING:
+    pass
 
 
 def plan_command(
+    context: typer.Context,
     model_or_profile: Annotated[
         str,
         typer.Argument(
             metavar="MODEL_OR_PROFILE",
             show_default=False,
-            help="As path/to/file.py:factory, or a profile that was saved, as in profile.json.",
+            help="path/to/file.py:factory, or a saved profile as in profile.json.",
         ),
     ],
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            help="So many accelerators, or virtual devices on the CPU; or torch devices as in cuda:0,cuda:1.",
-        ),
-    ] = None,
+    devices: options.Devices = None,
     cluster: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="A cluster that was saved as JSON."),
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="A cluster saved as JSON.")
     ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MEMORY[@SPEED]",
             show_default=False,
-            help="A device that is not at hand, once for each: 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+            help="A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
         ),
     ] = None,
-    link: Annotated[
+    bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="RATE", show_default=False, help="Bandwidth between described devices: 12GB/s."),
+        typer.Option(metavar="RATE", show_default=False, help="Between devices given by --device: 12GB/s."),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", show_default=False, help="What each device may use: 2GiB.")
+        str | None,
+        typer.Option(metavar="SIZE", show_default=False, help="Memory limit of each device: 2GiB."),
     ] = None,
     schedule: Annotated[
         str,
         typer.Option(
+            parser=parsers.choice(*parsers.SCHEDULES, "auto", "search"),
             metavar="NAME",
-            help=f"{', '.join(CHUNKS)}; auto for the best of {', '.join(AUTO)}; search for an order made for the "
-            f"stages; or {', '.join(ASYNCHRONOUS)}, which do not train to the numbers of plain training.",
+            help=f"auto for the best of several, search for an order made for these stages, or one of "
+            f"{', '.join(parsers.SCHEDULES)}.",
         ),
     ] = "auto",
     micro_batches: Annotated[
-        str, typer.Option(metavar="N", help="Parts of a mini-batch, or auto for the best that is profiled.")
+        Any,
+        typer.Option(
+            parser=parsers.count_or_auto,
+            metavar="N",
+            help="Parts of a mini-batch; auto for the best number profiled.",
+        ),
     ] = "auto",
     stages: Annotated[
-        str | None,
+        Any,
         typer.Option(
+            parser=parsers.count_or_auto,
             metavar="N",
             show_default=False,
-            help="How many, or auto for the best number; one a device if not given.",
+            help="Number of stages, or auto for the best; one per device if not given.",
         ),
     ] = None,
     chunks: Annotated[
@@ -85,101 +76,96 @@ def plan_command(
             metavar="N",
             min=1,
             show_default=False,
-            help="Stages of each device, for a schedule that has several; 2 if not given.",
+            help="Stages per device, for a schedule that has several; 2 if not given.",
         ),
     ] = None,
     replicas: Annotated[
-        str,
+        Any,
         typer.Option(
+            parser=parsers.count_or_auto,
             metavar="N",
-            help="Copies of the model, each on devices of its own with a part of the micro-batches; or auto for the "
-            "best of the numbers that divide the devices.",
+            help="Replicas of the model, each on devices of its own with a share of the micro-batches; or auto.",
         ),
     ] = "1",
     max_micro_batches: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="With auto, no more micro-batches than these."
-        ),
+        typer.Option(metavar="N", min=1, show_default=False, help="Upper limit for --micro-batches auto."),
     ] = None,
     recompute: Annotated[
-        str,
+        Any,
         typer.Option(
+            parser=parsers.choice("auto", *parsers.RECOMPUTE),
             metavar="MODE",
-            help="Forwards that are run again to save memory: auto in stages that do not fit else; or in all stages "
-            "never, except-last (all micro-batches but the last) or always.",
+            help="Activation checkpointing: auto for stages that would not fit; or never, except-last (all "
+            "micro-batches but the last) or always, for all stages.",
         ),
     ] = "auto",
-    pin: constraint_options.Pin = None,
-    together: constraint_options.Together = None,
-    no_cut_before: constraint_options.NoCutBefore = None,
-    cut_before: constraint_options.CutBefore = None,
-    part_shared: Annotated[
+    pin: options.Pin = None,
+    colocate: options.Colocate = None,
+    no_cut_before: options.NoCutBefore = None,
+    cut_before: options.CutBefore = None,
+    allow_split_ties: Annotated[
         bool,
         typer.Option(
-            "--part-shared",
-            help="Lets layers that share a parameter be in different stages, where no cut keeps them together.",
+            "--allow-split-ties",
+            help="Allow layers that share a parameter in different stages if no cut keeps them together.",
         ),
     ] = False,
     sample: options.Sample = None,
-    optimizer: options.Optimizer = None,
+    optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
-    seconds: options.Seconds = None,
+    time_budget: options.TimeBudget = 1.0,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Cuts a model into stages, and predicts step and memory.
+    """Cut a model into stages; predict step time and memory.
 
-    MODEL_OR_PROFILE is a profile that was saved (a path that ends in .json), or a model as `pipepart profile`
-    takes it, which is measured first.
+    MODEL_OR_PROFILE is a saved profile (a path that ends in .json), or a model as `pipepart profile` takes it, which
+    is profiled first.
     """
-    with mistakes_told():
+    pins = parsers.pins(pin or ())
+    with user_errors():
+        from ...planning import micro_batches_worth_trying, plan
+        from ...profiling import Profile
+        from ...reporting import plan_reports
+        from ..devices import make_cluster
+        from ..files import check_writable, read
+        from ..measure import measure
+        from ..output import deliver
+
         check_writable(output)
-        count = parse_count("--micro-batches", micro_batches)
-        number = None if stages is None else parse_count("--stages", stages)
-        copies = parse_count("--replicas", replicas)
-        parse_choice("--schedule", schedule, (*CHUNKS, *ASYNCHRONOUS, "auto", "search"))
-        mode = parse_choice("--recompute", recompute, _MODES)
-        asked = constraint_options.WishOptions(pin, together, no_cut_before, cut_before).arguments()
-        where = DeviceOptions(devices, cluster, tuple(device or ()), link, memory).make_cluster()
-        how = HowToMeasure(sample, optimizer, threads, seconds)
-        profile = _profile(model_or_profile, how, where, count, max_micro_batches)
+        where = make_cluster(devices, cluster, device or (), bandwidth, memory)
+        if model_or_profile.endswith(".json"):
+            if ignored := options.given(context, "sample", "optimizer", "threads", "time_budget"):
+                raise UsageError(
+                    f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
+                )
+            profile = read(Profile, Path(model_or_profile))
+        else:
+
+            def sizes(batch: int) -> list[int]:
+                if micro_batches != "auto":
+                    return [micro_batches]
+                worth = micro_batches_worth_trying(batch, len(where))
+                return sorted({min(each, max_micro_batches or each) for each in worth})
+
+            profile = measure(
+                model_or_profile, sample, sizes, optimizer, threads or where.devices[0].threads, time_budget
+            )
         made = plan(
             profile,
             where,
             schedule=schedule,
-            micro_batches=count,
-            recompute=mode,
-            stages=number,
+            micro_batches=micro_batches,
+            recompute=recompute,
+            stages=stages,
             chunks=chunks,
-            replicas=copies,
-            part_shared=part_shared,
+            replicas=replicas,
+            part_shared=allow_split_ties,
             max_micro_batches=max_micro_batches,
-            **asked,
+            pin=pins or None,
+            together=colocate or [],
+            no_cut_before=no_cut_before or [],
+            cut_before=cut_before or None,
         )
         deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
-
-
-def _profile(
-    name: str, how: HowToMeasure, cluster: Cluster, count: int | Literal["auto"], most: int | None
-) -> Profile:
-    if name.endswith(".json"):
-        return _load(Path(name), how)
-    threads = how.threads or cluster.devices[0].threads
-
-    def sizes(batch: int) -> list[int]:
-        if count != "auto":
-            return [count]
-        worth = micro_batches_worth_trying(batch, len(cluster))
-        return sorted({min(each, most) for each in worth}) if most else worth
-
-    return measure(name, HowToMeasure(how.sample, how.optimizer, threads, how.seconds), sizes)
-
-
-def _load(path: Path, how: HowToMeasure) -> Profile:
-    if how.given():
-        raise Mistake(f"{', '.join(how.given())} cannot change {path}, which is measured already")
-    try:
-        return Profile.load(path)
-    except OSError as error:
-        raise Mistake(f"cannot read the profile {str(path)!r}: {error.strerror or error}") from None

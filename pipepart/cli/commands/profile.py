@@ -1,48 +1,47 @@
-"""``pipepart profile``: what each layer of a model costs."""
+"""``pipepart profile``: print what each layer of a model costs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .. import options
-from ..errors import mistakes_told
-from ..measure import HowToMeasure, measure
-from ..numbers import parse_counts
-from ..output import check_writable, deliver
+from .. import options, parsers
+from ..errors import user_errors
 
 
 def profile_command(
     model: options.Model,
     micro_batches: Annotated[
-        str,
+        Any,
         typer.Option(
+            parser=parsers.counts,
             metavar="N[,N..]",
-            help="Parts that a mini-batch will be split into; several measure several sizes.",
+            help="Number of parts that a mini-batch is split into; several numbers measure several sizes.",
         ),
     ] = "1",
     sample: options.Sample = None,
-    optimizer: options.Optimizer = None,
+    optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
-    seconds: options.Seconds = None,
+    time_budget: options.TimeBudget = 1.0,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Measures time and memory of each layer of MODEL.
+    """Measure time and memory of each layer of MODEL.
 
-    MODEL is path/to/file.py:factory or package.module:factory: a function that takes nothing and returns
-    (model, sample, target, loss_fn), or the first one, two or three of these. The model is an nn.Sequential.
+    MODEL names a function without arguments that returns (model, sample, target, loss_fn), or the first one, two or
+    three of these. The model is an nn.Sequential.
     """
-    with mistakes_told():
+    with user_errors():
+        from ...reporting import layer_table, size_table
+        from ..files import check_writable
+        from ..measure import measure
+        from ..output import deliver
+
         check_writable(output)
-        counts = parse_counts("--micro-batches", micro_batches)
-        how = HowToMeasure(sample, optimizer, threads, seconds)
-        found = measure(model, how, lambda batch: counts)
+        found = measure(model, sample, lambda _: micro_batches, optimizer, threads, time_budget)
 
         def reports():
-            from ...reporting import layer_table, size_table
-
             return [*([size_table(found)] if len(found.costs) > 1 else []), layer_table(found)]
 
         deliver(found, reports, as_json=as_json, path=output)

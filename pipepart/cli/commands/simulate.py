@@ -1,45 +1,47 @@
-"""``pipepart simulate``: a schedule played on the stages of a plan, or on stages described by numbers."""
+"""``pipepart simulate``: run a schedule on the stages of a plan, or on stages described by numbers, without a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import schedules
-
-from ...planning import Plan
-from .. import options
-from ..described import DescribedStages
-from ..errors import Mistake, mistakes_told
-from ..numbers import parse_choice
-from ..output import check_writable, deliver, write_text
-from ..played import Order, Played, play_numbers, play_plan
-from ..saved_plan import PLAN_HELP, load_plan
-from ..simulated import Simulated
+from .. import options, parsers
+from ..errors import UsageError, user_errors
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from schedules import StageCosts
 
-_PER_STAGE = "one number, or one a stage as in 1,2,1"
+    from ...planning import Plan
+
+_PER_STAGE = "one number, or one per stage as in 1,2,1"
+
+
+def _costs_option(help_text: str) -> Any:
+    return typer.Option(parser=parsers.costs, metavar="S[,S..]", show_default=False, help=help_text)
 
 
 def simulate_command(
+    context: typer.Context,
     plan: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PLAN]", show_default=False, help=f"{PLAN_HELP} Left out, numbers describe the stages."
+            metavar="[PLAN]",
+            show_default=False,
+            help="A saved plan. Without one, numbers describe the stages.",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
+            parser=parsers.choice(*parsers.SCHEDULES, "search"),
             metavar="NAME",
             show_default=False,
-            help=f"{', '.join(schedules.names())}, or search for the best that is found; the plan's own if not given.",
+            help=f"search for the best that is found, or one of {', '.join(parsers.SCHEDULES)}; the plan's own if "
+            "not given.",
         ),
     ] = None,
     schedule_file: Annotated[
@@ -47,53 +49,41 @@ def simulate_command(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="A schedule as CSV, a line of actions a device as torch.distributed.pipelining has it, or as JSON.",
+            help="A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
+            "writes it.",
         ),
     ] = None,
     micro_batches: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="How many; each of the same size."),
+        typer.Option(
+            metavar="N", min=1, show_default=False, help="Number of micro-batches, each of the same size."
+        ),
     ] = None,
     chunks: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, show_default=False, help="Stages of each device; the plan's if not given."
+            metavar="N", min=1, show_default=False, help="Stages per device; the plan's if not given."
         ),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default=False, help="How many, without a plan.")
+        int | None,
+        typer.Option(metavar="N", min=1, show_default=False, help="Number of devices, without a plan."),
     ] = None,
-    forward: Annotated[
-        str | None,
-        typer.Option(
-            metavar="S[,S..]",
-            show_default=False,
-            help=f"Seconds without a plan: {_PER_STAGE}; 1 if not given.",
-        ),
-    ] = None,
-    backward_input: Annotated[
-        str | None,
-        typer.Option(metavar="S[,S..]", show_default=False, help="The same of the backward for the inputs."),
-    ] = None,
-    backward_weight: Annotated[
-        str | None,
-        typer.Option(metavar="S[,S..]", show_default=False, help="The same of the backward for the weights."),
-    ] = None,
+    forward: Annotated[Any, _costs_option(f"Seconds of a forward, without a plan: {_PER_STAGE}.")] = "1",
+    backward_input: Annotated[Any, _costs_option("The same for the backward for inputs.")] = "1",
+    backward_weight: Annotated[Any, _costs_option("The same for the backward for weights.")] = "1",
     latency: Annotated[
-        float | None,
+        float,
         typer.Option(
-            metavar="S",
-            min=0,
-            show_default=False,
-            help="Seconds of a message between devices, without a plan.",
+            metavar="S", min=0, help="Seconds that a message between devices takes, without a plan."
         ),
-    ] = None,
+    ] = 0.0,
     stash: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE[,SIZE..]",
             show_default=False,
-            help="What a stage keeps of a micro-batch in flight, without a plan; if not given, these are counted.",
+            help="Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
         ),
     ] = None,
     trace: Annotated[
@@ -101,7 +91,7 @@ def simulate_command(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Save the timeline for chrome://tracing or ui.perfetto.dev.",
+            help="Save the timeline for ui.perfetto.dev or chrome://tracing.",
         ),
     ] = None,
     csv: Annotated[
@@ -110,61 +100,98 @@ def simulate_command(
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Plays a schedule and says what each device waits for.
+    """Simulate a schedule; say what each device waits for.
 
-    With PLAN, the stages of the plan under another schedule or with another number of micro-batches of the same size.
-    Without, as in `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
+    With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
+    Without: stages described by numbers, as in
+    `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
     """
-    with mistakes_told():
-        for path in (trace, csv, output):
-            check_writable(path)
-        described = DescribedStages(forward, backward_input, backward_weight, latency, stash)
-        if schedule is not None:
-            parse_choice("--schedule", schedule, (*schedules.names(), "search"))
+    with user_errors():
+        from ...planning import Plan
+        from ...reporting import drawn_timeline, idle_table, simulation_summary
+        from ..files import check_writable, read
+        from ..output import deliver, write_text
+        from ..simulated import Simulated
+        from ..what_if import Order, play_numbers, play_plan
+
+        check_writable(trace, csv, output)
         order = Order(schedule, schedule_file, devices, micro_batches, chunks)
-        _check(order)
-        made = None if plan is None else _with_costs(plan, order, described)
-        played = play_plan(made, order) if made else play_numbers(order, described.costs)
+        _check_schedule_file(context, order.file)
+        made = None
+        if plan is not None:
+            described = ("devices", "forward", "backward_input", "backward_weight", "latency", "stash")
+            if ignored := options.given(context, *described):
+                raise UsageError(
+                    f"{', '.join(ignored)} cannot change {plan}: leave them out, or leave the plan out"
+                )
+            made = read(Plan, plan)
+            _check_costs(made, plan)
+            played = play_plan(made, order)
+        else:
+
+            def costs(stages: int) -> StageCosts:
+                return _stage_costs(stages, forward, backward_input, backward_weight, latency, stash)
+
+            played = play_numbers(order, costs)
         timeline = played.timeline()
         if trace is not None:
             write_text(trace, json.dumps(timeline.to_trace()))
         if csv is not None:
             write_text(csv, timeline.schedule.to_csv())
-        figures = Simulated.of(played, timeline)
-        counted = made is None and stash is None
-        deliver(figures, lambda: _reports(played, timeline, made, counted), as_json=as_json, path=output)
+
+        def reports():
+            return [
+                simulation_summary(timeline, played.bound(), made.simulate() if made else None),
+                idle_table(
+                    timeline,
+                    played.devices,
+                    counted=made is None and stash is None,
+                    other_bytes=played.other_bytes,
+                    limits=played.limits,
+                ),
+                drawn_timeline(timeline, devices=played.devices),
+            ]
+
+        deliver(Simulated.of(played, timeline), reports, as_json=as_json, path=output)
 
 
-def _check(order: Order) -> None:
-    if order.file is None:
+def _check_schedule_file(context: typer.Context, path: Path | None) -> None:
+    if path is None:
         return
-    if order.name is not None:
-        raise Mistake(f"--schedule {order.name} and --schedule-file {order.file} both name a schedule")
-    said = {"--devices": order.devices, "--micro-batches": order.micro_batches, "--chunks": order.chunks}
-    if given := [option for option, value in said.items() if value is not None]:
-        raise Mistake(f"{', '.join(given)}: the schedule in {order.file} says that")
+    if ignored := options.given(context, "schedule", "devices", "micro_batches", "chunks"):
+        raise UsageError(f"{', '.join(ignored)}: the schedule in {path} says that")
 
 
-def _with_costs(path: Path, order: Order, described: DescribedStages) -> Plan:
-    """The plan, which says what the numbers would say."""
-    given = [*(["--devices"] if order.devices else []), *described.given()]
-    if given:
-        raise Mistake(f"{', '.join(given)} cannot change {path}: leave them out, or leave the plan out")
-    plan = load_plan(path)
+def _check_costs(plan: Plan, path: Path) -> None:
     if not any(stage.load_seconds for stage in plan.stages):
-        raise Mistake(f"{path} has no costs: it was written by hand")
-    return plan
+        raise UsageError(f"{path} has no costs: it was written by hand")
 
 
-def _reports(
-    played: Played, timeline: schedules.Timeline, plan: Plan | None, counted: bool
-) -> Sequence[RenderableType]:
-    from ...reporting import drawn_timeline, idle_table, simulation_summary
+def _stage_costs(
+    stages: int,
+    forward: Sequence[float],
+    backward_input: Sequence[float],
+    backward_weight: Sequence[float],
+    latency: float,
+    stash: str | None,
+) -> StageCosts:
+    """Costs of so many stages. Without stash sizes each stash is 1, which counts micro-batches in flight."""
+    from schedules import StageCosts
 
-    return [
-        simulation_summary(timeline, played.bound(), plan.simulate() if plan else None),
-        idle_table(
-            timeline, played.devices, counted=counted, other_bytes=played.other_bytes, limits=played.limits
+    from ...units import parse_bytes
+
+    return StageCosts(
+        forward=_per_stage("--forward", forward, stages),
+        backward_input=_per_stage("--backward-input", backward_input, stages),
+        backward_weight=_per_stage("--backward-weight", backward_weight, stages),
+        latency=latency,
+        stash_bytes=_per_stage(
+            "--stash", [parse_bytes(size) for size in stash.split(",")] if stash else [1], stages
         ),
-        drawn_timeline(timeline, devices=played.devices),
-    ]
+    )
+
+
+def _per_stage(option: str, numbers: Sequence[float], stages: int) -> list[float]:
+    if len(numbers) not in (1, stages):
+        raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
+    return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)

@@ -1,24 +1,24 @@
-"""A plan as `plan` and `explain` print it."""
+"""A plan as ``pipepart plan`` and ``pipepart explain`` print it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.console import RenderableType
 
 from ..planning import Plan
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from .alternatives import alternatives_table
+from .memory import memory_table
+from .stages import stage_table
+from .summary import plan_summary
+from .timeline import drawn_timeline
 
 
 def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
-    """Summary, tables and timeline; what a plan that was written by hand does not have is left out.
+    """Summary, tables and timeline of a plan; a plan written by hand has fewer.
 
     Args:
-        plan: to show.
-        compact: of the alternatives only some.
+        plan: the plan to show.
+        compact: show only some of the alternatives.
     """
-    from ..reporting import alternatives_table, drawn_timeline, memory_table, plan_summary, stage_table
-
     reports: list[RenderableType] = [plan_summary(plan), stage_table(plan), memory_table(plan)]
     if plan.prediction is not None and plan.alternatives:
         reports.append(alternatives_table(plan, compact))

@@ -1,8 +1,7 @@
-"""The stages of a plan, or described by numbers, under a schedule of the user's choice."""
+"""The stages of a plan, or stages described by numbers, under another schedule."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from ..planning import Plan
 from ..planning.costs.stage_memory import with_recompute
 from ..planning.search.order_text import SEARCH, order_text, searched_order
 from ..planning.search.search_order import order_within
-from .errors import Mistake
+from .errors import UsageError
+from .files import read_schedule
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which schedule is asked for; None where the plan, or the schedule itself, is to say.
+    """The schedule that the user asks for; None means the plan's, or what the schedule itself says.
 
     Attributes:
         name: of a schedule, or ``"search"``.
@@ -42,14 +42,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Played:
-    """A schedule, and what its stages cost on the devices that it puts them on.
+    """A schedule with the costs of its stages on its devices.
 
     Attributes:
-        schedule: what is played.
+        schedule: the schedule to simulate.
         costs: of its stages.
-        devices: their names, one a row of the schedule.
-        other_bytes: what each holds beside the stash; empty where that is not known.
-        limits: what each has; None without a limit.
+        devices: names, one per row of the schedule.
+        other_bytes: what each device holds beside the stash; empty if unknown.
+        limits: each device's memory; None without a limit.
     """
 
     schedule: Schedule
@@ -60,18 +60,18 @@ class Played:
 
     @property
     def for_stash(self) -> list[float]:
-        """The bytes that each device has left for what is kept for backwards."""
+        """Bytes that each device has left for its stash."""
         return [
             math.inf if limit is None else limit - other
             for limit, other in zip(self.limits, self.other_bytes, strict=True)
         ]
 
     def timeline(self) -> schedules.Timeline:
-        """Its simulation."""
+        """Simulate the schedule."""
         return schedules.simulate(self.schedule, self.costs)
 
     def bound(self) -> float:
-        """Seconds that no synchronous schedule of the same placement can beat; 0 where that is not known."""
+        """Return seconds that no synchronous schedule of this placement can beat; 0 if unknown."""
         schedule = self.schedule
         if schedule.versions or schedule.replicas > 1:
             return 0.0
@@ -81,21 +81,21 @@ class Played:
 
 
 def play_numbers(order: Order, make_costs: Callable[[int], StageCosts]) -> Played:
-    """A schedule for stages that numbers describe.
+    """Build the schedule for stages that numbers describe.
 
     Args:
         order: the schedule; with a name it says devices and micro-batches.
         make_costs: the costs of so many stages.
 
     Raises:
-        Mistake: something is not said, or the file cannot be read.
+        UsageError: something is not said, or the file cannot be read.
         ScheduleError: there is no such schedule for these numbers.
     """
     if order.file is not None:
         schedule = read_schedule(order.file)
         return Played(schedule, make_costs(schedule.model_stages))
     if order.name is None or order.devices is None or order.micro_batches is None:
-        raise Mistake(
+        raise UsageError(
             "what is to be played? Give a plan that was saved, or as in --schedule 1f1b --devices 4 --micro-batches 8"
         )
     if order.name == "search":
@@ -106,26 +106,26 @@ def play_numbers(order: Order, make_costs: Callable[[int], StageCosts]) -> Playe
 
 
 def play_plan(plan: Plan, order: Order) -> Played:
-    """The stages of a plan under another schedule, with micro-batches of the size that the plan has.
+    """Put the stages of a plan under another schedule, with micro-batches of the plan's size.
 
-    Each stage stays on its device where the schedule has it there; else it moves, and takes as much longer or shorter
-    as the speeds of the devices say.
+    A stage that the schedule has on another device moves there; its times scale with the speeds of the two devices.
 
     Raises:
-        Mistake: the stages do not divide over the devices, the cluster has too few of them, or the file cannot be read.
+        UsageError: the stages do not divide over the devices, the cluster has too few devices, or the
+            file cannot be read.
         ScheduleError: a single micro-batch does not fit.
     """
     if order.file is not None:
         schedule = read_schedule(order.file)
         if schedule.model_stages != len(plan.stages):
-            raise Mistake(
+            raise UsageError(
                 f"{order.file} is for {schedule.model_stages} stages, the plan has {len(plan.stages)}"
             )
         return _played(plan, schedule, _workers(plan, schedule.devices))
     chunks = order.chunks or plan.chunks
     devices, left = divmod(len(plan.stages), chunks)
     if left:
-        raise Mistake(f"--chunks {chunks} does not divide the {len(plan.stages)} stages of the plan")
+        raise UsageError(f"--chunks {chunks} does not divide the {len(plan.stages)} stages of the plan")
     name, count = order.name or plan.schedule, order.micro_batches or plan.micro_batches
     workers = _workers(plan, devices)
     each = -(-count // plan.replicas)
@@ -139,7 +139,7 @@ def play_plan(plan: Plan, order: Order) -> Played:
         try:
             schedule = schedules.build(name, devices, each, chunks)
         except schedules.ScheduleError as error:
-            raise Mistake(f"{error}{_other_chunks(plan, chunks)}") from None
+            raise UsageError(f"{error}{_other_chunks(plan, chunks)}") from None
     if plan.replicas > 1 or schedule.replicas > 1:
         actions = order_text(schedule) if name == SEARCH else ()
         return _in_copies(
@@ -147,27 +147,6 @@ def play_plan(plan: Plan, order: Order) -> Played:
             {"schedule": name, "actions": actions, "early": early, "micro_batches": count, "chunks": chunks},
         )
     return _played(plan, schedule, workers, early if own or name == SEARCH else None)
-
-
-def read_schedule(path: Path) -> Schedule:
-    """A schedule as JSON, or as CSV of actions, a line a device.
-
-    Raises:
-        Mistake: the file cannot be read, or holds no schedule that runs.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Mistake(f"cannot read the schedule {str(path)!r}: {reason}") from None
-    try:
-        found = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
-        schedules.check(found)
-    except json.JSONDecodeError as error:
-        raise Mistake(f"{path} is no JSON: {error}") from None
-    except schedules.ScheduleError as error:
-        raise Mistake(f"{path} holds no schedule that runs: {error}") from None
-    return found
 
 
 def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: int) -> Schedule:
@@ -179,7 +158,7 @@ def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: i
     try:
         return order_within(plan, first.costs, first.for_stash, like.device_of, micro_batches)
     except schedules.ScheduleError as error:
-        raise Mistake(f"{error}: the plan's own order may still fit") from None
+        raise UsageError(f"{error}: the plan's own order may still fit") from None
 
 
 def _other_chunks(plan: Plan, chunks: int) -> str:
@@ -195,7 +174,7 @@ def _workers(plan: Plan, devices: int) -> list[Device]:
     own = list(plan.workers)
     own += [device for device in plan.cluster.devices if device not in own]
     if len(own) < devices:
-        raise Mistake(f"the schedule needs {devices} devices, and the plan's cluster has {len(own)}")
+        raise UsageError(f"the schedule needs {devices} devices, and the plan's cluster has {len(own)}")
     return own[:devices]
 
 
@@ -230,12 +209,12 @@ def _in_copies(plan: Plan, order: Mapping[str, Any]) -> Played:
     """The same with several copies of the model, each stage on the device where the plan has it.
 
     Raises:
-        Mistake: the schedule has stages on one device that the plan has on two.
+        UsageError: the schedule has stages on one device that the plan has on two.
     """
     try:
         other = Plan(stages=plan.stages, cluster=plan.cluster, copies=plan.copies, **order)
     except ValidationError as error:
-        raise Mistake("; ".join(fault_texts(error))) from None
+        raise UsageError("; ".join(fault_texts(error))) from None
     schedule, costs = other.build_schedule(), other.stage_costs()
     timeline = schedules.simulate(schedule, costs)
     needs = other.device_bytes(timeline)

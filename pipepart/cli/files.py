@@ -1,0 +1,125 @@
+"""Reads the files that commands are given: profiles, plans, clusters, schedules, traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import schedules
+from schedules import Schedule, ScheduleError, Timeline
+
+from ..document import Document
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ..planning import Plan
+
+_Kind = TypeVar("_Kind", bound=Document)
+
+# A field that only this kind of file has at its top level.
+_KINDS = {
+    "stages": "plan",
+    "costs": "profile",
+    "links": "cluster",
+    "traceEvents": "trace",
+    "actions": "schedule",
+}
+
+
+def read(kind: type[_Kind], path: Path) -> _Kind:
+    """Read a profile, plan or cluster.
+
+    Raises:
+        UsageError: there is no such file, or it is a file of another kind.
+        ValueError: the file has faults; all are named.
+    """
+    wanted = kind.__name__.lower()
+    text = _text(path, wanted)
+    found = _kind_of(text)
+    if found not in (wanted, None):
+        raise UsageError(f"{path} is a {found}, and this command takes a {wanted}")
+    return kind.load(path)
+
+
+def as_in_file(path: Path) -> Plan | None:
+    """Read a plan with the figures in the file; None if these alone are no plan."""
+    from pydantic import ValidationError
+
+    from ..planning import Plan
+
+    try:
+        return Plan.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError:
+        return None
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Read a schedule from JSON, or from CSV with one line of actions per device.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no schedule that runs.
+    """
+    text = _text(path, "schedule")
+    try:
+        found = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
+        schedules.check(found)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} is no JSON: {error}") from None
+    except ScheduleError as error:
+        raise UsageError(f"{path} holds no schedule that runs: {error}") from None
+    return found
+
+
+def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
+    """Read the measured step of a plan that ``pipe.trace()`` has saved.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no step of this plan.
+    """
+    text = _text(path, "trace")
+    try:
+        step = Timeline.from_trace(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
+    found, expected = step.schedule, plan.build_schedule()
+    if (found.device_of, found.micro_batches) != (expected.device_of, expected.micro_batches):
+        raise UsageError(
+            f"{path} is no step of {plan_path}: it has {found.micro_batches} micro-batches and stages on devices "
+            f"{list(found.device_of)}, the plan {expected.micro_batches} and {list(expected.device_of)}"
+        )
+    return step
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Find out before anything is measured whether results can be saved.
+
+    Raises:
+        UsageError: a path is a directory, or its directory does not exist.
+    """
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise UsageError(f"cannot write {str(path)!r}: it is a directory")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(
+                f"cannot write {str(path)!r}: there is no directory {str(path.absolute().parent)!r}"
+            )
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the {what} {str(path)!r}: {reason}") from None
+
+
+def _kind_of(text: str) -> str | None:
+    """The kind of a JSON file by its fields; None if it cannot be told."""
+    try:
+        fields: Any = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return next((kind for field, kind in _KINDS.items() if field in fields), None)
