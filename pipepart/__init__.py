@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .data.split import Whole
     from .loss import add_loss, collect_losses
     from .pipeline import Pipeline
-    from .planning import DoesNotFit, Plan, plan, replan
+    from .planning import InfeasiblePlanError, Plan, plan, replan
     from .profiling import Profile, profile
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
@@ -24,7 +24,7 @@ _HOMES = {
     "CheckReport": "verify",
     "Cluster": "cluster",
     "Device": "cluster",
-    "DoesNotFit": "planning",
+    "InfeasiblePlanError": "planning",
     "LayerGraph": "capture",
     "Link": "cluster",
     "Pipeline": "pipeline",
@@ -46,7 +46,7 @@ __all__ = [
     "CheckReport",
     "Cluster",
     "Device",
-    "DoesNotFit",
+    "InfeasiblePlanError",
     "LayerGraph",
     "Link",
     "Pipeline",

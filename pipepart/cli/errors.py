@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ..planning import DoesNotFit
+    from ..planning import InfeasiblePlanError
 
 _OUR_PACKAGES = {"pipepart", "schedules"}
 # Frames between ours and the first one of a user's module, layer or loss.
@@ -40,9 +40,9 @@ def user_errors() -> Iterator[None]:
     except (typer.TyperException, typer.Exit, BrokenPipeError):
         raise
     except (ValueError, TypeError) as error:
-        from ..planning import DoesNotFit
+        from ..planning import InfeasiblePlanError
 
-        if isinstance(error, DoesNotFit):
+        if isinstance(error, InfeasiblePlanError):
             _exit_infeasible(error)
         if not _raised_by_us(error):
             _exit_with_traceback(error)
@@ -51,10 +51,10 @@ def user_errors() -> Iterator[None]:
         _exit_with_traceback(error)
 
 
-def _exit_infeasible(error: DoesNotFit) -> None:
-    from ..reporting import misfit_report, show
+def _exit_infeasible(error: InfeasiblePlanError) -> None:
+    from ..reporting import infeasible_report, show
 
-    show(misfit_report(error, "Error: "), file=sys.stderr)
+    show(infeasible_report(error, "Error: "), file=sys.stderr)
     raise typer.Exit(2) from None
 
 

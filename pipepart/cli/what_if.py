@@ -130,7 +130,7 @@ def play_plan(plan: Plan, order: Order) -> Played:
     workers = _workers(plan, devices)
     each = -(-count // plan.replicas)
     own = (name, count, chunks) == (plan.schedule, plan.micro_batches, plan.chunks)
-    early = plan.early if own else ()
+    early = plan.split_critical if own else ()
     if order.name is None and plan.actions and count <= plan.micro_batches and chunks == plan.chunks:
         schedule = searched_order(plan.actions, each)
     elif name == SEARCH:
@@ -144,7 +144,13 @@ def play_plan(plan: Plan, order: Order) -> Played:
         actions = order_text(schedule) if name == SEARCH else ()
         return _in_copies(
             plan,
-            {"schedule": name, "actions": actions, "early": early, "micro_batches": count, "chunks": chunks},
+            {
+                "schedule": name,
+                "actions": actions,
+                "split_critical": early,
+                "micro_batches": count,
+                "chunks": chunks,
+            },
         )
     return _played(plan, schedule, workers, early if own or name == SEARCH else None)
 
@@ -212,7 +218,7 @@ def _in_copies(plan: Plan, order: Mapping[str, Any]) -> Played:
         UsageError: the schedule has stages on one device that the plan has on two.
     """
     try:
-        other = Plan(stages=plan.stages, cluster=plan.cluster, copies=plan.copies, **order)
+        other = Plan(stages=plan.stages, cluster=plan.cluster, replica_devices=plan.replica_devices, **order)
     except ValidationError as error:
         raise UsageError("; ".join(fault_texts(error))) from None
     schedule, costs = other.build_schedule(), other.stage_costs()
@@ -249,6 +255,6 @@ def _costs(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> StageCo
         bandwidth=[[link.bandwidth or math.inf for link in row] for row in links],
         message_bytes=[stage.output_bytes for stage in plan.stages],
         stash_bytes=[stage.stash_bytes for stage in plan.stages],
-        weight_stash_bytes=[stage.waiting_bytes for stage in plan.stages],
+        weight_stash_bytes=[stage.deferred_bytes for stage in plan.stages],
         boundary_bytes=[stage.boundary_bytes for stage in plan.stages],
     )

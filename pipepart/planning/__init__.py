@@ -1,8 +1,8 @@
 """From a profile and a cluster to a plan: the cut, the schedule, and what they are predicted to cost."""
 
 from .costs.interpolate import estimate
-from .feasibility.infeasible import DoesNotFit
-from .feasibility.suggestions import Remedy
+from .feasibility.infeasible import InfeasiblePlanError
+from .feasibility.suggestions import Suggestion
 from .feedback.link_times import refine_cluster
 from .feedback.model_changes import ModelChanged, model_changes, warn_of_changes
 from .feedback.refine import refine, replan
@@ -15,12 +15,12 @@ __all__ = [
     "Alternative",
     "Cut",
     "CutDoesNotFit",
-    "DoesNotFit",
+    "InfeasiblePlanError",
     "ModelChanged",
     "Plan",
     "Prediction",
-    "Remedy",
     "StagePlan",
+    "Suggestion",
     "check_devices",
     "cut",
     "estimate",

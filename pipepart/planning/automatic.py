@@ -62,5 +62,5 @@ def plan_for(
         threads=cluster.devices[0].threads,
     )
     return plan(
-        measured, cluster, schedule=schedule, recompute=recompute, replicas=replicas, part_shared=True
+        measured, cluster, schedule=schedule, recompute=recompute, replicas=replicas, allow_split_ties=True
     )

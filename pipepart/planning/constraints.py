@@ -11,18 +11,18 @@ from .partition.chain_dp import Places
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """Wishes that were found to be possible.
+class Constraints:
+    """Constraints that were found to be possible.
 
     Attributes:
-        together: pairs of layers that no border may part.
+        colocate: pairs of layers that no border may part.
         no_border: layers that no stage may begin with.
         pins: stage of each pinned layer.
         stages: their number, where cut points were given.
         layers: number of layers.
     """
 
-    together: tuple[tuple[int, int], ...]
+    colocate: tuple[tuple[int, int], ...]
     no_border: tuple[int, ...]
     pins: Mapping[int, int]
     stages: int | None
@@ -31,7 +31,7 @@ class Wishes:
     @property
     def any(self) -> bool:
         """Whether anything is asked."""
-        return bool(self.together or self.no_border or self.pins or self.stages)
+        return bool(self.colocate or self.no_border or self.pins or self.stages)
 
     def places(self, stages: int) -> Places | None:
         """For a cut into so many stages, the layers that each may begin with and the ends that it may have."""
@@ -57,17 +57,17 @@ class Wishes:
         )
 
 
-def read_wishes(
+def read_constraints(
     profile: Profile,
     pin: Mapping[str, int] | None,
-    together: Sequence[Collection[str]],
+    colocate: Sequence[Collection[str]],
     no_cut_before: Collection[str],
     cut_before: Sequence[str] | None,
-) -> Wishes:
-    """The wishes of :func:`pipepart.plan`.
+) -> Constraints:
+    """The constraints of :func:`pipepart.plan`.
 
     Raises:
-        ValueError: a layer that the profile does not have, a stage that is no number from 0 on, or wishes that
+        ValueError: a layer that the profile does not have, a stage that is no number from 0 on, or constraints that
             contradict each other.
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
@@ -90,10 +90,10 @@ def read_wishes(
                 f"which runs after it, in stage {other}"
             )
     ties = []
-    for group in together:
+    for group in colocate:
         if isinstance(group, str):
-            raise ValueError(f"together is a list of groups of layers, got the text {group!r} as one")
-        places = sorted(find(name, "together") for name in group)
+            raise ValueError(f"colocate is a list of groups of layers, got the text {group!r} as one")
+        places = sorted(find(name, "colocate") for name in group)
         ties += [(places[0], place) for place in places[1:]]
     forbidden = {find(name, "no_cut_before") for name in no_cut_before}
     stages = None
@@ -102,7 +102,7 @@ def read_wishes(
         _check_cut_points(profile, wanted, forbidden, ties)
         forbidden |= set(range(1, len(profile.layers))) - wanted
         stages = len(wanted) + 1
-    return Wishes(tuple(ties), tuple(sorted(forbidden)), pins, stages, len(profile.layers))
+    return Constraints(tuple(ties), tuple(sorted(forbidden)), pins, stages, len(profile.layers))
 
 
 def _stage(name: str, stage: int) -> int:

@@ -64,7 +64,7 @@ def _device_faults(plan: Plan) -> list[str]:
     ]
     return faults + [
         f"stage {index} of copy {copy} is on device {name!r}, the cluster has {known}"
-        for copy, names in enumerate(plan.copies, 1)
+        for copy, names in enumerate(plan.replica_devices, 1)
         for index, name in enumerate(names)
         if name not in known
     ]
@@ -109,7 +109,7 @@ def _schedule_faults(plan: Plan) -> list[str]:
     if len(plan.stages) % plan.chunks:
         return [f"{len(plan.stages)} stages are not {plan.chunks} (chunks) for each device"]
     try:
-        built = plan.model_copy(update={"early": ()}).build_schedule()
+        built = plan.model_copy(update={"split_critical": ()}).build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
     if built.model_stages != len(plan.stages):
@@ -117,14 +117,14 @@ def _schedule_faults(plan: Plan) -> list[str]:
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "
             f"{built.model_stages}"
         ]
-    return _copy_faults(plan) or _early_faults(plan) or _row_faults(plan, built.device_of)
+    return _copy_faults(plan) or _split_faults(plan) or _row_faults(plan, built.device_of)
 
 
 def _copy_faults(plan: Plan) -> list[str]:
     faults = [
         f"copy {copy} of the model has {counted(len(names), 'device')}, one for each of the {len(plan.stages)} stages "
         "is wanted"
-        for copy, names in enumerate(plan.copies, 1)
+        for copy, names in enumerate(plan.replica_devices, 1)
         if len(names) != len(plan.stages)
     ]
     if plan.replicas > plan.micro_batches:
@@ -134,21 +134,23 @@ def _copy_faults(plan: Plan) -> list[str]:
     return faults
 
 
-def _early_faults(plan: Plan) -> list[str]:
-    if not plan.early:
+def _split_faults(plan: Plan) -> list[str]:
+    if not plan.split_critical:
         return []
-    if plan.model_copy(update={"early": ()}).asynchronous:
-        return [f"schedule {plan.schedule!r} is asynchronous: it has no early gradients, take them out"]
+    if plan.model_copy(update={"split_critical": ()}).asynchronous:
+        return [
+            f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split: empty split_critical"
+        ]
     try:
         plan.build_schedule()
     except schedules.ScheduleError as error:
-        return [f"early names what is no full backward: {error}; take it out"]
+        return [f"split_critical names what is no full backward: {error}; take it out"]
     return []
 
 
 def _row_faults(plan: Plan, placement: Sequence[int]) -> list[str]:
     """Stages that the schedule has on one device and the plan on two, or the other way round."""
-    copies = [[stage.device for stage in plan.stages], *plan.copies]
+    copies = [[stage.device for stage in plan.stages], *plan.replica_devices]
     apart = len(placement) // len(copies)
     faults = []
     taken: dict[str, str] = {}

@@ -17,8 +17,8 @@ from ..cluster import Cluster, Device
 from ..document import ByteCount, Document, Seconds, Value, fault_texts
 from ..profiling import Profile
 from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import Kept, with_recompute
-from .partition.replicas import all_stages, homes, reduce_seconds
+from .costs.stage_memory import StashCounts, with_recompute
+from .partition.replicas import all_stages, reduce_seconds, stage_devices
 from .plan_checks import memory_faults, structure_faults
 from .prediction import Piece, stage_plans
 from .search.order_text import SEARCH, searched_order
@@ -84,11 +84,11 @@ class Plan(Document):
         chunks: stages of each device; which device each stage is on is the schedule's to say.
         actions: of each device, where the schedule is "search": the order that was found for these stages, as in
             ``schedules.Action``, of one copy of the model and without what runs again.
-        early: full backwards of the schedule that run as their two parts, one right behind the other, so that the
-            gradient of the stage's input leaves before those of its weights are computed; as in ``schedules.Action``.
-            For another number of micro-batches than the plan's there are none.
-        copies: of the model, beside the first, that train on devices of their own: the device of each of their stages.
-            Each micro-batch runs through one copy, and the gradients of all are summed.
+        split_critical: full backwards on the critical path that run as their two parts (I, then W), so that the
+            gradient of the stage's input leaves before its weight gradients are computed; as in ``schedules.Action``.
+            Ignored for a number of micro-batches other than the plan's.
+        replica_devices: the devices of each further replica of the model, one name a stage. Each micro-batch runs
+            through one replica; gradients are summed over replicas.
         prediction: what a step costs, None for a plan written by hand.
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
@@ -104,8 +104,8 @@ class Plan(Document):
     )  # the schedule of more would fill the memory before it is refused
     chunks: int = Field(default=1, ge=1)
     actions: tuple[tuple[str, ...], ...] = ()
-    early: tuple[str, ...] = ()
-    copies: tuple[tuple[str, ...], ...] = ()
+    split_critical: tuple[str, ...] = ()
+    replica_devices: tuple[tuple[str, ...], ...] = ()
     prediction: Prediction | None = None
     fingerprint: str = ""
     outputs: tuple[TensorSpec, ...] = ()
@@ -155,7 +155,7 @@ class Plan(Document):
             Piece(slice(index[stage.layers[0]], index[stage.layers[-1]] + 1), stage.device, stage.recompute)
             for stage in self.stages
         ]
-        held = Kept(self.build_schedule())
+        held = StashCounts(self.build_schedule())
         stages = stage_plans(self.profile, costs, self.cluster, pieces, held.by_stage, held.older)
         fresh = self.model_copy(update={"stages": stages})
         found = fresh.predict(costs.total_seconds)
@@ -207,7 +207,7 @@ class Plan(Document):
     @property
     def replicas(self) -> int:
         """How many copies of the model train on devices of their own; a bidirectional schedule has more of each."""
-        return 1 + len(self.copies)
+        return 1 + len(self.replica_devices)
 
     @property
     def asynchronous(self) -> bool:
@@ -228,7 +228,7 @@ class Plan(Document):
     def workers(self) -> tuple[Device, ...]:
         """The devices in the order of the schedule's rows, each once however many stages it has."""
         schedule = self.build_schedule()
-        names = dict(zip(schedule.device_of, homes(self, schedule), strict=True))
+        names = dict(zip(schedule.device_of, stage_devices(self, schedule), strict=True))
         return tuple(self.cluster.device(names[row]) for row in range(schedule.devices))
 
     @property
@@ -251,9 +251,9 @@ class Plan(Document):
         count = self.micro_batches if micro_batches is None else micro_batches
         devices = len(self.stages) // self.chunks
         modes = tuple(stage.recompute for stage in self.stages)
-        early = self.early if count == self.micro_batches else ()
+        split_critical = self.split_critical if count == self.micro_batches else ()
         return _schedule(
-            self.schedule, self.actions, devices, count, self.chunks, modes, self.replicas, early
+            self.schedule, self.actions, devices, count, self.chunks, modes, self.replicas, split_critical
         )
 
     def simulate(self) -> schedules.Timeline:
@@ -273,7 +273,7 @@ class Plan(Document):
             bandwidth=bandwidth,
             message_bytes=[stage.output_bytes for stage in stages],
             stash_bytes=[stage.stash_bytes for stage in stages],
-            weight_stash_bytes=[stage.waiting_bytes for stage in stages],
+            weight_stash_bytes=[stage.deferred_bytes for stage in stages],
             boundary_bytes=[stage.boundary_bytes for stage in stages],
             recompute=[stage.recompute_seconds for stage in stages],
             reduce_grad=reduce_seconds(self, stages),
@@ -300,7 +300,7 @@ def _schedule(
     chunks: int,
     modes: tuple[Recompute, ...],
     replicas: int,
-    early: tuple[str, ...],
+    split_critical: tuple[str, ...],
 ) -> schedules.Schedule:
     each = -(-micro_batches // replicas)
     if name == SEARCH:
@@ -309,8 +309,8 @@ def _schedule(
         bare = schedules.build(name, devices=devices, micro_batches=each, chunks=chunks)
     one = with_recompute(bare, modes)
     whole = schedules.replicate(one, replicas, micro_batches)
-    if early:
-        whole = schedules.split_backward(whole, map(schedules.Action.parse, early))
+    if split_critical:
+        whole = schedules.split_backward(whole, map(schedules.Action.parse, split_critical))
     return schedules.insert_reduce_grad(whole) if whole.replicas > 1 else whole
 
 

@@ -8,14 +8,14 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from .constraints import read_wishes
+from .constraints import read_constraints
 from .costs.stage_memory import MODES, RecomputeChoice
-from .feasibility.infeasible import DoesNotFit
-from .feasibility.suggestions import remedies, remedies_text
+from .feasibility.infeasible import InfeasiblePlanError
+from .feasibility.suggestions import suggestions, suggestions_text
 from .plan_document import Plan
 from .search.candidate import ASYNCHRONOUS, CHUNKS
 from .search.order_text import SEARCH
-from .search.strategies import Request, choose, misfits
+from .search.strategies import Request, infeasible_candidates, search
 
 
 def plan(
@@ -30,10 +30,10 @@ def plan(
     replicas: int | Literal["auto"] = 1,
     max_micro_batches: int | None = None,
     pin: Mapping[str, int] | None = None,
-    together: Sequence[Collection[str]] = (),
+    colocate: Sequence[Collection[str]] = (),
     no_cut_before: Collection[str] = (),
     cut_before: Sequence[str] | None = None,
-    part_shared: bool = False,
+    allow_split_ties: bool = False,
 ) -> Plan:
     """The cut of a profiled chain over the devices of a cluster whose step is predicted to be the shortest.
 
@@ -42,7 +42,7 @@ def plan(
     often as that schedule has micro-batches in flight there. Of these plans the one with the shortest simulated step is
     returned, and of those that are equal the one that needs the least memory. The others are in its ``alternatives``.
 
-    With few micro-batches a cut with a larger bottleneck may have a shorter step. Where the schedule is left to choose,
+    With few micro-batches a cut with a larger bottleneck may have a shorter step. Where the schedule is left to search,
     such cuts are looked at, too: all of them where they are few, else those near the best.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v`` and their like) the largest sum of a device is
@@ -64,22 +64,22 @@ def plan(
             A model whose forward writes buffers, as a BatchNorm does in training, can have one copy only.
         max_micro_batches: of the numbers that were profiled, only those up to this one.
         pin: the stage that a layer has to be in, by its name.
-        together: groups of layers that stay in one stage.
+        colocate: groups of layers that stay in one stage.
         no_cut_before: layers that no stage begins with.
         cut_before: the layers that stages begin with, the first stage left out: the whole cut.
-        part_shared: whether layers that share a parameter may be in different stages where no cut into as many stages
-            keeps them together; stages behind the first of them then hold a copy of it and of its gradient.
+        allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
+            keeps them together. The later stages then hold a copy of the parameter and of its gradient.
 
     Raises:
         ValueError: an unknown schedule or layer, more stages than layers or devices, micro-batches below 1 or not
-            profiled, or wishes that contradict each other.
-        DoesNotFit: no cut fits; it names the stage that is short and by how many bytes, and what would make it fit.
+            profiled, or constraints that contradict each other.
+        InfeasiblePlanError: no cut fits; it names the stage, the missing bytes and changes that fit.
     """
-    wishes = read_wishes(profile, pin, together, no_cut_before, cut_before)
+    constraints = read_constraints(profile, pin, colocate, no_cut_before, cut_before)
     if recompute not in MODES:
         raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {recompute!r}")
-    if stages is None and wishes.stages is not None:
-        stages = wishes.stages
+    if stages is None and constraints.stages is not None:
+        stages = constraints.stages
     _check_schedule(schedule, chunks)
     copies = _replicas(replicas, len(cluster))
     if stages is None:
@@ -93,21 +93,28 @@ def plan(
         recompute=recompute,
         stages=stages,
         chunks=chunks,
-        wishes=wishes,
+        constraints=constraints,
         replicas=copies,
-        part_shared=part_shared,
+        allow_split_ties=allow_split_ties,
     )
-    found = choose(request)
+    found = search(request)
     if found is not None:
         return found
-    worst = min(misfits(request), key=lambda misfit: misfit.short_bytes or math.inf, default=None)
+    worst = min(
+        infeasible_candidates(request),
+        key=lambda infeasible: infeasible.deficit_bytes or math.inf,
+        default=None,
+    )
     if worst is None:
         raise ValueError(
             f"schedule {schedule!r} has no {stages} stages on any number of the {len(cluster)} devices"
         )
-    ways = remedies(request)
-    raise DoesNotFit(
-        f"the model does not fit: {worst.text}. {remedies_text(ways)}", worst.stage, worst.short_bytes, ways
+    ways = suggestions(request)
+    raise InfeasiblePlanError(
+        f"the model does not fit: {worst.text}. {suggestions_text(ways)}",
+        worst.stage,
+        worst.deficit_bytes,
+        ways,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..cluster import Cluster
 from ..profiling import Profile
 from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import Moments
+from .costs.stage_memory import PeakCandidates
 from .stage_plan import Recompute, StagePlan
 
 
@@ -29,7 +29,7 @@ def stage_plans(
     costs: ChainCosts,
     cluster: Cluster,
     pieces: Sequence[Piece],
-    kept: Sequence[Moments],
+    kept: Sequence[PeakCandidates],
     older: Sequence[int],
 ) -> tuple[StagePlan, ...]:
     """The stages with all their figures.
@@ -39,7 +39,7 @@ def stage_plans(
         costs: of the layers at the plan's micro-batch size.
         cluster: the devices.
         pieces: the stages in pipeline order.
-        kept: what each keeps for its backwards at once, see :class:`~pipepart.planning.costs.stage_memory.Kept`.
+        kept: what each keeps for its backwards at once, see :class:`~pipepart.planning.costs.stage_memory.StashCounts`.
         older: how many versions of its weights each keeps besides the newest.
     """
     crossings = [
@@ -67,17 +67,17 @@ def _stage_plan(
     cluster: Cluster,
     piece: Piece,
     transfer_seconds: float,
-    moments: Moments,
+    moments: PeakCandidates,
     older: int,
 ) -> StagePlan:
     layers, device = piece.layers, cluster.device(piece.device)
     forward = float(costs.forward[layers].sum()) / device.speed
     again = piece.recompute != "never"
-    stash, given, waiting_bytes = costs.kept_sizes(layers)
+    stash, given, deferred_bytes = costs.kept_sizes(layers)
     boundary = given if again else 0
     # Of moments that weigh the same the fullest, so that it is told the same whatever the stage's neighbours do.
-    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary, waiting_bytes)))[-1]
-    whole, inputs, waiting = moments[most].tolist()
+    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary, deferred_bytes)))[-1]
+    full, input_only, deferred = moments[most].tolist()
     return StagePlan(
         layers=tuple(info.name for info in profile.layers[layers]),
         device=device.name,
@@ -94,10 +94,10 @@ def _stage_plan(
         recompute=piece.recompute,
         recompute_seconds=forward if again else 0.0,
         boundary_bytes=boundary,
-        waiting_bytes=waiting_bytes,
+        deferred_bytes=deferred_bytes,
         transient_bytes=int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
         in_flight=int(moments.sum(axis=1).max()),
-        whole=whole,
-        inputs=inputs,
-        waiting=waiting,
+        full_stashes=full,
+        input_only=input_only,
+        deferred_weight_grads=deferred,
     )

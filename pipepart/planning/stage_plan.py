@@ -30,12 +30,12 @@ class StagePlan(Value):
             of none, of all but the last of a step, or of all.
         recompute_seconds: predicted to make it again for one micro-batch; 0 where that is never done.
         boundary_bytes: the input, kept in place of the stash where it is made again.
-        waiting_bytes: kept in place of the stash between the two parts of a backward, where the schedule has two, for
+        deferred_bytes: kept in place of the stash between the two parts of a backward, where the schedule has two, for
             the gradients of weights; an upper bound where layers share memory.
         transient_bytes: needed for a while by one layer's forward or backward.
         in_flight: micro-batches whose forward is done and backward is not, at most.
-        whole, inputs, waiting: of how many the stash, of how many the input alone, and of how many what waits for the
-            second part of the backward is there when the stage keeps most.
+        full_stashes, input_only, deferred_weight_grads: at the memory peak, the micro-batches kept as full stash, as
+            input only, and awaiting their weight gradient.
     """
 
     layers: tuple[str, ...] = Field(min_length=1)
@@ -53,12 +53,12 @@ class StagePlan(Value):
     recompute: Recompute = "never"
     recompute_seconds: Seconds = 0.0
     boundary_bytes: ByteCount = 0
-    waiting_bytes: ByteCount = 0
+    deferred_bytes: ByteCount = 0
     transient_bytes: ByteCount = 0
     in_flight: int = Field(default=0, ge=0)
-    whole: int = Field(default=0, ge=0)
-    inputs: int = Field(default=0, ge=0)
-    waiting: int = Field(default=0, ge=0)
+    full_stashes: int = Field(default=0, ge=0)
+    input_only: int = Field(default=0, ge=0)
+    deferred_weight_grads: int = Field(default=0, ge=0)
 
     @property
     def load_seconds(self) -> float:
@@ -86,8 +86,8 @@ class StagePlan(Value):
     @property
     def kept_bytes(self) -> int:
         """The most that the stage keeps for its backwards at once."""
-        made = self.whole * self.stash_bytes + self.inputs * self.boundary_bytes
-        return made + self.waiting * self.waiting_bytes
+        made = self.full_stashes * self.stash_bytes + self.input_only * self.boundary_bytes
+        return made + self.deferred_weight_grads * self.deferred_bytes
 
     @property
     def memory_bytes(self) -> int:

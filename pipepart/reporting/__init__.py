@@ -7,7 +7,7 @@ from .edited import edited_note
 from .layers import layer_table, size_table
 from .measured import measured_against_plan
 from .memory import memory_table
-from .misfits import misfit_report
+from .infeasible import infeasible_report
 from .plan import plan_reports
 from .simulated import idle_table, simulation_summary
 from .stages import stage_table
@@ -25,7 +25,7 @@ __all__ = [
     "layer_table",
     "measured_against_plan",
     "memory_table",
-    "misfit_report",
+    "infeasible_report",
     "plan_reports",
     "plan_summary",
     "report_console",

@@ -18,7 +18,7 @@ def memory_table(plan: Plan) -> FittingTable:
     transient = {device: max(stage.transient_bytes for stage in own) for device, own in stages.items()}
     kept = {device: needs[device] - static[device] - transient[device] for device in owned}
     again = any(stage.recompute != "never" for stage in plan.stages)
-    waits = any(stage.waiting and stage.waiting_bytes for stage in plan.stages)
+    waits = any(stage.deferred_weight_grads and stage.deferred_bytes for stage in plan.stages)
     terms = [" + ".join(filter(None, map(_terms, own))) or NONE for own in stages.values()]
     single = all(len(own) == 1 for own in stages.values())
     plain = single and not again and not waits
@@ -53,9 +53,9 @@ def memory_table(plan: Plan) -> FittingTable:
 def _terms(stage: StagePlan) -> str:
     """The micro-batches in flight that are kept whole, those of which the input is, and those whose weights wait."""
     kept = [
-        (stage.whole, stage.stash_bytes),
-        (stage.inputs, stage.boundary_bytes),
-        (stage.waiting, stage.waiting_bytes),
+        (stage.full_stashes, stage.stash_bytes),
+        (stage.input_only, stage.boundary_bytes),
+        (stage.deferred_weight_grads, stage.deferred_bytes),
     ]
     return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
 

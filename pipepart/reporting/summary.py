@@ -105,9 +105,12 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
 
 def _early(plan: Plan) -> list[tuple[str, str]]:
     """How many backwards pass their gradient on before they are done, and what that gains."""
-    if not plan.early:
+    if not plan.split_critical:
         return []
-    count, plain = len(plan.early), plan.model_copy(update={"early": ()}).simulate().makespan
+    count, plain = (
+        len(plan.split_critical),
+        plan.model_copy(update={"split_critical": ()}).simulate().makespan,
+    )
     passes = "passes its" if count == 1 else "pass their"
     of = "its" if count == 1 else "their"
     return [
@@ -145,8 +148,8 @@ def _again(plan: Plan) -> list[tuple[str, str]]:
     stages = [plan.stages[number] for number in again]
     cost = sum(stage.recompute_seconds for stage in stages)
     saved = sum(
-        (stage.in_flight - stage.waiting - stage.whole) * stage.stash_bytes
-        - stage.inputs * stage.boundary_bytes
+        (stage.in_flight - stage.deferred_weight_grads - stage.full_stashes) * stage.stash_bytes
+        - stage.input_only * stage.boundary_bytes
         for stage in stages
     )
     whose = f"stage{'s' if len(again) > 1 else ''} {stage_numbers(again)}"

@@ -36,7 +36,7 @@ def early_plan(model: nn.Sequential, schedule: str = "1f1b", recompute: Recomput
     plan = plan_by_hand(names, [2, 4], micro_batches=4, schedule=schedule, recompute=recompute)
     whole = [action for row in plan.build_schedule().actions for action in row if action.kind is Kind.B]
     chosen = [action for action in whole if action.stage > 0 and action.micro_batch != 1]
-    return plan.model_copy(update={"early": tuple(map(str, chosen))})
+    return plan.model_copy(update={"split_critical": tuple(map(str, chosen))})
 
 
 @pytest.mark.parametrize("options", [{}, {"strict": True}, {"trace": True}], ids=str)

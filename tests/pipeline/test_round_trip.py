@@ -81,7 +81,7 @@ def test_auto_passes_over_numbers_of_micro_batches_that_a_layer_refuses():
 def test_memory_that_does_not_suffice_says_so_before_anything_runs():
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
     x = torch.randn(8, 64)
-    with pytest.raises(pipepart.DoesNotFit, match=r"stage \d .* short by \d+ bytes") as caught:
+    with pytest.raises(pipepart.InfeasiblePlanError, match=r"stage \d .* short by \d+ bytes") as caught:
         pipepart.Pipeline.auto(
             model,
             x,
@@ -90,5 +90,5 @@ def test_memory_that_does_not_suffice_says_so_before_anything_runs():
             devices=pipepart.Cluster.virtual(2, memory="10KiB"),
             micro_batches=2,
         )
-    assert caught.value.short_bytes > 0
+    assert caught.value.deficit_bytes > 0
     assert model.state_dict()["1.num_batches_tracked"] == 0

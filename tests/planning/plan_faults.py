@@ -108,15 +108,15 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ["schedule 'zb-v' does not exist for this plan: zb-v has 2 chunks per device, got chunks=1"],
     ),
     "a copy with too few devices": (
-        lambda d: d.update(copies=[["idle"]]),
+        lambda d: d.update(replica_devices=[["idle"]]),
         ["copy 1 of the model has 1 device, one for each of the 2 stages is wanted"],
     ),
     "a copy on devices that are taken": (
-        lambda d: d.update(copies=[["idle", "b"]]),
+        lambda d: d.update(replica_devices=[["idle", "b"]]),
         ["stages 0 and 1 of copy 1 are both on device 'b', schedule '1f1b' has them on two"],
     ),
     "a copy on an unknown device": (
-        lambda d: d.update(copies=[["idle", "c"]]),
+        lambda d: d.update(replica_devices=[["idle", "c"]]),
         ["stage 1 of copy 1 is on device 'c', the cluster has ['a', 'b', 'idle']"],
     ),
     "chunks that the schedule has not": (

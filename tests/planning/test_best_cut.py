@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import pipepart
-from pipepart import Cluster, DoesNotFit, Link
+from pipepart import Cluster, InfeasiblePlanError, Link
 from tests.planning.problems import Layer, chains, clusters, every_cut, profile_of
 
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "sequential"])
@@ -34,10 +34,10 @@ def check_against_every_cut(layers, cluster, schedule, micro_batches, stages, lo
         assert plan.predicted.optimal
         assert len({stage.device for stage in plan.stages}) == stages
         return
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile, cluster, **options)
     expected = min((candidate.shortage for candidate in candidates), default=0)
-    assert caught.value.short_bytes == expected
+    assert caught.value.deficit_bytes == expected
     assert str(int(expected)) in str(caught.value) or not candidates
 
 
@@ -124,7 +124,7 @@ def test_sharing_from_end_to_end_leaves_one_stage():
     layers = [Layer(), Layer(), Layer(shares_with=(0,))]
     plan = pipepart.plan(profile_of(layers), Cluster.virtual(2))
     assert len(plan.stages) == 1
-    with pytest.raises(DoesNotFit, match="no cut into 2 stages is possible"):
+    with pytest.raises(InfeasiblePlanError, match="no cut into 2 stages is possible"):
         pipepart.plan(profile_of(layers), Cluster.virtual(2), stages=2)
 
 

@@ -25,7 +25,9 @@ def tied() -> Plan:
 def test_figures_in_the_file_are_not_believed(tied, tmp_path):
     def change(data: Data) -> None:
         for stage in data["stages"]:
-            stage.update(forward_seconds=1e-9, static_bytes=0, stash_bytes=0, whole=0, transfer_seconds=0.0)
+            stage.update(
+                forward_seconds=1e-9, static_bytes=0, stash_bytes=0, full_stashes=0, transfer_seconds=0.0
+            )
         data["prediction"].update(step_seconds=1e-9, bubble=0.0, memory_bytes=[0, 0, 0])
 
     read = Plan.load(edited(tied, change, tmp_path / "plan.json"))

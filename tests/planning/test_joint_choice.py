@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, DoesNotFit
+from pipepart import Cluster, InfeasiblePlanError
 from pipepart.planning.search.candidate import CHUNKS
 from pipepart.planning.search.strategies import AUTO
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_parts
@@ -106,7 +106,7 @@ def check(layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int]) -> N
     profile = profile_of(layers, counts)
     best = min(every_step(layers, cluster, counts, None), default=None)
     if best is None:
-        with pytest.raises(DoesNotFit):
+        with pytest.raises(InfeasiblePlanError):
             pipepart.plan(profile, cluster, stages="auto")
         return
     assert pipepart.plan(profile, cluster, stages="auto").predicted.step_seconds <= best * (1 + 1e-9)

@@ -8,7 +8,7 @@ from torch import nn
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, DoesNotFit
+from pipepart import Cluster, Device, InfeasiblePlanError
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
 from tests.planning.ways import enlarged
 
@@ -60,8 +60,8 @@ def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule,
     profile = profile_of(layers, micro_batches)
     try:
         plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages)
-    except DoesNotFit as error:
-        short = error.short_bytes
+    except InfeasiblePlanError as error:
+        short = error.deficit_bytes
     else:
         for stage in plan.stages:
             limit = cluster.device(stage.device).memory_bytes
@@ -69,17 +69,17 @@ def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule,
         return
     assert short > 0
     pipepart.plan(profile, enlarged(cluster, short), schedule=schedule, stages=stages)
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule, stages=stages)
-    assert caught.value.short_bytes == 1
+    assert caught.value.deficit_bytes == 1
 
 
 def test_the_error_names_stage_layers_device_and_numbers():
     layers = [Layer(parameters=10), Layer(parameters=100), Layer(parameters=10)]
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile_of(layers), limited(100, 300, 100), schedule="1f1b", stages=3)
     error = caught.value
-    assert (error.stage, error.short_bytes) == (1, 100)
+    assert (error.stage, error.deficit_bytes) == (1, 100)
     for words in (
         "3 stages",
         "4 micro-batches",
@@ -100,7 +100,7 @@ def test_a_byte_decides():
     """Four copies of the parameters (weights, gradients, two states of Adam) at a byte each."""
     layers = [Layer(parameters=25)] * 4
     pipepart.plan(profile_of(layers), limited(200, 200))
-    with pytest.raises(DoesNotFit, match="short by 1 byte "):
+    with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
         pipepart.plan(profile_of(layers), limited(200, 199))
 
 
@@ -120,7 +120,7 @@ def test_micro_batches_in_flight_decide_what_fits():
     }
     assert need == {"1f1b": (20, 10), "gpipe": (80, 80), "sequential": (10, 10)}
     assert pipepart.plan(profile, limited(79, 79), recompute="never").schedule == "1f1b"
-    with pytest.raises(DoesNotFit, match="short by 1 byte "):
+    with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
         pipepart.plan(profile, limited(79, 79), schedule="gpipe", recompute="never")
 
 
@@ -134,16 +134,16 @@ def test_fewer_stages_where_only_fewer_fit():
 def test_a_device_without_limit_is_never_short():
     layers = [Layer(parameters=1000), Layer(parameters=1)]
     devices = (Device(name="a", kind="x"), Device(name="b", kind="x", memory_bytes=3))
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile_of(layers), Cluster(devices=devices), stages=2)
-    assert (caught.value.stage, caught.value.short_bytes) == (1, 1)
+    assert (caught.value.stage, caught.value.deficit_bytes) == (1, 1)
 
 
 def test_sharing_does_not_hide_what_is_short():
     layers = [Layer(parameters=10), Layer(), Layer(shares_with=(0,))]
-    with pytest.raises(DoesNotFit, match="short by 10 bytes") as caught:
+    with pytest.raises(InfeasiblePlanError, match="short by 10 bytes") as caught:
         pipepart.plan(profile_of(layers), limited(30, 30))
-    assert caught.value.short_bytes == 10
+    assert caught.value.deficit_bytes == 10
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])

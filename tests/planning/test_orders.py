@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, DoesNotFit, Link
+from pipepart import Cluster, Device, InfeasiblePlanError, Link
 from pipepart.cluster import PairLink
 from pipepart.planning.partition.device_orders import all_orders, device_types
 from tests.planning.problems import Layer, chains, profile_of
@@ -58,7 +58,7 @@ def test_the_small_device_takes_the_end_where_little_is_in_flight():
     profile = profile_of([Layer(saved=10)] * 3, [4])
     plan = pipepart.plan(profile, described(10, 30, 20), schedule="1f1b", recompute="never")
     assert [stage.device for stage in plan.stages] == ["device:1", "device:2", "device:0"]
-    with pytest.raises(DoesNotFit, match="short by 1 byte "):
+    with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
         pipepart.plan(profile, described(10, 30, 19), schedule="1f1b", recompute="never", stages=3)
 
 

@@ -13,7 +13,7 @@ LAYERS = [Layer(1 + i % 3, 1, 1, parameters=4, output=5, saved=10) for i in rang
 
 
 def on_devices(plan: Plan) -> list[tuple[str, ...]]:
-    return [tuple(stage.device for stage in plan.stages), *plan.copies]
+    return [tuple(stage.device for stage in plan.stages), *plan.replica_devices]
 
 
 def test_each_copy_has_devices_of_its_own_and_its_part_of_the_micro_batches():
@@ -56,7 +56,7 @@ def test_auto_is_no_slower_than_any_number_of_copies():
     for count in (1, 2, 4):
         try:
             plan = pipepart.plan(profile, cluster, replicas=count)
-        except pipepart.DoesNotFit:
+        except pipepart.InfeasiblePlanError:
             continue
         assert best.predicted.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
 
@@ -75,7 +75,7 @@ def test_a_byte_decides_whether_copies_fit(cap):
     options = {"replicas": 2, "schedule": "gpipe", "recompute": "never"}
     cluster = Cluster.parse([f"{need - cap}B"] * 4)
     if cap:
-        with pytest.raises(pipepart.DoesNotFit):
+        with pytest.raises(pipepart.InfeasiblePlanError):
             pipepart.plan(profile_of(LAYERS, [4]), cluster, **options)
     else:
         assert pipepart.plan(
@@ -100,5 +100,5 @@ def test_a_number_that_cannot_be_is_refused(replicas):
 
 
 def test_fewer_micro_batches_than_copies_are_refused():
-    with pytest.raises(pipepart.DoesNotFit, match="1 micro-batch are fewer than the 2 copies"):
+    with pytest.raises(pipepart.InfeasiblePlanError, match="1 micro-batch are fewer than the 2 copies"):
         pipepart.plan(profile_of(LAYERS, [1]), Cluster.parse(["1GiB"] * 2), replicas=2)

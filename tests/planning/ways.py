@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, DoesNotFit, Link, Plan
+from pipepart import Cluster, Device, InfeasiblePlanError, Link, Plan
 from pipepart.cluster import PairLink
 from schedules import Kind, Schedule
 from tests.planning.problems import Layer, Parts, profile_of, stage_parts
@@ -167,13 +167,13 @@ def check_against_every_way(
         assert plan.predicted.optimal or (chunks > 1 and recompute == "auto")
         check_memory(plan)
         return
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile, cluster, **options)
     least = min(way.shortage for way in ways)
-    assert caught.value.short_bytes == least
+    assert caught.value.deficit_bytes == least
     assert f"short by {int(least)} byte{'' if least == 1 else 's'} at best" in str(caught.value)
-    for remedy in caught.value.remedies:
-        check_memory(remedy.plan)
+    for suggestion in caught.value.suggestions:
+        check_memory(suggestion.plan)
 
 
 def check_memory(plan: Plan) -> None:

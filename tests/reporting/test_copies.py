@@ -25,7 +25,9 @@ def two_copies(two_stages: Plan) -> Plan:
         for index, stage in enumerate(two_stages.stages)
     )
     copies = (("device:2", "device:3"),)
-    return two_stages.model_copy(update={"cluster": cluster, "stages": stages, "copies": copies}).refreshed()
+    return two_stages.model_copy(
+        update={"cluster": cluster, "stages": stages, "replica_devices": copies}
+    ).refreshed()
 
 
 def test_each_stage_of_each_copy_has_its_row(two_copies: Plan, printed: Printed) -> None:

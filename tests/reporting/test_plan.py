@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 from rich.console import RenderableType
 
-from pipepart import Cluster, DoesNotFit, Plan, Profile, plan
+from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, plan
 from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import (
     alternatives_table,
     drawn_timeline,
     edited_note,
+    infeasible_report,
     measured_against_plan,
-    misfit_report,
     plan_summary,
 )
 from pipepart.units import format_seconds
@@ -95,7 +95,7 @@ def test_what_early_gradients_gain_is_told(printed: Printed, profile: Profile) -
     cut = [profile.layers[1].name]
     plain = plan(profile, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=cut)
     assert "early" not in printed(plan_summary(plain))
-    early = plain.model_copy(update={"early": ("1B3",)}).refreshed()
+    early = plain.model_copy(update={"split_critical": ("1B3",)}).refreshed()
     gain = plain.predicted.step_seconds - early.predicted.step_seconds
     assert gain > 0
     text = printed(plan_summary(early))
@@ -159,16 +159,16 @@ def test_few_alternatives_are_the_best_of_each_schedule(printed: Printed, two_st
 
 
 def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -> None:
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         plan(profile, Cluster.virtual(1, memory="5MiB"), schedule="1f1b")
-    assert not caught.value.remedies
-    text = printed(misfit_report(caught.value, "Error: "))
+    assert not caught.value.suggestions
+    text = printed(infeasible_report(caught.value, "Error: "))
     assert text.startswith("Error: the model does not fit: with 1 stage, 2 micro-batches")
     assert "use larger devices" in text
     whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InfeasiblePlanError) as caught:
         plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
-    shown = [line.split() for line in printed(misfit_report(caught.value)).splitlines()]
+    shown = [line.split() for line in printed(infeasible_report(caught.value)).splitlines()]
     assert ["1", "1", "more", "device", "like", "virtual:0"] in [line[:6] for line in shown]
 
 

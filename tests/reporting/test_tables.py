@@ -187,7 +187,9 @@ def test_the_memory_of_a_device_is_that_of_all_its_stages(printed: Printed, four
 
 def test_what_is_kept_whole_is_told_from_inputs(printed: Printed, again: Plan) -> None:
     stages = tuple(
-        stage.model_copy(update={"whole": 1, "inputs": 3, "boundary_bytes": 1024, "stash_bytes": 8192})
+        stage.model_copy(
+            update={"full_stashes": 1, "input_only": 3, "boundary_bytes": 1024, "stash_bytes": 8192}
+        )
         for stage in again.stages
     )
     text = printed(memory_table(again.model_copy(update={"stages": stages})))

@@ -43,7 +43,7 @@ def plan_copies(
         schedule=schedule,
         micro_batches=micro_batches,
         chunks=chunks,
-        copies=tuple(
+        replica_devices=tuple(
             tuple(cluster.devices[copy * devices + home].name for home in homes) for copy in range(1, copies)
         ),
     )

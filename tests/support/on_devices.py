@@ -41,7 +41,7 @@ def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
         update={
             "cluster": cluster,
             "stages": tuple(s.model_copy(update={"device": names[s.device]}) for s in plan.stages),
-            "copies": tuple(tuple(names[name] for name in copy) for copy in plan.copies),
+            "replica_devices": tuple(tuple(names[name] for name in copy) for copy in plan.replica_devices),
         }
     )
 

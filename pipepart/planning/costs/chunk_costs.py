@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from ..stage_plan import Recompute
 from .layer_ranges import ChainCosts, Floats
-from .stage_memory import Kept, Moments
+from .stage_memory import PeakCandidates, StashCounts
 
 Borders = NDArray[np.int64]
 
@@ -32,7 +32,11 @@ class ChunkCosts:
     """
 
     def __init__(
-        self, costs: ChainCosts, cluster: Cluster, device_of: Sequence[int], kept: Mapping[Recompute, Kept]
+        self,
+        costs: ChainCosts,
+        cluster: Cluster,
+        device_of: Sequence[int],
+        kept: Mapping[Recompute, StashCounts],
     ) -> None:
         self.cluster = cluster
         self.modes = tuple(kept)
@@ -140,6 +144,6 @@ class CutTable:
         return np.array([np.inf if limit is None else limit for limit in limits])
 
 
-def _most(sizes: NDArray[np.int64], moments: Moments) -> NDArray[np.int64]:
+def _most(sizes: NDArray[np.int64], moments: PeakCandidates) -> NDArray[np.int64]:
     """The most that the stages of a device keep at any of the moments, for many sizes: [cuts]."""
     return (sizes.reshape(len(sizes), -1) @ moments.reshape(len(moments), -1).T).max(axis=1)

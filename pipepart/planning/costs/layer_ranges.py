@@ -43,19 +43,19 @@ class ChainCosts:
     Args:
         profile: the layers.
         costs: what they cost.
-        together: pairs of layers, by index, that no border may part; those that share parameters are added.
+        colocate: pairs of layers, by index, that no border may part; those that share parameters are added.
         no_border: borders that are not allowed besides: the indices of the layers behind them.
-        part_shared: whether layers that share parameters may be parted all the same; each stage but the first of them
-            then holds a copy of these, and of their gradients.
+        allow_split_ties: allow borders between layers that share parameters. Each later stage then holds a copy of the
+            shared parameters and of their gradients.
     """
 
     def __init__(
         self,
         profile: Profile,
         costs: Costs,
-        together: Collection[tuple[int, int]] = (),
+        colocate: Collection[tuple[int, int]] = (),
         no_border: Collection[int] = (),
-        part_shared: bool = True,
+        allow_split_ties: bool = True,
     ) -> None:
         self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
@@ -96,8 +96,8 @@ class ChainCosts:
             ],
             dtype=np.int64,
         ).reshape(-1, 3)
-        shared = [] if part_shared else self._ties(profile, index)
-        self._no_border = self._forbidden([*together, *shared], no_border)
+        shared = [] if allow_split_ties else self._ties(profile, index)
+        self._no_border = self._forbidden([*colocate, *shared], no_border)
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
         self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
         self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
@@ -259,10 +259,10 @@ class ChainCosts:
         return [(index[other], index[info.name]) for info in profile.layers for other in info.shares_with]
 
     def _forbidden(
-        self, together: Collection[tuple[int, int]], no_border: Collection[int]
+        self, colocate: Collection[tuple[int, int]], no_border: Collection[int]
     ) -> NDArray[np.bool_]:
         forbidden = np.zeros(self.layers + 1, dtype=bool)
-        for one, other in together:
+        for one, other in colocate:
             forbidden[min(one, other) + 1 : max(one, other) + 1] = True
         forbidden[list(no_border)] = True
         forbidden[[0, -1]] = False

@@ -22,8 +22,8 @@ MODES: Mapping[str, tuple[Recompute, ...]] = {
     "always": ("always",),
 }
 
-# Moments that can be the peak, and of how many micro-batches the stash, the input, or what waits for W is there then.
-Moments = NDArray[np.int64]
+# [candidates, 3]: micro-batches kept as full stash, as input only, and awaiting W, at each point that can be the peak.
+PeakCandidates = NDArray[np.int64]
 
 
 def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> schedules.Schedule:
@@ -36,7 +36,7 @@ def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> sche
     return bare
 
 
-class Kept:
+class StashCounts:
     """What the stages of a schedule keep for their backwards at once, at most.
 
     Args:
@@ -51,13 +51,13 @@ class Kept:
     """
 
     def __init__(self, schedule: schedules.Schedule) -> None:
-        self.by_device: tuple[Moments, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
+        self.by_device: tuple[PeakCandidates, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
         alone = {
             stage: moments[:, column]
             for device, moments in enumerate(self.by_device)
             for column, stage in enumerate(schedule.stages_of(device))
         }
-        self.by_stage: tuple[Moments, ...] = tuple(alone[stage] for stage in range(schedule.stages))
+        self.by_stage: tuple[PeakCandidates, ...] = tuple(alone[stage] for stage in range(schedule.stages))
         self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
         self.older_by_left = np.array([0, *reversed(self.older)])
         self.weighed = 3 if any(moments[:, 2].any() for moments in self.by_stage) else 2

@@ -1,4 +1,4 @@
-"""DoesNotFit: why no plan fits, and what would."""
+"""InfeasiblePlanError: why no plan fits, and what would."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ...units import counted, format_bytes
 if TYPE_CHECKING:
     from ..plan_document import Plan
     from ..stage_plan import StagePlan
-    from .suggestions import Remedy
+    from .suggestions import Suggestion
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """Why one setting has no plan.
+class Infeasible:
+    """Why one candidate has no plan.
 
     Attributes:
         text: in words.
         draft: the plan that comes nearest, None where no cut is possible.
         stage: the stage of it that is short.
-        short_bytes: what its device lacks; 0 where no memory would do.
+        deficit_bytes: what its device lacks; 0 where no memory would do.
     """
 
     text: str
     draft: Plan | None
     stage: int
-    short_bytes: int
+    deficit_bytes: int
 
 
-def misfit_of(draft: Plan, *, proven: bool) -> Misfit:
+def explain_infeasible(draft: Plan, *, proven: bool) -> Infeasible:
     """Says which device of a plan lacks most, and what it needs it for.
 
     Args:
@@ -53,7 +53,7 @@ def misfit_of(draft: Plan, *, proven: bool) -> Misfit:
     others = [
         f"{other} by {counted(lack, 'byte')}" for other, lack in lacks.items() if lack > 0 and other != name
     ]
-    return Misfit(
+    return Infeasible(
         f"with {counted(len(draft.stages), 'stage')}, {counted(draft.micro_batches, 'micro-batch', 'es')} and schedule "
         f"{draft.schedule!r}, {_where(name, own)} is short by {counted(short, 'byte')} "
         f"{'at best' if proven else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
@@ -86,17 +86,19 @@ def _backwards(stages: Sequence[StagePlan]) -> str:
     return f"the backward of {counted(stages[0].in_flight, 'micro-batch', 'es')}{suffix}"
 
 
-class DoesNotFit(ValueError):
+class InfeasiblePlanError(ValueError):
     """No cut of the model fits the devices.
 
     Attributes:
         stage: the stage that is short in the best cut there is.
-        short_bytes: bytes that its device lacks.
-        remedies: changes that would make it fit, each planned and found to fit, the cheapest first.
+        deficit_bytes: bytes that its device lacks.
+        suggestions: changes that would make it fit, each planned and found to fit, the cheapest first.
     """
 
-    def __init__(self, message: str, stage: int, short_bytes: int, remedies: Sequence[Remedy] = ()) -> None:
+    def __init__(
+        self, message: str, stage: int, deficit_bytes: int, suggestions: Sequence[Suggestion] = ()
+    ) -> None:
         super().__init__(message)
         self.stage = stage
-        self.short_bytes = short_bytes
-        self.remedies = tuple(remedies)
+        self.deficit_bytes = deficit_bytes
+        self.suggestions = tuple(suggestions)

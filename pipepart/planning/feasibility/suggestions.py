@@ -10,13 +10,13 @@ from ...units import format_bytes, format_seconds
 from ..costs.interpolate import estimate
 from ..plan_document import Plan
 from ..search.order_text import SEARCH
-from ..search.strategies import Request, choose
+from ..search.strategies import Request, search
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Suggestion:
     """A change that makes the model fit.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Attempt:
     estimated: bool = False
 
 
-def remedies(request: Request) -> list[Remedy]:
+def suggestions(request: Request) -> list[Suggestion]:
     """Changes that make a request fit that does not, the shortest step first; estimated ones behind, the nearest first.
 
     Recompute, another schedule and smaller micro-batches are tried one by one, and two or three at a time only where
@@ -57,7 +57,7 @@ def remedies(request: Request) -> list[Remedy]:
     """
     if request.schedule == SEARCH:  # which makes of what fits something that is quicker
         request = replace(request, schedule="auto")
-    found: list[Remedy] = []
+    found: list[Suggestion] = []
     single = [*_recompute(request), *_schedules(request), *_smaller(request)]
     for attempts in (single, list(_pairs(request))):
         found = [made for attempt in attempts if (made := _tried(attempt))]
@@ -69,7 +69,7 @@ def remedies(request: Request) -> list[Remedy]:
     return [*found, *([more] if more else [])]
 
 
-def remedies_text(found: Sequence[Remedy]) -> str:
+def suggestions_text(found: Sequence[Suggestion]) -> str:
     """The changes in words, for an error."""
     if not found:
         return (
@@ -77,21 +77,21 @@ def remedies_text(found: Sequence[Remedy]) -> str:
             "use larger devices"
         )
     lines = [
-        f"{number}. {remedy.change}: {format_seconds(remedy.step_seconds)} a step"
-        f"{' (estimated: profile this size)' if remedy.estimated else ''}, "
-        f"at most {format_bytes(max(remedy.plan.predicted.memory_bytes))} on a device"
-        for number, remedy in enumerate(found[:_SHOWN], 1)
+        f"{number}. {suggestion.change}: {format_seconds(suggestion.step_seconds)} a step"
+        f"{' (estimated: profile this size)' if suggestion.estimated else ''}, "
+        f"at most {format_bytes(max(suggestion.plan.predicted.memory_bytes))} on a device"
+        for number, suggestion in enumerate(found[:_SHOWN], 1)
     ]
     return "What would fit, the cheapest change first, what is only estimated behind:\n  " + "\n  ".join(
         lines
     )
 
 
-def _tried(attempt: _Attempt) -> Remedy | None:
-    made = choose(attempt.request)
+def _tried(attempt: _Attempt) -> Suggestion | None:
+    made = search(attempt.request)
     if made is None:
         return None
-    return Remedy(attempt.change, attempt.options, attempt.devices, attempt.estimated, made)
+    return Suggestion(attempt.change, attempt.options, attempt.devices, attempt.estimated, made)
 
 
 def _recompute(request: Request) -> Iterator[_Attempt]:

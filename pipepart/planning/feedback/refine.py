@@ -66,7 +66,7 @@ def replan(
 
     Raises:
         ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
-        DoesNotFit: as :func:`plan` does.
+        InfeasiblePlanError: as :func:`plan` does.
     """
     profile = profile or plan.profile
     if profile is None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...cluster import Cluster, Link
 from ..costs.layer_ranges import ChainCosts, Floats, Row
-from ..costs.stage_memory import Kept
+from ..costs.stage_memory import StashCounts
 from ..stage_plan import Recompute
 from .device_orders import Ints, Orders, all_orders, devices_of, given_order
 
@@ -27,18 +27,18 @@ class ChainCut:
     """A cut and the best that is known of cuts.
 
     Attributes:
-        starts: first layer of each stage.
-        sites: device of each, by its position in the cluster.
+        first_layers: first layer of each stage.
+        device_indices: device of each, by its position in the cluster.
         bound: no order of the devices and no cut that fits has a smaller largest load of any stage; 0 where that is
             not known.
-        short_bytes: what a stage lacks at the most; 0 where the cut fits.
+        deficit_bytes: what a stage lacks at the most; 0 where the cut fits.
         all_tried: whether no order of the devices was left out, so that none lacks less.
     """
 
-    starts: tuple[int, ...]
-    sites: tuple[int, ...]
+    first_layers: tuple[int, ...]
+    device_indices: tuple[int, ...]
     bound: float
-    short_bytes: int
+    deficit_bytes: int
     all_tried: bool
 
 
@@ -59,7 +59,7 @@ class ChainProblem:
         costs: ChainCosts,
         cluster: Cluster,
         stages: int,
-        kept: Mapping[Recompute, Kept],
+        kept: Mapping[Recompute, StashCounts],
         places: Places | None = None,
     ) -> None:
         self._costs, self._cluster, self._stages, self._kept = costs, cluster, stages, kept
@@ -101,14 +101,14 @@ class ChainProblem:
         found = self._least(orders, self._shortage, reach, guess)
         if found is None:
             return None
-        starts, sites = self._traced(orders, self._shortage, reach(found))
-        return ChainCut(starts, sites, 0.0, max(int(found), 0), orders.complete)
+        first_layers, device_indices = self._traced(orders, self._shortage, reach(found))
+        return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), orders.complete)
 
-    def modes(self, starts: Sequence[int], sites: Sequence[int]) -> list[Recompute]:
+    def modes(self, first_layers: Sequence[int], device_indices: Sequence[int]) -> list[Recompute]:
         """What each stage does: the first of what it may do that fits its device, else what needs least."""
         chosen: list[Recompute] = []
-        ends = [*starts[1:], self._costs.layers]
-        for index, (start, end, site) in enumerate(zip(starts, ends, sites, strict=True)):
+        ends = [*first_layers[1:], self._costs.layers]
+        for index, (start, end, site) in enumerate(zip(first_layers, ends, device_indices, strict=True)):
             layers = slice(start, end)
             limit = self._cluster.devices[site].memory_bytes or math.inf
             fixed = (
@@ -164,8 +164,8 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        starts, sites = self._traced(orders, value, self._reach_seconds(orders)(limit), np.add)
-        return ChainCut(starts, sites, limit if complete else 0.0, 0, complete)
+        first_layers, device_indices = self._traced(orders, value, self._reach_seconds(orders)(limit), np.add)
+        return ChainCut(first_layers, device_indices, limit if complete else 0.0, 0, complete)
 
     def _traced(
         self, orders: Orders, value: _Value, reach: Sequence[int], joined: _Joined = np.maximum
@@ -173,14 +173,14 @@ class ChainProblem:
         """The first layers and the devices of the stages of the cut with the least value."""
         best, choice, end_of = self._sweep(orders, value, reach, joined)
         state, start = int(orders.finals[best[orders.finals, 0].argmin()]), 0
-        starts, types = [], []
+        first_layers, types = [], []
         for _ in range(self._stages):
             edge = int(choice[state, start])
-            starts.append(start)
+            first_layers.append(start)
             types.append(int(orders.type[edge]))
             state, start = int(orders.source[edge]), int(end_of[state, start])
         assert start == self._costs.layers
-        return tuple(starts), devices_of(orders, types)
+        return tuple(first_layers), devices_of(orders, types)
 
     def _sweep(
         self, orders: Orders, value: _Value, reach: Sequence[int], joined: _Joined

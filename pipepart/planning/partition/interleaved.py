@@ -11,10 +11,10 @@ from functools import lru_cache
 import numpy as np
 
 from ...cluster import Cluster
-from ..constraints import Wishes
+from ..constraints import Constraints
 from ..costs.chunk_costs import Borders, ChunkCosts, CutTable
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import Kept
+from ..costs.stage_memory import StashCounts
 from ..stage_plan import Recompute
 from .device_orders import distinct_orders
 
@@ -32,17 +32,17 @@ class ChunkedCut:
     """A cut into several stages a device.
 
     Attributes:
-        starts: first layer of each stage.
-        sites: device of each stage, by its position in the cluster.
+        first_layers: first layer of each stage.
+        device_indices: device of each stage, by its position in the cluster.
         bound: no cut that fits has a smaller largest load of any device.
-        short_bytes: what a device lacks at the most; 0 where the cut fits.
+        deficit_bytes: what a device lacks at the most; 0 where the cut fits.
         all_tried: whether no cut was left out, so that none lacks less.
     """
 
-    starts: tuple[int, ...]
-    sites: tuple[int, ...]
+    first_layers: tuple[int, ...]
+    device_indices: tuple[int, ...]
     bound: float
-    short_bytes: int
+    deficit_bytes: int
     all_tried: bool
 
 
@@ -55,7 +55,7 @@ class ChunkedProblem:
         device_of: the row of the schedule that each stage is in.
         kept: what stages may do, the quickest first, and what the schedule's devices keep at once if all of them do;
             the stages of one device do the same.
-        wishes: of the user.
+        constraints: of the user.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class ChunkedProblem:
         costs: ChainCosts,
         cluster: Cluster,
         device_of: Sequence[int],
-        kept: Mapping[Recompute, Kept],
-        wishes: Wishes,
+        kept: Mapping[Recompute, StashCounts],
+        constraints: Constraints,
     ) -> None:
-        self._costs, self._cluster, self._wishes = costs, cluster, wishes
+        self._costs, self._cluster, self._constraints = costs, cluster, constraints
         self._chunks = ChunkCosts(costs, cluster, device_of, kept)
         self._rows, self._inner = self._chunks.rows, len(device_of) - 1
         allowed = np.isfinite(costs.border_seconds(cluster.link))
-        self._free = np.flatnonzero(allowed[1:-1]) + 1
+        self._allowed_borders = np.flatnonzero(allowed[1:-1]) + 1
 
     def best(self) -> ChunkedCut | None:
         """The best cut found: the least shortage of memory, then the smallest load of any device, then the evenest.
@@ -81,11 +81,11 @@ class ChunkedProblem:
         orders = list(
             itertools.islice(distinct_orders(self._cluster, int(self._rows.max()) + 1), _MOST_ORDERS + 1)
         )
-        if len(self._free) < self._inner:
+        if len(self._allowed_borders) < self._inner:
             return None
-        if math.comb(len(self._free), self._inner) <= MOST_CUTS:
-            borders = np.array(list(itertools.combinations(self._free.tolist(), self._inner)))
-            borders = self._wished(borders.reshape(-1, self._inner))
+        if math.comb(len(self._allowed_borders), self._inner) <= MOST_CUTS:
+            borders = np.array(list(itertools.combinations(self._allowed_borders.tolist(), self._inner)))
+            borders = self._allowed(borders.reshape(-1, self._inner))
             if not len(borders):
                 return None
             table = self._chunks.of(borders)
@@ -108,30 +108,32 @@ class ChunkedProblem:
         """The cut found whose largest shortage of memory is smallest, None where no cut is possible at all."""
         return self.best()
 
-    def modes(self, starts: Sequence[int], sites: Sequence[int]) -> list[Recompute]:
+    def modes(self, first_layers: Sequence[int], device_indices: Sequence[int]) -> list[Recompute]:
         """What each stage does: the first of what it may do with which its device fits, else what needs least."""
-        order = [sites[int(np.argmax(self._rows == row))] for row in range(int(self._rows.max()) + 1)]
-        chosen = self._chunks.of(np.array([starts[1:]], dtype=np.int64)).choices(order)[0]
-        ends = [*starts[1:], self._costs.layers]
+        order = [
+            device_indices[int(np.argmax(self._rows == row))] for row in range(int(self._rows.max()) + 1)
+        ]
+        chosen = self._chunks.of(np.array([first_layers[1:]], dtype=np.int64)).choices(order)[0]
+        ends = [*first_layers[1:], self._costs.layers]
         return [
             self._chunks.modes[chosen[row]] if self._costs.needs_backward(slice(start, end)) else "never"
-            for row, start, end in zip(self._rows, starts, ends, strict=True)
+            for row, start, end in zip(self._rows, first_layers, ends, strict=True)
         ]
 
     def _cut(
         self, borders: Borders, order: _Order, value: _Value, bound: float, *, all_tried: bool
     ) -> ChunkedCut:
-        sites = tuple(order[row] for row in self._rows)
-        return ChunkedCut((0, *map(int, borders)), sites, bound, int(value[0]), all_tried)
+        device_indices = tuple(order[row] for row in self._rows)
+        return ChunkedCut((0, *map(int, borders)), device_indices, bound, int(value[0]), all_tried)
 
     def _start(self, order: _Order) -> tuple[_Value, Borders, _Order] | None:
-        """The cut in proportion to the speeds of the devices; None where wishes forbid it."""
-        cut = self._wished(self._proportional(order)[None, :])
+        """The cut in proportion to the speeds of the devices; None where constraints forbid it."""
+        cut = self._allowed(self._proportional(order)[None, :])
         return (*_pick(self._chunks.of(cut), order), order) if len(cut) else None
 
     def _climbed(self, value: _Value, best: Borders, order: _Order) -> tuple[_Value, Borders, _Order]:
         """The best that is found by steps from a cut to a better one beside it."""
-        while len(near := self._wished(self._neighbours(best))):
+        while len(near := self._allowed(self._neighbours(best))):
             better, candidate = _pick(self._chunks.of(near), order)
             if not better < value:
                 break
@@ -139,7 +141,7 @@ class ChunkedProblem:
         return value, best, order
 
     def _proportional(self, order: _Order) -> Borders:
-        free = self._free
+        free = self._allowed_borders
         speeds = np.array([self._cluster.devices[order[row]].speed for row in self._rows])
         targets = np.cumsum(speeds / speeds.sum())[:-1] * self._costs.total_seconds
         places = np.searchsorted(self._costs.compute_sums[free], targets)
@@ -151,15 +153,15 @@ class ChunkedProblem:
 
     def _neighbours(self, borders: Borders) -> Borders:
         """Cuts with one border moved by up to 32 allowed places, or two by up to two."""
-        free = self._free
+        free = self._allowed_borders
         table = np.searchsorted(free, borders) + _moves(self._inner)
         inside = (table[:, 0] >= 0) & (table[:, -1] < len(free)) & (np.diff(table, axis=1) > 0).all(axis=1)
         return free[table[inside]]
 
-    def _wished(self, borders: Borders) -> Borders:
-        if not self._wishes.pins:
+    def _allowed(self, borders: Borders) -> Borders:
+        if not self._constraints.pins:
             return borders
-        return borders[[self._wishes.allows(row) for row in borders.tolist()]]
+        return borders[[self._constraints.allows(row) for row in borders.tolist()]]
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from schedules import Kind
 
 from ..costs.layer_ranges import Floats
 from ..plan_document import Plan
-from ..search.candidate import Setting
+from ..search.candidate import Candidate
 from .device_orders import distinct_orders
 
 _Cuts = NDArray[np.int64]  # [cuts, borders]
@@ -28,16 +28,16 @@ _NEAR = 1.05
 _SHORTER = 1 - 1e-9
 
 
-def quickest(best: Plan, found: Sequence[tuple[Setting, int, Plan]]) -> Plan:
-    """The plan with the shortest step: ``best``, or another cut under one of the settings.
+def improve_by_simulation(best: Plan, found: Sequence[tuple[Candidate, int, Plan]]) -> Plan:
+    """The plan with the shortest step: ``best``, or another cut under one of the candidates.
 
     Args:
         best: the fastest of ``found``.
-        found: settings with their numbers of devices, and the plan with the smallest bottleneck of each.
+        found: candidates with their numbers of devices, and the plan with the smallest bottleneck of each.
     """
     left = _SIMULATIONS
-    for setting, devices, plan in sorted(found, key=lambda entry: _step(entry[2])):
-        space = _Space(setting, devices, plan)
+    for candidate, devices, plan in sorted(found, key=lambda entry: _step(entry[2])):
+        space = _Space(candidate, devices, plan)
         if space.is_small:
             best = space.best_of(space.all(), best)[0]
         elif left > 0 and _step(plan) <= _step(best) * _NEAR:
@@ -48,37 +48,37 @@ def quickest(best: Plan, found: Sequence[tuple[Setting, int, Plan]]) -> Plan:
 
 
 class _Space:
-    """The cuts of one setting for so many devices, on any order of these."""
+    """The cuts of one candidate for so many devices, on any order of these."""
 
-    def __init__(self, setting: Setting, devices: int, plan: Plan) -> None:
-        self._setting, self._devices, self._plan = setting, devices, plan
-        self._costs = setting.costs
-        self._fewest = setting.costs.micro_batches // setting.slots.copies  # of any copy of the model
-        self._rows = np.array(setting.placement(devices))
+    def __init__(self, candidate: Candidate, devices: int, plan: Plan) -> None:
+        self._candidate, self._devices, self._plan = candidate, devices, plan
+        self._costs = candidate.costs
+        self._fewest = candidate.costs.micro_batches // candidate.groups.replicas  # of any copy of the model
+        self._rows = np.array(candidate.placement(devices))
         self._fused = all(
             leaf.kind is not Kind.W
             for row in plan.build_schedule().actions
             for one in row
             for leaf in one.leaves
         )
-        allowed = np.isfinite(self._costs.border_seconds(setting.cluster.link))
-        self._free = np.flatnonzero(allowed[1:-1]) + 1
-        self._orders = list(itertools.islice(distinct_orders(setting.cluster, devices), _ALL + 1))
+        allowed = np.isfinite(self._costs.border_seconds(candidate.cluster.link))
+        self._allowed_borders = np.flatnonzero(allowed[1:-1]) + 1
+        self._orders = list(itertools.islice(distinct_orders(candidate.cluster, devices), _ALL + 1))
 
     @property
     def is_small(self) -> bool:
         """Whether every cut can be looked at."""
-        return math.comb(len(self._free), len(self._rows) - 1) * len(self._orders) <= _ALL
+        return math.comb(len(self._allowed_borders), len(self._rows) - 1) * len(self._orders) <= _ALL
 
     def all(self) -> Iterator[tuple[tuple[int, ...], _Cuts]]:
         """Every order with every cut."""
         inner = len(self._rows) - 1
-        cuts = list(itertools.combinations(self._free.tolist(), inner))
-        borders = self._wished(np.array(cuts, dtype=np.int64).reshape(len(cuts), inner))
+        cuts = list(itertools.combinations(self._allowed_borders.tolist(), inner))
+        borders = self._allowed(np.array(cuts, dtype=np.int64).reshape(len(cuts), inner))
         return ((order, borders) for order in self._orders)
 
     def climbed(self, most: int) -> tuple[Plan, int]:
-        """The best of steps from one cut to a better one beside it, from the setting's plan on; simulations taken."""
+        """The best of steps from one cut to a better one beside it, from the candidate's plan on; simulations taken."""
         here, left = self._plan, most
         while left > 0:
             better, simulated = self.best_of(self._near(here), here, left)
@@ -104,7 +104,7 @@ class _Space:
                 break
             order, borders, _ = listed[number]
             simulated += 1
-            made = self._setting.laid(
+            made = self._candidate.plan_for_cut(
                 (0, *borders[index].tolist()),
                 tuple(order[row] for row in self._rows),
                 self._devices,
@@ -116,19 +116,19 @@ class _Space:
 
     def _near(self, plan: Plan) -> Iterator[tuple[tuple[int, ...], _Cuts]]:
         """Cuts with a border or two moved by one or two places, and orders with two devices exchanged."""
-        index = {info.name: position for position, info in enumerate(self._setting.profile.layers)}
+        index = {info.name: position for position, info in enumerate(self._candidate.profile.layers)}
         borders = np.array([index[stage.layers[0]] for stage in plan.stages[1:]], dtype=np.int64)
-        sites = {device.name: site for site, device in enumerate(self._setting.cluster.devices)}
-        order = tuple(sites[device.name] for device in plan.workers[: self._devices])
-        yield order, self._wished(self._moved(borders))
-        for one, other in itertools.combinations(range(len(self._setting.cluster)), 2):
+        index_of = {device.name: site for site, device in enumerate(self._candidate.cluster.devices)}
+        order = tuple(index_of[device.name] for device in plan.workers[: self._devices])
+        yield order, self._allowed(self._moved(borders))
+        for one, other in itertools.combinations(range(len(self._candidate.cluster)), 2):
             exchanged = {one: other, other: one}
             swapped = tuple(exchanged.get(site, site) for site in order)
             if swapped != order:
-                yield swapped, self._wished(self._moved(borders, pairs=False))
+                yield swapped, self._allowed(self._moved(borders, pairs=False))
 
     def _moved(self, borders: _Cuts, pairs: bool = True) -> _Cuts:
-        at = np.searchsorted(self._free, borders)
+        at = np.searchsorted(self._allowed_borders, borders)
         inner = len(at)
         one = np.eye(inner, dtype=np.int64)
         steps = [np.zeros(inner, dtype=np.int64), *(step * row for row in one for step in (-2, -1, 1, 2))]
@@ -137,15 +137,15 @@ class _Space:
                 a * x + b * y for x, y in itertools.combinations(one, 2) for a in (-1, 1) for b in (-1, 1)
             ]
         table = at + np.array(steps)
-        inside = (table >= 0).all(axis=1) & (table < len(self._free)).all(axis=1)
+        inside = (table >= 0).all(axis=1) & (table < len(self._allowed_borders)).all(axis=1)
         inside &= (np.diff(table, axis=1) > 0).all(axis=1)
-        return self._free[table[inside]]
+        return self._allowed_borders[table[inside]]
 
-    def _wished(self, borders: _Cuts) -> _Cuts:
-        wishes = self._setting.wishes
-        if not wishes.pins:
+    def _allowed(self, borders: _Cuts) -> _Cuts:
+        constraints = self._candidate.constraints
+        if not constraints.pins:
             return borders
-        return borders[[wishes.allows(row) for row in borders.tolist()]]
+        return borders[[constraints.allows(row) for row in borders.tolist()]]
 
     def _bounds(self, order: Sequence[int], borders: _Cuts) -> Floats:
         """What the step of each cut cannot be shorter than.
@@ -154,15 +154,15 @@ class _Space:
         its own, and when it is done the last still has their backwards before it; those of a schedule that puts off
         its weight gradients may be done meanwhile.
         """
-        costs, cluster = self._costs, self._setting.cluster
+        costs, cluster = self._costs, self._candidate.cluster
         ends = np.full((len(borders), 1), costs.layers)
         edges = np.hstack([np.zeros_like(ends), borders, ends])
-        sites = [order[row] for row in self._rows]
-        pace = 1 / np.array([cluster.devices[site].speed for site in sites])
+        device_indices = [order[row] for row in self._rows]
+        pace = 1 / np.array([cluster.devices[site].speed for site in device_indices])
         seconds = np.diff(costs.compute_sums[edges], axis=1) * pace
         forward = np.diff(costs.forward_sums[edges], axis=1) * pace
         crossing = np.zeros_like(seconds)  # in front of each stage, there and back
-        for stage, (one, other) in enumerate(itertools.pairwise(sites)):
+        for stage, (one, other) in enumerate(itertools.pairwise(device_indices)):
             link = cluster.link_between(cluster.devices[one].name, cluster.devices[other].name)
             crossing[:, stage + 1] = costs.border_seconds(link)[borders[:, stage]] if one != other else 0.0
         around = seconds if self._fused else forward

@@ -1,65 +1,64 @@
-"""The devices shared out among several copies of the model: a stage takes a group of them, each copy one of it."""
+"""Groups the devices for data parallelism: each stage takes one group, each replica of the model one device of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...cluster import Cluster
+from ...cluster import Cluster, Device
 from .device_orders import device_types
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Groups of devices that are as like as can be.
+class ReplicaGroups:
+    """Groups of similar devices, one device a replica.
 
     Attributes:
-        cluster: a device for each group, with the name of its first, as slow as the slowest and as small as the
-            smallest of them.
-        whole: all devices.
-        members: the names in each group, one a copy, by that of its first.
-        alike: whether all devices are, so that it does not matter which are in a group.
+        cluster: one device for each group: named like its first member, as slow as the slowest member, and with the
+            memory of the smallest.
+        all_devices: the cluster that was given.
+        members: the device names of each group, one a replica, by the name of the first.
+        identical: True if all devices are alike, so that any grouping is as good as this one.
     """
 
     cluster: Cluster
-    whole: Cluster
+    all_devices: Cluster
     members: Mapping[str, tuple[str, ...]]
-    alike: bool
+    identical: bool
 
     @property
-    def copies(self) -> int:
-        """How many copies of the model there are."""
+    def replicas(self) -> int:
+        """The number of replicas of the model."""
         return len(next(iter(self.members.values())))
 
 
-def share_out(cluster: Cluster, copies: int) -> Slots:
-    """Groups of so many devices each, the fast ones and the large ones together; the last ones may be left over."""
-    ranked = sorted(
-        cluster.devices, key=lambda device: (-device.speed, -(device.memory_bytes or float("inf")))
-    )
+def group_devices(cluster: Cluster, replicas: int) -> ReplicaGroups:
+    """Group the devices by speed, then by memory, ``replicas`` a group. A remainder of devices stays unused."""
+    ranked = sorted(cluster.devices, key=lambda device: (-device.speed, -_memory(device)))
     groups = [
-        # The first copy of the model has the state of the optimizer besides.
-        sorted(ranked[start : start + copies], key=lambda device: -(device.memory_bytes or float("inf")))
-        for start in range(0, len(ranked) - copies + 1, copies)
+        # The first replica also holds the optimizer state.
+        sorted(ranked[start : start + replicas], key=lambda device: -_memory(device))
+        for start in range(0, len(ranked) - replicas + 1, replicas)
     ]
     groups.sort(key=lambda group: cluster.devices.index(group[0]))
-    names = {group[0].name for group in groups}
-    limits = [
-        [device.memory_bytes for device in group if device.memory_bytes is not None] for group in groups
-    ]
-    slots = tuple(
-        group[0].model_copy(
-            update={
-                "speed": min(device.speed for device in group),
-                "memory_bytes": min(limit, default=None),
-            }
-        )
-        for group, limit in zip(groups, limits, strict=True)
-    )
-    links = tuple(link for link in cluster.links if names.issuperset(link.between))
-    return Slots(
-        cluster if copies == 1 else Cluster(devices=slots, link=cluster.link, links=links),
+    members = {group[0].name: tuple(device.name for device in group) for group in groups}
+    links = tuple(link for link in cluster.links if members.keys() >= set(link.between))
+    return ReplicaGroups(
+        cluster
+        if replicas == 1
+        else Cluster(devices=tuple(map(_weakest, groups)), link=cluster.link, links=links),
         cluster,
-        {group[0].name: tuple(device.name for device in group) for group in groups},
+        members,
         len(device_types(cluster)) == 1,
     )
+
+
+def _weakest(group: list[Device]) -> Device:
+    limits = [device.memory_bytes for device in group if device.memory_bytes is not None]
+    weakest = {"speed": min(device.speed for device in group), "memory_bytes": min(limits, default=None)}
+    return group[0].model_copy(update=weakest)
+
+
+def _memory(device: Device) -> float:
+    return math.inf if device.memory_bytes is None else device.memory_bytes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CPU_BYTES_A_SECOND = 5e9
 
 
-def homes(plan: Plan, schedule: schedules.Schedule) -> tuple[str, ...]:
+def stage_devices(plan: Plan, schedule: schedules.Schedule) -> tuple[str, ...]:
     """The name of the device of each stage, as the schedule numbers them: stage after stage, copy after copy.
 
     Args:
@@ -28,7 +28,7 @@ def homes(plan: Plan, schedule: schedules.Schedule) -> tuple[str, ...]:
     """
     apart = schedule.stages // plan.replicas
     rows: dict[int, str] = {}
-    for copy, names in enumerate(([stage.device for stage in plan.stages], *plan.copies)):
+    for copy, names in enumerate(([stage.device for stage in plan.stages], *plan.replica_devices)):
         rows.update(zip(schedule.device_of[copy * apart :], names, strict=False))
     return tuple(rows[row] for row in schedule.device_of)
 
@@ -38,7 +38,7 @@ def all_stages(plan: Plan, schedule: schedules.Schedule) -> tuple[StagePlan, ...
 
     A further copy holds parameters and gradients of its own, and leaves the optimizer to the first.
     """
-    names, count = homes(plan, schedule), len(plan.stages)
+    names, count = stage_devices(plan, schedule), len(plan.stages)
     found = list(plan.stages)
     for first in range(count, schedule.stages, count):
         own = names[first : first + count]

@@ -16,7 +16,7 @@ _NEAR = 1.3  # of the best, that a plan has to come to be searched for
 _EFFORT = 1.0
 
 
-def quickest_order(plans: Sequence[Plan]) -> Plan:
+def search_order(plans: Sequence[Plan]) -> Plan:
     """The quickest plan under schedule "search": the best plans with an order of actions found for their stages.
 
     Where the memory of a device makes stages run forwards again, what the search may hold is not known to it: an order

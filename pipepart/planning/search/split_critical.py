@@ -11,7 +11,7 @@ from ..plan_document import Plan
 from .order_text import SEARCH
 
 
-def with_early_gradients(plan: Plan) -> Plan:
+def with_split_critical(plan: Plan) -> Plan:
     """The plan with backwards in two parts where that shortens its step, within the memory of its devices.
 
     Where the parts of the backwards were not timed apart, as in a profile made by hand, the plan stays as it is; so
@@ -40,6 +40,6 @@ def with_early_gradients(plan: Plan) -> Plan:
         for action in row
         if action.kind is Kind.B and action not in whole
     ]
-    fresh = plan.model_copy(update={"early": tuple(early), "prediction": None}).refreshed()
+    fresh = plan.model_copy(update={"split_critical": tuple(early), "prediction": None}).refreshed()
     bound = {"bottleneck_bound": plan.predicted.bottleneck_bound}
     return fresh.model_copy(update={"prediction": fresh.predicted.model_copy(update=bound)})

@@ -9,17 +9,17 @@ from typing import Literal
 
 from ...cluster import Cluster
 from ...profiling import Costs, Profile
-from ..constraints import Wishes
+from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import RecomputeChoice
-from ..feasibility.infeasible import Misfit
-from ..partition.local_search import quickest
-from ..partition.replica_groups import share_out
+from ..feasibility.infeasible import Infeasible
+from ..partition.local_search import improve_by_simulation
+from ..partition.replica_groups import group_devices
 from ..plan_document import Alternative, Plan
-from .candidate import ASYNCHRONOUS, CHUNKS, Setting
+from .candidate import ASYNCHRONOUS, CHUNKS, Candidate
 from .order_text import SEARCH
-from .search_order import quickest_order
-from .split_critical import with_early_gradients
+from .search_order import search_order
+from .split_critical import with_split_critical
 
 # What "auto" tries, the simplest first: it wins where others are not faster. Not "looped-bfs", which adds up gradients
 # in another order than micro-batches do, so that the last bits of the numbers would hang on what was quicker to time.
@@ -27,7 +27,7 @@ AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "hanayo", "sequential
 # Those that put weight gradients off.
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "interleaved-zb")
 
-_Tried = list[tuple[Setting, int, Plan | None]]
+_Tried = list[tuple[Candidate, int, Plan | None]]
 
 _EQUAL = 1e-9
 _SHOWN = 12
@@ -46,8 +46,8 @@ class Request:
         stages: their number; None for as many as devices, or fewer where only fewer fit.
         chunks: stages of each device; None for the schedule's own number.
         replicas: numbers of copies of the model to choose from.
-        part_shared: whether layers that share a parameter may be parted where they cannot stay together.
-        wishes: of the user.
+        allow_split_ties: whether layers that share a parameter may be parted where they cannot stay together.
+        constraints: of the user.
         estimated: costs of numbers of micro-batches that were not profiled, to be used as if they had been.
     """
 
@@ -58,9 +58,9 @@ class Request:
     recompute: RecomputeChoice
     stages: int | Literal["auto"] | None
     chunks: int | None
-    wishes: Wishes
+    constraints: Constraints
     replicas: tuple[int, ...] = (1,)
-    part_shared: bool = False
+    allow_split_ties: bool = False
     estimated: tuple[Costs, ...] = ()
 
     @property
@@ -78,63 +78,63 @@ class Request:
         return self.profile.at(micro_batches)
 
 
-def choose(request: Request) -> Plan | None:
+def search(request: Request) -> Plan | None:
     """The fastest plan, with the others as its alternatives; None where none fits."""
     for group in _groups(request):
-        tried = [(setting, devices, setting.best_plan(devices)) for setting, devices in group]
-        found = [(setting, devices, made) for setting, devices, made in tried if made]
+        tried = [(candidate, devices, candidate.best_plan(devices)) for candidate, devices in group]
+        found = [(candidate, devices, made) for candidate, devices, made in tried if made]
         if found:
             best = _best([made for _, _, made in found])
             if request.schedule in ("auto", SEARCH):
-                best = quickest(best, found)
+                best = improve_by_simulation(best, found)
             if request.schedule == SEARCH:
-                best = quickest_order([best, *(made for _, _, made in found)])
+                best = search_order([best, *(made for _, _, made in found)])
             else:
-                best, tried = _early(best, tried)
+                best, tried = _split(best, tried)
             return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
     return None
 
 
-def misfits(request: Request) -> Iterator[Misfit]:
-    """Why each of the settings has no plan."""
+def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
+    """Why each of the candidates has no plan."""
     for group in _groups(request):
-        for setting, devices in group:
-            yield setting.misfit(devices)
+        for candidate, devices in group:
+            yield candidate.infeasible(devices)
 
 
-def _settings(request: Request, *, part_shared: bool) -> Iterator[Setting]:
-    shared = [share_out(request.cluster, copies) for copies in request.replicas]
-    for count, slots in itertools.product(request.micro_batches, shared):
+def _candidates(request: Request, *, allow_split_ties: bool) -> Iterator[Candidate]:
+    shared = [group_devices(request.cluster, copies) for copies in request.replicas]
+    for count, groups in itertools.product(request.micro_batches, shared):
         measured = request.costs_at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
-        wishes = request.wishes
-        costs = ChainCosts(profile, measured, wishes.together, wishes.no_border, part_shared)
+        constraints = request.constraints
+        costs = ChainCosts(profile, measured, constraints.colocate, constraints.no_border, allow_split_ties)
         for name in request.schedules:
             own = CHUNKS.get(name)
             chunks = 1 if own is None else request.chunks or own
             if request.chunks in (None, chunks):
-                yield Setting(profile, slots, costs, name, chunks, request.recompute, wishes)
+                yield Candidate(profile, groups, costs, name, chunks, request.recompute, constraints)
 
 
-def _groups(request: Request) -> Iterator[list[tuple[Setting, int]]]:
+def _groups(request: Request) -> Iterator[list[tuple[Candidate, int]]]:
     """Settings and numbers of devices for a copy of the model; a group is tried where none before it has a plan."""
     ties = any(info.shares_with for info in request.profile.layers)
-    may_part = request.part_shared and request.schedule not in ASYNCHRONOUS
+    may_part = request.allow_split_ties and request.schedule not in ASYNCHRONOUS
     ways = [False, True] if ties and may_part else [False]
-    settings = {parted: list(_settings(request, part_shared=parted)) for parted in ways}
+    candidates = {parted: list(_candidates(request, allow_split_ties=parted)) for parted in ways}
     layers = len(request.profile.layers)
-    most = [min(len(setting.cluster), layers) for setting in settings[False]]
+    most = [min(len(candidate.cluster), layers) for candidate in candidates[False]]
     if request.stages is None:
         for fewer, parted in itertools.product(range(max(most, default=0)), ways):
-            pairs = zip(settings[parted], most, strict=True)
-            yield [(setting, count - fewer) for setting, count in pairs if count > fewer]
+            pairs = zip(candidates[parted], most, strict=True)
+            yield [(candidate, count - fewer) for candidate, count in pairs if count > fewer]
         return
     for parted in ways:
         yield [
-            (setting, devices)
-            for setting, count in zip(settings[parted], most, strict=True)
+            (candidate, devices)
+            for candidate, count in zip(candidates[parted], most, strict=True)
             for devices in range(1, count + 1)
-            if request.stages in ("auto", devices * setting.chunks)
+            if request.stages in ("auto", devices * candidate.chunks)
         ]
 
 
@@ -145,11 +145,11 @@ def _best(plans: Sequence[Plan]) -> Plan:
     return min(near, key=lambda made: (made.replicas, made.chunks, max(made.predicted.memory_bytes)))
 
 
-def _early(best: Plan, tried: _Tried) -> tuple[Plan, _Tried]:
-    """The plans with early gradients, which may make another one the fastest."""
-    made = {id(plan): with_early_gradients(plan) for plan in (best, *(plan for *_, plan in tried if plan))}
+def _split(best: Plan, tried: _Tried) -> tuple[Plan, _Tried]:
+    """The plans with backwards split on the critical path, which may make another one the fastest."""
+    made = {id(plan): with_split_critical(plan) for plan in (best, *(plan for *_, plan in tried if plan))}
     best = made[id(best)]
-    tried = [(setting, devices, made[id(plan)] if plan else None) for setting, devices, plan in tried]
+    tried = [(candidate, devices, made[id(plan)] if plan else None) for candidate, devices, plan in tried]
     limit = best.predicted.step_seconds * (1 - _EQUAL)
     quicker = [plan for *_, plan in tried if plan and plan.predicted.step_seconds < limit]
     return _best(quicker) if quicker else best, tried
@@ -158,20 +158,20 @@ def _early(best: Plan, tried: _Tried) -> tuple[Plan, _Tried]:
 def _alternatives(best: Plan, tried: _Tried) -> list[Alternative]:
     """The others: those that fit, the fastest first, then those that do not."""
     fitting, others = [], []
-    for setting, devices, made in tried:
+    for candidate, devices, made in tried:
         if made is best:
             continue
         described = Alternative(
-            schedule=setting.schedule,
-            micro_batches=setting.costs.micro_batches,
-            chunks=setting.chunks,
-            replicas=setting.slots.copies,
-            stages=devices * setting.chunks,
+            schedule=candidate.schedule,
+            micro_batches=candidate.costs.micro_batches,
+            chunks=candidate.chunks,
+            replicas=candidate.groups.replicas,
+            stages=devices * candidate.chunks,
             why="does not fit the memory of the devices",
         )
         if made is None:
-            reason = setting.why_not(devices)
-            if not reason or setting.schedule != best.schedule:
+            reason = candidate.impossible_reason(devices)
+            if not reason or candidate.schedule != best.schedule:
                 others.append(described.model_copy(update={"why": reason or described.why}))
             continue
         figures = {

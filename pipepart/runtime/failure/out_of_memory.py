@@ -88,7 +88,7 @@ def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
                 own.stashes * stage.stash_bytes,
             ),
             (counted(own.inputs, "input") + " kept for a second forward", own.inputs * stage.boundary_bytes),
-            (f"the weights' part of {counted(own.weights, 'backward')}", own.weights * stage.waiting_bytes),
+            (f"the weights' part of {counted(own.weights, 'backward')}", own.weights * stage.deferred_bytes),
         ]
         kept = [_with_size(text, size) for (text, size), count in zip(parts, own, strict=True) if count]
         state = [f"{format_bytes(stage.static_bytes)} of state"] if stage.static_bytes else []

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pipepart
-from pipepart import Cluster, DoesNotFit, Plan, Profile
+from pipepart import Cluster, InfeasiblePlanError, Plan, Profile
 from pipepart.capture import SharedTensor
 from tests.planning.problems import Layer, profile_of
 from tests.support import plain
@@ -25,30 +25,32 @@ def tied(shared_bytes: int = 40, memory_layers: int = 6) -> Profile:
 def test_they_stay_together_unless_that_is_allowed():
     cluster = Cluster.virtual(2)
     assert len(pipepart.plan(tied(), cluster, schedule="1f1b").stages) == 1
-    assert len(pipepart.plan(tied(), cluster, schedule="1f1b", part_shared=True).stages) == 2
+    assert len(pipepart.plan(tied(), cluster, schedule="1f1b", allow_split_ties=True).stages) == 2
 
 
 def test_they_stay_together_where_a_cut_into_as_many_stages_keeps_them():
     layers = [Layer(), Layer(), Layer(forward=9), Layer(shares_with=(1,)), Layer()]
-    for part_shared in (False, True):
-        plan = pipepart.plan(profile_of(layers), Cluster.virtual(3), schedule="1f1b", part_shared=part_shared)
+    for allow_split_ties in (False, True):
+        plan = pipepart.plan(
+            profile_of(layers), Cluster.virtual(3), schedule="1f1b", allow_split_ties=allow_split_ties
+        )
         assert [len(stage.layers) for stage in plan.stages] == [1, 3, 1]
 
 
 def test_a_stage_counts_its_copy_of_the_parameter_to_the_byte():
     """Five layers of 10 bytes with gradient and Adam's state, and a copy of 40 bytes with its gradient behind."""
-    free = pipepart.plan(tied(), Cluster.parse(["1GiB"] * 2), schedule="gpipe", part_shared=True)
+    free = pipepart.plan(tied(), Cluster.parse(["1GiB"] * 2), schedule="gpipe", allow_split_ties=True)
     assert sum(stage.static_bytes for stage in free.stages) == 5 * 10 * 4 + 40
     assert free.stages[-1].static_bytes == (len(free.stages[-1].layers) - 1) * 40 + 40
     need = max(free.predicted.memory_bytes)
-    options = {"schedule": "gpipe", "part_shared": True, "recompute": "never", "stages": 2}
+    options = {"schedule": "gpipe", "allow_split_ties": True, "recompute": "never", "stages": 2}
     assert pipepart.plan(tied(), Cluster.parse([f"{need}B"] * 2), **options).stages == free.stages
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(InfeasiblePlanError):
         pipepart.plan(tied(shared_bytes=400), Cluster.parse([f"{need}B"] * 2), **options)
 
 
 def test_a_parted_plan_comes_back_from_a_file(tmp_path):
-    plan = pipepart.plan(tied(), Cluster.virtual(2), part_shared=True)
+    plan = pipepart.plan(tied(), Cluster.virtual(2), allow_split_ties=True)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
 

@@ -30,7 +30,9 @@ def in_copies(cluster: Cluster, schedule: str = "1f1b", optimizer: str = "adam")
     made = plan(profile(optimizer), first, schedule="1f1b", micro_batches=MICRO_BATCHES)
     names = [device.name for device in cluster.devices[2:]]
     copies = tuple(zip(names[::2], names[1::2], strict=True))
-    return Plan(**{**dict(made), "cluster": cluster, "copies": copies, "schedule": schedule}).refreshed()
+    return Plan(
+        **{**dict(made), "cluster": cluster, "replica_devices": copies, "schedule": schedule}
+    ).refreshed()
 
 
 def test_each_copy_has_devices_of_its_own():
@@ -142,7 +144,7 @@ def test_a_copy_that_does_not_fit_is_no_plan(tmp_path):
             with pytest.raises(ValueError, match=r"device 'd3' \(stage 1\) is short by 1 byte"):
                 Plan.load(tmp_path / "plan.json")
         else:
-            assert Plan.load(tmp_path / "plan.json").copies == (("d2", "d3"),)
+            assert Plan.load(tmp_path / "plan.json").replica_devices == (("d2", "d3"),)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +167,14 @@ def test_copies_that_cannot_be_are_refused(copies, why):
             cluster=Cluster.virtual(6),
             schedule="1f1b",
             micro_batches=2,
-            copies=copies,
+            replica_devices=copies,
         )
 
 
 def test_chunks_of_a_copy_lie_where_the_schedule_has_them():
     made = plan_copies(list("abcd"), [1, 2, 3], 2, schedule="zb-v", chunks=2)
     with pytest.raises(ValueError, match="has stages 0 and 3 of copy 1 on one device, the plan has them on"):
-        Plan(**{**dict(made), "copies": (("virtual:2", "virtual:3", "virtual:2", "virtual:3"),)})
+        Plan(**{**dict(made), "replica_devices": (("virtual:2", "virtual:3", "virtual:2", "virtual:3"),)})
 
 
 def test_costs_are_refined_from_all_copies_by_the_speeds_of_their_devices():

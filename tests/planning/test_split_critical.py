@@ -22,7 +22,7 @@ def planned(layers: list[Layer] = LAYERS, memory: int | None = None, schedule: s
 
 def test_the_last_backward_passes_its_gradient_on_early() -> None:
     made = planned()
-    assert made.early == ("1B3",)
+    assert made.split_critical == ("1B3",)
     # Seconds of a micro-batch: forward 1, backward 2 on each of two devices; the weights' half of the last
     # backward is hidden, and its split costs one hundredth.
     assert made.predicted.step_seconds == pytest.approx(15 - 1 + 0.01)
@@ -31,22 +31,22 @@ def test_the_last_backward_passes_its_gradient_on_early() -> None:
 
 def test_parts_that_were_not_timed_are_not_counted_on() -> None:
     made = planned([replace(layer, split=None) for layer in LAYERS])
-    assert made.early == ()
+    assert made.split_critical == ()
     assert made.predicted.step_seconds == pytest.approx(15)
 
 
 def test_parts_that_cost_more_than_they_gain_stay_whole() -> None:
-    assert planned([replace(layer, split=2.5) for layer in LAYERS]).early == ()
+    assert planned([replace(layer, split=2.5) for layer in LAYERS]).split_critical == ()
 
 
 def test_memory_that_does_not_do_for_it_is_kept_to() -> None:
     free = planned(schedule="1f1b")
     plain = planned([replace(layer, split=None) for layer in LAYERS])
     needs, enough = max(plain.predicted.memory_bytes), max(free.predicted.memory_bytes)
-    assert planned(memory=max(needs, enough)).early == ("1B3",)
+    assert planned(memory=max(needs, enough)).split_critical == ("1B3",)
     layers = [replace(layer, waiting=2000) for layer in LAYERS]
     tight = planned(layers, memory=max(planned(layers).predicted.memory_bytes) - 1)
-    assert tight.early == ()
+    assert tight.split_critical == ()
 
 
 def test_every_schedule_is_listed_with_what_it_gains() -> None:
@@ -60,7 +60,7 @@ def test_every_schedule_is_listed_with_what_it_gains() -> None:
 
 def test_a_searched_plan_has_none() -> None:
     made = planned(schedule="search")
-    assert made.early == ()
+    assert made.split_critical == ()
     assert made.predicted.step_seconds <= planned().predicted.step_seconds * (1 + 1e-9)
 
 
@@ -73,10 +73,16 @@ def test_a_plan_keeps_them_in_its_file(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"early": ["1B9"]}, "early names what is no full backward: 1f1b has no full backward 1B9 to split"),
-        ({"schedule": "zb-h1"}, "early names what is no full backward: zb-h1 has no full backward 1B3"),
-        ({"schedule": "pipedream"}, "schedule 'pipedream' is asynchronous: it has no early gradients"),
-        ({"early": ["later"]}, "early names what is no full backward"),
+        (
+            {"split_critical": ["1B9"]},
+            "split_critical names what is no full backward: 1f1b has no full backward 1B9 to split",
+        ),
+        (
+            {"schedule": "zb-h1"},
+            "split_critical names what is no full backward: zb-h1 has no full backward 1B3",
+        ),
+        ({"schedule": "pipedream"}, "schedule 'pipedream' is asynchronous: its backwards cannot be split"),
+        ({"split_critical": ["later"]}, "split_critical names what is no full backward"),
     ],
 )
 def test_what_is_not_there_is_refused(change, fault, tmp_path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 import pipepart
-from pipepart import Cluster, Device, DoesNotFit
+from pipepart import Cluster, Device, InfeasiblePlanError
 from tests.planning.problems import Layer, profile_of
 from tests.planning.ways import check_memory
 
@@ -17,8 +17,8 @@ def limited(*sizes: int | None) -> Cluster:
     )
 
 
-def misfit(layers: list[Layer], cluster: Cluster, micro_batches: int = 4, **options) -> DoesNotFit:
-    with pytest.raises(DoesNotFit) as caught:
+def misfit(layers: list[Layer], cluster: Cluster, micro_batches: int = 4, **options) -> InfeasiblePlanError:
+    with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile_of(layers, [micro_batches]), cluster, **options)
     return caught.value
 
@@ -36,7 +36,7 @@ def test_what_a_stage_keeps_with_recompute_is_told():
     """Of four micro-batches in flight the input of 5 bytes, and of one the 20 bytes that are made of it."""
     layers = [Layer(output=5, saved=20, keeps_input=True)] * 2
     error = misfit(layers, limited(30, 30), recompute="always", schedule="gpipe", stages=2)
-    assert (error.stage, error.short_bytes) == (1, 10)
+    assert (error.stage, error.deficit_bytes) == (1, 10)
     assert (
         "40 B kept for the backward of 4 micro-batches (forwards run again, 'always'), 0 B for a while) and has 30"
         in str(error)
@@ -46,7 +46,7 @@ def test_what_a_stage_keeps_with_recompute_is_told():
 def test_the_stages_of_a_device_are_told_together():
     layers = [Layer(parameters=10)] * 4
     error = misfit(layers, limited(79, 200), schedule="zb-v")
-    assert error.short_bytes == 1
+    assert error.deficit_bytes == 1
     assert (
         "with 4 stages, 4 micro-batches and schedule 'zb-v', device:0 with stages 0 (layer layer0) and 3 (layer "
         "layer3) is short by 1 byte at best: it needs 80 (80 B: 80 B of parameters" in str(error)
@@ -62,9 +62,9 @@ def test_a_device_that_is_short_alone_needs_just_that():
     """Five bytes more for the small one make a plan, four do not; the other one has enough."""
     layers = [Layer(parameters=10)] * 2
     error = misfit(layers, limited(35, 1000), schedule="1f1b", stages=2)
-    assert error.short_bytes == 5
+    assert error.deficit_bytes == 5
     pipepart.plan(profile_of(layers), limited(40, 1000), schedule="1f1b", stages=2)
-    assert misfit(layers, limited(39, 1000), schedule="1f1b", stages=2).short_bytes == 1
+    assert misfit(layers, limited(39, 1000), schedule="1f1b", stages=2).deficit_bytes == 1
 
 
 def test_of_a_search_that_leaves_cuts_out_only_the_best_cut_found_is_told(monkeypatch):

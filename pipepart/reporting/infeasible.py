@@ -1,0 +1,58 @@
+"""A model that does not fit: why, and the changes that would make it fit, the cheapest first."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..planning import InfeasiblePlanError, Suggestion
+from ..planning.feasibility.suggestions import suggestions_text
+from .fitting import Column, FittingTable
+from .quantity import TimeUnit, percent, size
+
+
+def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
+    """The reason in a paragraph, and the changes as a table.
+
+    Args:
+        error: what the planner raised.
+        before: words before the reason.
+    """
+    outlook = suggestions_text(error.suggestions)
+    reason = str(error).removesuffix(outlook).rstrip()
+    parts: list[RenderableType] = [Text(f"{before}{reason}"), Text()]
+    return Group(*parts, _table(error.suggestions) if error.suggestions else Text(outlook))
+
+
+def _table(suggestions: tuple[Suggestion, ...]) -> FittingTable:
+    unit = TimeUnit.for_all(suggestion.step_seconds for suggestion in suggestions)
+    notes = []
+    if any(suggestion.estimated for suggestion in suggestions):
+        notes.append("*: estimated from the sizes that were profiled; profile this one to plan with it.")
+    return FittingTable(
+        "What would fit, the cheapest change first",
+        [
+            Column("", [str(number) for number, _ in enumerate(suggestions, 1)]),
+            Column("change", [_change(suggestion) for suggestion in suggestions], text=True),
+            Column(
+                f"step\n{unit.name}",
+                [
+                    f"{unit.text(suggestion.step_seconds)}{'*' if suggestion.estimated else ''}"
+                    for suggestion in suggestions
+                ],
+            ),
+            Column(
+                "bubble", [percent(suggestion.plan.predicted.bubble) for suggestion in suggestions], rank=1
+            ),
+            Column(
+                "memory", [size(max(suggestion.plan.predicted.memory_bytes)) for suggestion in suggestions]
+            ),
+        ],
+        notes=["Memory: the most that any device holds.", *notes],
+    )
+
+
+def _change(suggestion: Suggestion) -> str:
+    """As options of the command line; devices in words."""
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in suggestion.options.items())
+    return options or suggestion.change
