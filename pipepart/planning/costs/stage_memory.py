@@ -51,7 +51,9 @@ class StashCounts:
     """
 
     def __init__(self, schedule: schedules.Schedule) -> None:
-        self.by_device: tuple[PeakCandidates, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
+        self.by_device: tuple[PeakCandidates, ...] = schedules.peak_candidates(
+            schedules.split_overlaps(schedule)
+        )
         alone = {
             stage: moments[:, column]
             for device, moments in enumerate(self.by_device)
