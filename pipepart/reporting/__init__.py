@@ -4,10 +4,10 @@ from .alternatives import alternatives_table
 from .checked import check_table
 from .console import report_console, show
 from .edited import edited_note
+from .infeasible import infeasible_report
 from .layers import layer_table, size_table
 from .measured import measured_against_plan
 from .memory import memory_table
-from .infeasible import infeasible_report
 from .plan import plan_reports
 from .simulated import idle_table, simulation_summary
 from .stages import stage_table
@@ -22,10 +22,10 @@ __all__ = [
     "drawn_timeline",
     "edited_note",
     "idle_table",
+    "infeasible_report",
     "layer_table",
     "measured_against_plan",
     "memory_table",
-    "infeasible_report",
     "plan_reports",
     "plan_summary",
     "report_console",
