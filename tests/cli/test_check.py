@@ -114,7 +114,7 @@ def test_a_model_without_a_loss_gets_one(run: Run) -> None:
         ("models.py:whole --schedule 1f1c", "did you mean 1f1b"),
         ("models.py:whole --dtype float63", "dtype 'float63'"),
         ("models.py:whole --recompute often", "'--recompute': 'often': choose one of never"),
-        ("models.py:whole --reduction median", "'--reduction': 'median': choose one of mean, sum"),
+        ("models.py:whole --reduction median", "'--reduction': 'median': did you mean mean"),
         ("models.py:whole --devices 9", "has 9 stages, the model 5 layers"),
         ("models.py:whole --plan gone.json", "cannot read the plan 'gone.json'"),
         ("models.py:whole --plan plan.json --devices 2", "--devices: the plan says that"),
