@@ -134,7 +134,7 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
         ("--devices 2 --pin nine=0", "pin names layer 'nine'"),
         ("--devices 2 --pin 1=1 --pin 2=0", "which runs after it"),
         ("--devices 2 --colocate 1", "give layers with commas between them"),
-        ("--devices 2 --colocate 1,nine", "together names layer 'nine'"),
+        ("--devices 2 --colocate 1,nine", "colocate names layer 'nine'"),
         ("--devices 2 --cut-before 0", "the first layer: nothing comes before it"),
         ("--devices 2 --cut-before 1 --no-cut-before 1", "both have layer '1'"),
         ("--devices 2 --micro-batches 3", "measured for [2, 4] micro-batches, not for 3"),

@@ -161,10 +161,10 @@ def plan_command(
             stages=stages,
             chunks=chunks,
             replicas=replicas,
-            part_shared=allow_split_ties,
+            allow_split_ties=allow_split_ties,
             max_micro_batches=max_micro_batches,
             pin=pins or None,
-            together=colocate or [],
+            colocate=colocate or [],
             no_cut_before=no_cut_before or [],
             cut_before=cut_before or None,
         )
