@@ -6,7 +6,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help demo test slow lint format bench clean
+.PHONY: help demo test slow lint format docs wheel bench clean
 .NOTPARALLEL:
 # A stamp whose install failed must not stand.
 .DELETE_ON_ERROR:
@@ -19,6 +19,8 @@ help:
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff rewrite the code"
+	@echo "make docs    the documentation in docs/_build/html, warnings are errors"
+	@echo "make wheel   build a wheel and run the quick start from it in an empty environment"
 	@echo "make bench   pipepart against its peers on the CPU"
 	@echo "make clean   remove the environment and the caches"
 
@@ -41,11 +43,19 @@ format: $(VENV)/.installed-dev
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
+docs: $(VENV)/.installed-docs
+	$(RUN) sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
+	@echo "docs/_build/html/index.html"
+
+wheel: $(VENV)/bin/python
+	$(RUN) pip wheel --quiet --no-deps --disable-pip-version-check -w dist .
+	$(VENV)/bin/python tests/wheel/try_wheel.py dist constraints.txt
+
 bench: $(VENV)/.installed-bench
 	$(RUN) benchmarks.cpu $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras in pyproject.toml, so that the demo does not wait for the type checker.

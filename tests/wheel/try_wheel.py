@@ -1,0 +1,40 @@
+"""Installs the wheel into an empty environment, away from the repository, and runs the README's quick start there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+
+def main(dist: str, constraints: str) -> int:
+    """Return 0 if the newest wheel in ``dist`` installs, runs the first Python block of the README and its command."""
+    wheel = max(Path(dist).glob("pipepart-*.whl"), key=lambda path: path.stat().st_mtime).resolve()
+    readme = Path(__file__).parents[2] / "README.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    with tempfile.TemporaryDirectory() as directory:
+        venv.create(directory, with_pip=True)
+        python = Path(directory) / "bin" / "python"
+        install = ["-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        run(python, *install, "-c", str(Path(constraints).resolve()), str(wheel), cwd=directory)
+        run(python, "-c", blocks[0], cwd=directory)
+        run(python, "-m", "pipepart", "simulate", "--schedule=1f1b", "--devices=2", "--micro-batches=4", cwd=directory)
+        contents = run(python, "-m", "zipfile", "-l", str(wheel), cwd=directory)
+        assert ".cpp" not in contents, "the wheel holds C++"
+        assert "tests/" not in contents, "the wheel holds tests"
+    print(f"{wheel.name}: installed into an empty environment, quick start and command line ran")
+    return 0
+
+
+def run(python: Path, *arguments: str, cwd: str) -> str:
+    done = subprocess.run([str(python), *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)[:200]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
