@@ -55,7 +55,9 @@ def to_svg(timeline: Timeline, width: int = 900, title: str = "") -> str:
     for device, row in enumerate(schedule.actions):
         y = top + device * (_ROW + _GAP)
         parts.append(f'<text x="8" y="{y + 17}" fill="#222">device {device}</text>')
-        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{width - _LEFT - 8}" height="{_ROW}" fill="#f0f1f3"/>')
+        parts.append(
+            f'<rect x="{_LEFT}" y="{y}" width="{width - _LEFT - 8}" height="{_ROW}" fill="#f0f1f3"/>'
+        )
         own = schedule.stages_of(device)
         for action, start, end in zip(row, timeline.starts[device], timeline.ends[device], strict=True):
             if end <= start:
@@ -64,7 +66,7 @@ def to_svg(timeline: Timeline, width: int = 900, title: str = "") -> str:
             fill = _FILLS.get(action.kind, _OTHER)[own.index(action.stage) % 2]
             x, span = _LEFT + start * scale, (end - start) * scale
             parts.append(
-                f'<g><title>{escape(str(action))}: {start:.6g} to {end:.6g} s</title>'
+                f"<g><title>{escape(str(action))}: {start:.6g} to {end:.6g} s</title>"
                 f'<rect x="{x:.2f}" y="{y}" width="{span:.2f}" height="{_ROW}" fill="{fill}" stroke="#ffffff"/>'
             )
             label = "" if action.micro_batch is None else str(action.micro_batch)

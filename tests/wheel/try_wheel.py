@@ -14,14 +14,25 @@ def main(dist: str, constraints: str) -> int:
     """Return 0 if the newest wheel in ``dist`` installs, runs the first Python block of the README and its command."""
     wheel = max(Path(dist).glob("pipepart-*.whl"), key=lambda path: path.stat().st_mtime).resolve()
     readme = Path(__file__).parents[2] / "README.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     with tempfile.TemporaryDirectory() as directory:
         venv.create(directory, with_pip=True)
         python = Path(directory) / "bin" / "python"
         install = ["-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
         run(python, *install, "-c", str(Path(constraints).resolve()), str(wheel), cwd=directory)
         run(python, "-c", blocks[0], cwd=directory)
-        run(python, "-m", "pipepart", "simulate", "--schedule=1f1b", "--devices=2", "--micro-batches=4", cwd=directory)
+        run(
+            python,
+            "-m",
+            "pipepart",
+            "simulate",
+            "--schedule=1f1b",
+            "--devices=2",
+            "--micro-batches=4",
+            cwd=directory,
+        )
         contents = run(python, "-m", "zipfile", "-l", str(wheel), cwd=directory)
         assert ".cpp" not in contents, "the wheel holds C++"
         assert "tests/" not in contents, "the wheel holds tests"
