@@ -6,6 +6,7 @@ from .by_name import build, names
 from .core.action import Action, Kind, ScheduleError
 from .core.costs import StageCosts
 from .core.schedule import Schedule, without_micro_batches
+from .core.transfer import Transfer
 from .core.versions import live_versions, older_versions, stepped_together
 from .searching.bounds import bound
 from .searching.search import search
@@ -13,7 +14,6 @@ from .searching.split_critical import split_critical
 from .simulation.memory import in_flight, peak_candidates
 from .simulation.simulate import simulate
 from .simulation.timeline import Timeline
-from .simulation.transfer import Transfer
 from .transforms.communication import insert_messages
 from .transforms.passes import (
     fuse_backward,

@@ -1,29 +1,32 @@
-"""Schedules by name."""
+"""Builds schedules by name."""
 
 from __future__ import annotations
 
+import inspect
+from difflib import get_close_matches
 from typing import Any
 
 from .core.action import ScheduleError
 from .core.schedule import Schedule
-from .generators.by_name import GENERATORS, generate
+from .generators.catalog import GENERATORS, generate
 from .searching.search import search
+
+_FROM_COSTS = ("search", "auto")
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the schedules that need no costs; `build` knows "search" besides."""
+    """Return the names of the schedules that need no costs; `build` knows "search" and "auto" besides."""
     return tuple(GENERATORS)
 
 
 def build(name: str, devices: int, micro_batches: int, chunks: int | None = None, **options: Any) -> Schedule:
     """Return the named schedule for so many devices and micro-batches.
 
-    chunks: stages per device; None takes what the schedule uses by itself.
-    options: what else the generator of that name takes: `waves` (hanayo), `eager` (1f1b), `accumulate`
-        (pipedream-2bw), and for "search" everything that `schedules.search` takes, `costs` first.
+    chunks: stages per device; None takes the default of the schedule.
+    options: further arguments of the schedule: `waves` (hanayo), `eager` (1f1b), `accumulate` (pipedream-2bw). For
+        "search", or "auto", which is the same, those of `schedules.search`; `costs` is required.
 
-    Raises ScheduleError when there is no such name or option, or the schedule does not exist for these
-    numbers.
+    Raises ScheduleError if there is no such name or option, or the schedule does not exist for these numbers.
 
     >>> print(build("1f1b", devices=2, micro_batches=2).to_csv(), end="")
     0F0,0F1,0B0,0B1
@@ -31,8 +34,27 @@ def build(name: str, devices: int, micro_batches: int, chunks: int | None = None
     """
     if name in GENERATORS:
         return generate(name, devices, micro_batches, chunks, options)
-    if name in ("search", "auto"):
-        if "costs" not in options:
-            raise ScheduleError(f"{name!r} is made from costs: build({name!r}, ..., costs=StageCosts(...))")
-        return search(devices=devices, micro_batches=micro_batches, **options)
-    raise ScheduleError(f"no schedule is called {name!r}; there are {', '.join(names())}, and search")
+    if name in _FROM_COSTS:
+        return _searched(name, devices, micro_batches, chunks, options)
+    close = get_close_matches(str(name), [*GENERATORS, *_FROM_COSTS], n=1)
+    raise ScheduleError(
+        f"no schedule is called {name!r}{f'; did you mean {close[0]!r}?' if close else ';'} "
+        f"there are {', '.join((*GENERATORS, *_FROM_COSTS))}"
+    )
+
+
+def _searched(
+    name: str, devices: int, micro_batches: int, chunks: int | None, options: dict[str, Any]
+) -> Schedule:
+    known = inspect.signature(search).parameters.keys() - {"devices", "micro_batches"}
+    if unknown := sorted(options.keys() - known):
+        raise ScheduleError(f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    if "costs" not in options:
+        raise ScheduleError(f"{name!r} is made from costs: build({name!r}, ..., costs=StageCosts(...))")
+    stages = options["costs"].stages
+    if chunks is not None and stages != chunks * devices:
+        raise ScheduleError(
+            f"{name} with chunks={chunks} on {devices} devices needs costs of {chunks * devices} stages, "
+            f"got costs of {stages}"
+        )
+    return search(devices=devices, micro_batches=micro_batches, **options)

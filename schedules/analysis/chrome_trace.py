@@ -1,18 +1,15 @@
-"""A timeline as a Chrome trace, which chrome://tracing and ui.perfetto.dev draw."""
+"""Writes a timeline as a Chrome trace, for chrome://tracing and ui.perfetto.dev, and reads it back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
 from ..core.dependencies import dependencies
 from ..core.schedule import Schedule
-from ..simulation.transfer import Transfer
+from ..core.transfer import Transfer
 from .compare_traces import alone
-
-if TYPE_CHECKING:
-    from ..simulation.timeline import Timeline
 
 _MICROSECONDS = 1e6
 _THREADS = {"compute": 0, "send": 1, "receive": 2}
@@ -20,9 +17,15 @@ _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _Event = dict[str, Any]
 
 
-def to_trace(timeline: Timeline) -> _Event:
-    """Return the trace as one JSON object; `Timeline.to_trace` says what it shows."""
-    schedule, starts, ends = timeline.schedule, timeline.starts, timeline.ends
+def to_trace(
+    schedule: Schedule,
+    starts: Sequence[Sequence[float]],
+    ends: Sequence[Sequence[float]],
+    peak_bytes: Sequence[float],
+    peak_at: Sequence[float],
+    transfers: Sequence[Transfer],
+) -> _Event:
+    """Return the trace of a timeline with these fields as one JSON object; `Timeline.to_trace` says what it shows."""
     spans = [
         (device, action, start, end)
         for device, row in enumerate(zip(schedule.actions, starts, ends, strict=True))
@@ -32,7 +35,7 @@ def to_trace(timeline: Timeline) -> _Event:
         *_names(schedule),
         *(_slice(device, action, start, end) for device, action, start, end in spans),
         *_arrows(schedule, spans),
-        *_messages(schedule, timeline.transfers),
+        *_messages(schedule, transfers),
         *_counters(spans),
     ]
     return {
@@ -40,14 +43,17 @@ def to_trace(timeline: Timeline) -> _Event:
         "displayTimeUnit": "ms",
         "otherData": {
             "schedule": schedule.to_json(),
-            "peak_bytes": list(timeline.peak_bytes),
-            "peak_at": list(timeline.peak_at),
+            "peak_bytes": list(peak_bytes),
+            "peak_at": list(peak_at),
         },
     }
 
 
 def from_trace(trace: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what `to_trace` wrote, to the last bit, in the order in which a Timeline has it."""
+    """Return the fields that `to_trace` wrote, exactly, in the same order.
+
+    Raises ScheduleError if the trace was not written by `to_trace` or `side_by_side`.
+    """
     trace = alone(trace)
     other = trace.get("otherData", {})
     if "schedule" not in other:

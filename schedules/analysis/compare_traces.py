@@ -1,21 +1,26 @@
-"""Several timelines in one Chrome trace: what was predicted under what was measured."""
+"""Puts several timelines into one Chrome trace, for example the prediction under the measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..simulation.timeline import Timeline
+from typing import Any, Protocol
 
 _ROWS = 3  # of each device: what it computes, its sends, its receives
 _Event = dict[str, Any]
 
 
-def side_by_side(timelines: Mapping[str, Timeline]) -> _Event:
+class _Traced(Protocol):
+    """A timeline, as far as it is needed here."""
+
+    def to_trace(self) -> dict[str, Any]: ...
+
+
+def side_by_side(timelines: Mapping[str, _Traced]) -> _Event:
     """Return one Chrome trace of several timelines, for json.dump.
 
-    Each is a process by its name, and each device a thread in it. `Timeline.from_trace` reads the first one back.
+    timelines: `Timeline` objects by name. Each becomes a process, and each of its devices a thread.
+
+    `Timeline.from_trace` reads the first one back.
     """
     traces = {name: timeline.to_trace() for name, timeline in timelines.items()}
     return {
@@ -30,7 +35,7 @@ def side_by_side(timelines: Mapping[str, Timeline]) -> _Event:
 
 
 def alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first timeline of such a trace as a trace of its own; any other trace as it is."""
+    """Return the first timeline of a trace of several as a trace of its own; any other trace as it is."""
     timelines = trace.get("otherData", {}).get("timelines")
     if not timelines:
         return trace
@@ -43,7 +48,7 @@ def alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _as_process(process: int, name: str, events: list[_Event]) -> Iterator[_Event]:
-    """The events of a trace that has a process for each device, as those of one process."""
+    """Yield the events of a trace, with its device processes turned into threads of one process."""
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
     used = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     for event in events:

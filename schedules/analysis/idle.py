@@ -1,4 +1,4 @@
-"""Where the idle time of a timeline goes."""
+"""Splits the idle time of each device by phase and by cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from ..core.action import BACKWARDS, COMMUNICATION, Action, Kind
 from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
-from ..simulation.transfer import Transfer
+from ..core.transfer import Transfer
+from .arrivals import arrivals
 
 _Span = tuple[Action, float, float, float, float]  # start, end, and when its inputs were made, and were there
 
@@ -82,34 +83,17 @@ def _inputs_made(
 def _inputs_there(
     schedule: Schedule, found: Dependencies, transfers: Sequence[Transfer]
 ) -> list[list[float]]:
-    """When the last message for each action had arrived: never, as far as is known, without a transfer of it."""
-    arrived = {
-        (each.source, each.target, each.micro_batch, each.kind is Kind.F): each.end for each in transfers
-    }
+    """When the last message for each action had arrived; infinite for a message without a transfer."""
     actions = [(device, action) for device, row in enumerate(schedule.actions) for action in row]
     there = [-math.inf] * found.actions
     edges = zip(
-        *(c.tolist() for c in (found.source, found.target, found.source_stage, found.target_stage)),
-        strict=True,
+        found.source.tolist(), found.target.tolist(), arrivals(schedule, found, transfers), strict=True
     )
-    for source, target, sender, receiver in edges:
-        if actions[source][0] != actions[target][0]:
-            key = sender, receiver, *_read(actions[target][1], sender, receiver)
-            there[target] = max(there[target], arrived.get(key, math.inf))
-        elif actions[source][1].kind in COMMUNICATION:
-            there[target] = math.inf
+    for source, target, arrival in edges:
+        from_afar = actions[source][0] != actions[target][0]
+        if from_afar or actions[source][1].kind in COMMUNICATION:
+            there[target] = max(there[target], math.inf if arrival is None else arrival)
     return [there[first:last] for first, last in pairwise(found.offsets)]
-
-
-def _read(action: Action, sender: int, receiver: int) -> tuple[int | None, bool]:
-    """The micro-batch of the message that an action takes from a stage, and whether it is an output."""
-    forward = receiver == sender + 1 and any(leaf.kind is Kind.F for leaf in action.leaves)
-    numbers = (
-        leaf.micro_batch
-        for leaf in action.leaves
-        if leaf.stage == receiver and (leaf.kind is Kind.F) == forward
-    )
-    return next(numbers, None), forward
 
 
 def _device_idle(spans: Sequence[_Span], first: float, last: float) -> Idle:

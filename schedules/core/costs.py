@@ -1,11 +1,12 @@
-"""What each stage and each link costs."""
+"""The costs of stages and links: seconds and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from .action import ScheduleError
+from .schedule import Schedule
 
 Link = float | Sequence[Sequence[float]]
 _SHARED = ("latency", "bandwidth", "overlap")  # not one number a stage
@@ -32,7 +33,8 @@ class StageCosts:
     overlap: of an overlapped forward and backward, the part of the shorter one that is hidden, 0 to 1. With 0
         they run one after the other; otherwise they begin and end together.
 
-    Raises ScheduleError when two sequences differ in length, or a number is negative.
+    Raises ScheduleError if two sequences differ in length, or a number is negative, not a number or infinite (only
+    bandwidth may be infinite).
     """
 
     forward: Sequence[float]
@@ -70,6 +72,16 @@ class StageCosts:
             object.__setattr__(self, field.name, numbers)
         if not 0 <= self.overlap <= 1:
             raise ScheduleError(f"overlap is a part between 0 and 1, got {self.overlap}")
+        for source, target, seconds in _link_numbers("latency", self.latency):
+            if not 0 <= seconds < float("inf"):
+                raise ScheduleError(
+                    f"latency{_of_link(source, target)} is {seconds}; seconds are finite and not negative"
+                )
+        for source, target, speed in _link_numbers("bandwidth", self.bandwidth):
+            if not speed > 0:
+                raise ScheduleError(
+                    f"bandwidth{_of_link(source, target)} is {speed}; bytes per second are more than 0"
+                )
 
     @property
     def stages(self) -> int:
@@ -95,13 +107,19 @@ class StageCosts:
             backward_weight=[s * by for s, by in zip(self.backward_weight, factors, strict=True)],
         )
 
-    def for_stages(self, stages: int) -> StageCosts:
-        """Return the costs of so many stages, which are copies of these, one after the other."""
-        copies = stages // self.stages
-        if copies == 1:
+    def for_schedule(self, schedule: Schedule) -> StageCosts:
+        """Return the costs of every stage of a schedule: given for one copy of the model, they hold for each.
+
+        Raises ScheduleError if the costs are for another number of stages.
+        """
+        if self.stages == schedule.stages:
             return self
+        if self.stages != schedule.model_stages:
+            raise ScheduleError(
+                f"the costs are for {self.stages} stages, {schedule.name} has {schedule.model_stages}"
+            )
         per_stage = {
-            field.name: getattr(self, field.name) * copies
+            field.name: getattr(self, field.name) * schedule.replicas
             for field in fields(self)
             if field.name not in _SHARED
         }
@@ -122,6 +140,25 @@ def _check_numbers(name: str, numbers: tuple[float, ...], stages: int) -> None:
     for stage, number in enumerate(numbers):
         if not 0 <= number < float("inf"):
             raise ScheduleError(f"{name} of stage {stage} is {number}; costs are finite and not negative")
+
+
+def _link_numbers(name: str, link: Link) -> Iterator[tuple[int, int, float]]:
+    """Yield source, target and number of each link; (-1, -1, number) where one number is for all of them."""
+    if isinstance(link, int | float):
+        yield -1, -1, link
+        return
+    for source, row in enumerate(link):
+        if len(row) != len(link):
+            raise ScheduleError(
+                f"{name} must be a number or a square matrix; row {source} has {len(row)} of {len(link)}"
+            )
+        for target, number in enumerate(row):
+            if source != target:  # nothing is sent within a device
+                yield source, target, number
+
+
+def _of_link(source: int, target: int) -> str:
+    return "" if source < 0 else f" from device {source} to device {target}"
 
 
 def _link(link: Link, source: int, target: int) -> float:

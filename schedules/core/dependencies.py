@@ -1,30 +1,72 @@
-"""What each action of a schedule waits for on others, beside its turn on its device."""
+"""The rule of what waits for what: the results that an action needs before it can start on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .action import Action, Kind, ScheduleError
 from .schedule import Schedule
 
+
+class Flow(NamedTuple):
+    """One direction in which results pass from stage to stage: outputs forward, gradients back.
+
+    makers: the kinds of action that make such a result; each needs the result of the stage before it in this direction.
+    step: from a stage to the one that takes its result, +1 or -1.
+    send, receive: the messages that carry the result where the two stages are on different devices.
+    """
+
+    makers: tuple[Kind, ...]
+    step: int
+    send: Kind
+    receive: Kind
+
+
+FLOWS = (
+    Flow((Kind.F,), +1, Kind.SEND_F, Kind.RECV_F),
+    Flow((Kind.I, Kind.B), -1, Kind.SEND_B, Kind.RECV_B),
+)
+FLOW_OF = {kind: flow for flow in FLOWS for kind in (*flow.makers, flow.send, flow.receive)}
+EARLIER = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}  # on the same stage, in the list of its device
+COMPUTES = frozenset(kind for flow in FLOWS for kind in flow.makers)  # what takes a result and makes one
+
+
+def source_stage(kind: Kind, stage: int, model_stages: int) -> int | None:
+    """Return the stage whose result an action of this kind needs; None at the end of the model.
+
+    kind: F, I, B, or a message.
+
+    >>> source_stage(Kind.F, 2, model_stages=4), source_stage(Kind.B, 2, 4), source_stage(Kind.F, 0, 4)
+    (1, 3, None)
+    """
+    return _beside(stage, -FLOW_OF[kind].step, model_stages)
+
+
+def target_stage(kind: Kind, stage: int, model_stages: int) -> int | None:
+    """Return the stage that needs the result of an action of this kind; None at the end of the model."""
+    return _beside(stage, FLOW_OF[kind].step, model_stages)
+
+
+def other_end(message: Action) -> Action:
+    """Return the receive of a send, or the send of a receive."""
+    flow = FLOW_OF[message.kind]
+    if message.kind is flow.send:
+        return message._replace(kind=flow.receive, stage=message.stage + flow.step)
+    return message._replace(kind=flow.send, stage=message.stage - flow.step)
+
+
+def _beside(stage: int, step: int, model_stages: int) -> int | None:
+    return stage + step if 0 <= stage % model_stages + step < model_stages else None
+
+
 _KINDS = tuple(Kind)
 CODE = {kind: code for code, kind in enumerate(_KINDS)}
-_MESSAGE = {  # a receive waits for a send so many stages further
-    Kind.RECV_F: ((Kind.SEND_F, -1),),
-    Kind.RECV_B: ((Kind.SEND_B, +1),),
-}
-_INPUT = {  # where a schedule has no receive, the maker itself is waited for
-    Kind.F: ((Kind.RECV_F, 0), (Kind.F, -1)),
-    Kind.I: ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)),
-    Kind.B: ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)),
-}
-_BEFORE = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +111,11 @@ def dependencies(schedule: Schedule) -> Dependencies:
     """
     leaves = _Leaves(schedule)
     edges = _Edges()
-    for kind, makers in (_INPUT | _MESSAGE).items():
-        leaves.add_edges(kind, makers, edges)
+    for flow in FLOWS:
+        from_maker = [(maker, -flow.step) for maker in flow.makers]
+        for kind in flow.makers:  # where a schedule has no receive, its device waits for the maker itself
+            leaves.add_edges(kind, [(flow.receive, 0), *from_maker], edges)
+        leaves.add_edges(flow.receive, [(flow.send, -flow.step)], edges)
     leaves.refuse_wrong_order()
     if schedule.replicas > 1:
         leaves.add_reductions(edges)
@@ -108,11 +153,9 @@ class _Leaves:
         device = np.repeat(np.arange(schedule.devices), np.diff(self.offsets))[self.owner]
         at_home = np.asarray(schedule.device_of, dtype=np.int64)[self.stage] == device
         self._refuse(~at_home, "stands on another device than its stage")
-        self._place = {
-            kind: self._places(kind) for kind in {*_INPUT, *_MESSAGE, Kind.SEND_F, Kind.SEND_B, Kind.W}
-        }
+        self._place = {kind: self._places(kind) for kind in {*FLOW_OF, *EARLIER}}
 
-    def add_edges(self, kind: Kind, makers: tuple[tuple[Kind, int], ...], edges: _Edges) -> None:
+    def add_edges(self, kind: Kind, makers: Sequence[tuple[Kind, int]], edges: _Edges) -> None:
         """Add the edges into all leaves of a kind, each from the first of its makers that exists."""
         model_stage = self.stage % self.schedule.model_stages
         last = 0 if makers[-1][1] < 0 else self.schedule.model_stages - 1
@@ -125,15 +168,18 @@ class _Leaves:
             new = (source < 0) & (found >= 0)
             source[new], source_stage[new] = found[new], stage[new]
         maker, step = makers[-1]
-        self._refuse(rows[source < 0], f"waits for {maker} of stage {step:+d}, which is nowhere")
+        self._refuse(
+            rows[source < 0],
+            f"needs {maker} of the {'next' if step > 0 else 'previous'} stage, which is missing",
+        )
         edges.add(source, self.owner[rows], source_stage, self.stage[rows])
 
     def refuse_wrong_order(self) -> None:
         """Raise where a backward stands before the forward of its stage, or W before I."""
-        for later, earlier in _BEFORE.items():
+        for later, earlier in EARLIER.items():
             rows = np.flatnonzero(self.code == CODE[later])
             before = self._place[earlier][self.stage[rows], self.micro_batch[rows]]
-            self._refuse(rows[before < 0], f"needs {earlier} of its stage, which is nowhere")
+            self._refuse(rows[before < 0], f"needs {earlier} of its stage, which is missing")
             self._refuse(rows[before > self.owner[rows]], f"stands before {earlier} of its stage")
 
     def add_reductions(self, edges: _Edges) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .action import Action, ScheduleError
 
-_JSON_VERSION = 1
+_WEIGHT_SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD)")
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,20 @@ class Schedule:
 
     @staticmethod
     def from_csv(text: str, name: str = "csv", replicas: int = 1) -> Schedule:
-        """Return the schedule with the given rows of actions; empty cells are skipped.
+        """Return the schedule with the given rows of actions, one row per device.
 
-        The placement and the number of micro-batches are read off the actions; CSV keeps no name, versions
-        or meta. Raises ScheduleError on a cell that is no action, or a stage that is nowhere or twice.
+        Empty cells and blank lines at the end are skipped; so are the UNSHARD and RESHARD cells of torch's tables,
+        which gather and free the weights of FSDP and do not change the order of the work. The placement and the number
+        of micro-batches are read off the actions; CSV keeps no name, versions or meta.
+
+        Raises ScheduleError on a cell that is no action, or a stage that is on no device or on two.
         """
+        rows = [list(filter(None, map(str.strip, row))) for row in csv.reader(io.StringIO(text))]
+        while rows and not rows[-1]:  # blank lines at the end are no devices
+            rows.pop()
         actions = tuple(
-            _parse_row(device, filter(None, map(str.strip, row)))
-            for device, row in enumerate(csv.reader(io.StringIO(text)))
+            _parse_row(device, [cell for cell in row if not _WEIGHT_SHARDING.fullmatch(cell)])
+            for device, row in enumerate(rows)
         )
         leaves = [leaf for row in actions for action in row for leaf in action.leaves]
         micro_batches = 1 + max((leaf.micro_batch or 0 for leaf in leaves), default=-1)
@@ -92,7 +99,7 @@ class Schedule:
         """Return everything that the schedule holds, as JSON."""
         return json.dumps(
             {
-                "version": _JSON_VERSION,
+                "version": 1,
                 "name": self.name,
                 "micro_batches": self.micro_batches,
                 "device_of": self.device_of,
@@ -107,29 +114,20 @@ class Schedule:
     def from_json(text: str) -> Schedule:
         """Return the schedule that `to_json` wrote.
 
-        Raises ScheduleError where a field is missing or unknown, or a cell is no action.
+        Raises ScheduleError if the text is no JSON, a field is missing, unknown or of another type, or a cell is no
+        action.
         """
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ScheduleError(f"expected a JSON object with a schedule, got {type(fields).__name__}")
-        if fields.pop("version", None) != _JSON_VERSION:
-            raise ScheduleError(
-                f"this reads schedules of version {_JSON_VERSION}; the file says otherwise or nothing"
-            )
-        expected = {"name", "micro_batches", "device_of", "replicas", "versions", "meta", "actions"}
-        if fields.keys() != expected:
-            raise ScheduleError(
-                f"missing fields {sorted(expected - fields.keys())}, "
-                f"unknown fields {sorted(fields.keys() - expected)}"
-            )
+        from .schedule_file import read_fields  # pydantic, which takes long to import
+
+        read = read_fields(text)
         return Schedule(
-            name=fields["name"],
-            actions=tuple(_parse_row(device, row) for device, row in enumerate(fields["actions"])),
-            device_of=tuple(fields["device_of"]),
-            micro_batches=fields["micro_batches"],
-            replicas=fields["replicas"],
-            versions=tuple(map(tuple, fields["versions"])),
-            meta=fields["meta"],
+            name=read.name,
+            actions=tuple(_parse_row(device, row) for device, row in enumerate(read.actions)),
+            device_of=read.device_of,
+            micro_batches=read.micro_batches,
+            replicas=read.replicas,
+            versions=read.versions,
+            meta=read.meta,
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 
-from ..core.action import Action, Kind, ScheduleError, backward, forward
+from ..core.action import Action, Kind, ScheduleError, forward
+from ..core.dependencies import target_stage
 from ..core.placement import wave
 from ..core.schedule import Schedule
 
@@ -56,11 +57,11 @@ def hanayo(devices: int, micro_batches: int, waves: int = 1, chunks: int | None 
 
 
 def _following(action: Action, stages: int) -> list[Action]:
-    """What the end of an action makes ready."""
-    stage, k = action.stage, action.micro_batch or 0
-    if action.kind is Kind.F:
-        return [forward(stage + 1, k) if stage + 1 < stages else backward(stage, k)]
-    return [backward(stage - 1, k)] if stage else []
+    """Return what the end of an action makes ready: the same on the next stage, or the backward behind the last."""
+    target = target_stage(action.kind, action.stage, stages)
+    if target is not None:
+        return [action._replace(stage=target)]
+    return [action._replace(kind=Kind.B)] if action.kind is Kind.F else []
 
 
 def _ranked(action: Action) -> tuple[tuple[bool, int, int], Action]:

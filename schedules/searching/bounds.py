@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.action import ScheduleError
 from ..core.costs import StageCosts
 from ..core.placement import placements
+from .objectives import check_objective
 from .problem import F, I, Problem, make_problem
 
-OBJECTIVES = ("makespan", "zero-bubble")
 _SLACK = 1 + 1e-9
 
 
@@ -45,8 +44,7 @@ def bound(
 
 def problem_bound(problem: Problem, objective: str) -> float:
     """Return what no order of a problem's operations can beat."""
-    if objective not in OBJECTIVES:
-        raise ScheduleError(f"objective is one of {', '.join(OBJECTIVES)}, got {objective!r}")
+    check_objective(objective)
     from_zero = objective == "makespan"
     problem = replace(problem, costs=problem.costs.cheapest)
     trips = _Trips(problem)
@@ -144,5 +142,7 @@ def _turnover_bound(problem: Problem, trips: _Trips, device: int, from_zero: boo
         + costs.weight_stash_bytes[stage] * costs.backward_weight[stage]
         for stage in stages
     )
+    if not held:  # the device may have no memory for stashes at all
+        return 0.0
     head = trips.head[stages[0]] if from_zero else 0.0
     return head + problem.micro_batches * held / (problem.memory[device] * _SLACK)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
-from .evaluate import play, replay
+from ..simulation.event_loop import play, replay
+from .objectives import Objective
 from .problem import Problem, Row
 
-Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]
 _TOLERANCE = 1e-9
 
 
@@ -32,8 +32,8 @@ def improve(
     `heat` is the first temperature, in mean lengths of an operation.
     """
     rows = [list(row) for row in rows]
-    ends = play(problem, rows)
-    assert ends is not None, "the rows to improve must not deadlock"
+    ends, done = play(problem.table, rows)
+    assert done, "the rows to improve must not deadlock"
     value = objective(problem, rows, ends)
     best, best_value = [list(row) for row in rows], value
     critical = _critical(problem, rows, ends)
@@ -50,10 +50,10 @@ def improve(
             continue
         first = next((at for at, (a, b) in enumerate(zip(old, new, strict=True)) if a != b), 0)
         rows[device] = new
-        played = replay(problem, rows, ends, device, first)
-        after = objective(problem, rows, played) if played else math.inf
+        played, done = replay(problem.table, rows, ends, device, first)
+        after = objective(problem, rows, played) if done else math.inf
         worse = after - value
-        if played is None or (worse > 0 and random.random() >= math.exp(-worse / (temperature + 1e-12))):
+        if not done or (worse > 0 and random.random() >= math.exp(-worse / (temperature + 1e-12))):
             rows[device] = old
             continue
         value, ends = after, played

@@ -8,7 +8,9 @@ from functools import cached_property
 
 from ..core.action import Action, Kind, ScheduleError
 from ..core.costs import StageCosts
+from ..core.dependencies import source_stage
 from ..core.schedule import Schedule
+from ..simulation.event_loop import Operations
 from ..transforms.passes import split_backward
 
 F, I, W = range(3)  # noqa: E741
@@ -52,6 +54,11 @@ class Problem:
         return [stream for stream in range(3 * self.stages) for _ in range(self.micro_batches)]
 
     @cached_property
+    def table(self) -> Operations:
+        """All operations, as the event loop takes them."""
+        return Operations(self.seconds, self.source, self.delay)
+
+    @cached_property
     def seconds(self) -> list[float]:
         """Of each operation, how long it takes."""
         costs = self.costs
@@ -61,17 +68,17 @@ class Problem:
     @cached_property
     def source(self) -> Row:
         """Of each operation, the one on another stage that makes its input; -1 for none."""
-        m, stages = self.micro_batches, self.stages
-        forwards = [-1] * m + list(range((stages - 1) * m))
-        backwards = list(range((stages + 1) * m, 2 * stages * m)) + [-1] * m
-        return forwards + backwards + [-1] * (stages * m)
+        return [
+            -1 if source is None else self.operation(kind, source, micro_batch)
+            for kind, stage in self._streams
+            for source in [self._source_stage(kind, stage)]
+            for micro_batch in range(self.micro_batches)
+        ]
 
     @cached_property
     def delay(self) -> list[float]:
         """Of each operation, the seconds that its input travels."""
-        hops = [self._hop(stage - 1, stage) for stage in range(self.stages)]
-        hops += [self._hop(stage + 1, stage) for stage in range(self.stages)]
-        hops += [0.0] * self.stages
+        hops = [self._hop(self._source_stage(kind, stage), stage) for kind, stage in self._streams]
         return [seconds for seconds in hops for _ in range(self.micro_batches)]
 
     @cached_property
@@ -110,8 +117,15 @@ class Problem:
         kind, stage = divmod(stream, self.stages)
         return Action(_KINDS[kind], stage, micro_batch)
 
-    def _hop(self, source: int, target: int) -> float:
-        if not 0 <= source < self.stages:
+    @property
+    def _streams(self) -> list[tuple[int, int]]:
+        return [(kind, stage) for kind in (F, I, W) for stage in range(self.stages)]
+
+    def _source_stage(self, kind: int, stage: int) -> int | None:
+        return None if kind == W else source_stage(_KINDS[kind], stage, self.stages)
+
+    def _hop(self, source: int | None, target: int) -> float:
+        if source is None:
             return 0.0
         devices = self.device_of[source], self.device_of[target]
         size = self.costs.message_bytes[min(source, target)]
@@ -148,6 +162,8 @@ def make_problem(
     if len(room) != devices:
         raise ScheduleError(f"memory has {len(room)} numbers for {devices} devices; give one a device")
     for device, has in enumerate(room):
+        if not has >= 0:
+            raise ScheduleError(f"memory of device {device} is {has}; bytes are a number of 0 or more")
         needed = sum(size for size, home in zip(costs.stash_bytes, device_of, strict=True) if home == device)
         if needed > has * _SLACK:
             raise ScheduleError(

@@ -1,4 +1,4 @@
-"""Makes a schedule for unequal stages from their costs."""
+"""Searches a schedule for unequal stages, from their costs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ..core.action import ScheduleError
 from ..core.costs import StageCosts
 from ..core.placement import placements
 from ..core.schedule import Schedule
-from ..generators.by_name import GENERATORS, generate
+from ..generators.catalog import GENERATORS, generate
+from ..simulation.event_loop import play
 from ..simulation.simulate import simulate
-from ..simulation.timeline import Timeline
-from ..transforms.passes import fuse_backward, permute_devices, split_overlaps
+from ..transforms.passes import fuse_backward, permute_devices
+from ..validation.check import check
 from .bounds import problem_bound
-from .evaluate import longest_span, makespan, play
 from .list_scheduling import list_schedule, rules
 from .local_search import improve
+from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .problem import Problem, Row, make_problem
+from .split_critical import split_critical
 from .zero_bubble_heuristic import automatic_zero_bubble, switches
 
-_OBJECTIVES = {"makespan": makespan, "zero-bubble": longest_span}
 _EFFORT = 6_000_000  # operations played; about a second
 _EFFORT_PER_OPERATION = 120
 _GATHERING = 0.6  # of the allowance
@@ -46,22 +47,22 @@ def search(
     effort: float = 1.0,
     seconds: float = float("inf"),
 ) -> Schedule:
-    """Return a schedule for these costs: the best of all fixed ones that fit, improved.
+    """Return a schedule for these costs that is at least as short as every named schedule that fits.
 
-    Candidates are the synchronous schedules of one copy of the model that `build` knows for the placement and
-    whose stash fits, the zero-bubble paper's heuristic (stages on a line), and list scheduling under some
-    dozens of rules; simulated annealing then moves operations of the critical path of the best. It stops when
-    the objective meets `bound`.
+    Candidates are the synchronous schedules of `build` with one copy of the model that have the placement and fit the
+    memory, as they are and with the backwards on their critical path split; the heuristic of the zero-bubble paper
+    (stages on a line); and list scheduling under some dozens of rules. Simulated annealing then moves operations on
+    the critical path of the best. It stops when the objective meets `bound`. The result passes `check`.
 
     memory: bytes of stash per device; left out, no limit.
-    placement: the device of each stage; left out, linear, looped and to and fro are tried, as many stages as
-        the costs have.
+    placement: the device of each stage; left out, the linear, looped and wave placements of as many stages as the costs
+        have are tried.
     objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
     effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends
         on it, on the seed and on the arguments alone.
-    seconds: a limit on the time; when it strikes, the best so far is returned.
+    seconds: a limit on the time; the best schedule found by then is returned.
 
-    Raises ScheduleError when a single micro-batch does not fit, no order is found that does, or the numbers do not go
+    Raises ScheduleError if a single micro-batch does not fit, no order is found that fits, or the numbers do not go
     together.
 
     >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
@@ -69,7 +70,8 @@ def search(
     >>> simulate(found, costs).makespan
     41.0
     """
-    tried = [tuple(placement)] if placement else placements(costs.stages, devices)
+    check_objective(objective)
+    tried = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
     deadline = time.monotonic() + seconds
     searches = [
         _Search(make_problem(costs, devices, micro_batches, memory, device_of), objective, seed, deadline)
@@ -77,12 +79,13 @@ def search(
     ]
     for one in searches:
         one.gather(effort / len(searches))
-    searches = [one for one in searches if one.found]
+    searches = [one for one in searches if one.found or one.whole]
     if not searches:
         raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
-    best = min(searches, key=lambda one: one.value)
-    best.improve(effort)
-    return best.schedule()
+    min(searches, key=lambda one: one.value).improve(effort)
+    _, schedule = min((one.best() for one in searches), key=itemgetter(0))
+    check(schedule, costs, memory)
+    return schedule
 
 
 class _Search:
@@ -90,19 +93,21 @@ class _Search:
 
     def __init__(self, problem: Problem, objective: str, seed: int, deadline: float) -> None:
         self.problem, self.objective = problem, objective
-        self.measure = _OBJECTIVES[objective]
+        self.measure = OBJECTIVES[objective]
         self.goal = problem_bound(problem, objective)
         self.random = Random(seed)
         self.deadline = deadline
         self.work = 0.0
         self.found: list[tuple[float, list[Row]]] = []
         self.played: set[int] = set()  # hashes of the fixed schedules, of which some coincide
-        self.whole: list[tuple[float, Schedule]] = []  # fixed schedules that are quicker as they are
+        self.whole: list[
+            tuple[float, Schedule]
+        ] = []  # fixed schedules that may be quicker, or fit, as they are
 
     @property
     def value(self) -> float:
         """What the best order so far takes."""
-        return min(value for value, _ in self.found)
+        return min(seconds for seconds, _ in (*self.found, *self.whole))
 
     def gather(self, effort: float) -> None:
         """Play every fixed schedule, and then what the rules make, as long as the allowance lasts."""
@@ -110,7 +115,7 @@ class _Search:
         for name in GENERATORS:
             self._add_fixed(name)
         for make in self._by_rules():
-            if self.found and self._is_done(limit * _GATHERING):
+            if (self.found or self.whole) and self._is_done(limit * _GATHERING):
                 return
             self.work += _MAKING * self.problem.operations
             with suppress(ScheduleError):
@@ -129,17 +134,26 @@ class _Search:
             self._add(improve(self.problem, rows, self.measure, share, self.random, self.goal, self.deadline))
             self.work += share * work_per_play
 
-    def schedule(self) -> Schedule:
-        """The best order as a schedule; each I is one B with its W where that costs nothing, or gains."""
-        ranked = sorted(self.found, key=itemgetter(0))
-        best = ranked[0][0], self.problem.schedule_of("search", ranked[0][1])
-        for _, rows in ranked[: _MOST_STARTS if self._parts_cost else 1]:
-            fused = fuse_backward(self.problem.schedule_of("search", rows))
-            taken = _taken(simulate(fused, self.problem.costs), self.objective)
-            if taken <= best[0] * (1 + _TOLERANCE):
-                best = taken, fused
-        whole = min(self.whole, key=itemgetter(0), default=best)
-        return whole[1] if whole[0] < best[0] else best[1]
+    def best(self) -> tuple[float, Schedule]:
+        """Return the shortest schedule, and what it takes.
+
+        Of the searched orders, each I and the W right behind it become one B where that costs nothing, or gains.
+        """
+        ranked = [rows for _, rows in sorted(self.found, key=itemgetter(0))]
+        split = [self.problem.schedule_of("search", rows) for rows in ranked[:_MOST_STARTS]]
+        fused = [self._timed(fuse_backward(order)) for order in split[: None if self._parts_cost else 1]]
+        whole = sorted(self.whole, key=itemgetter(0))
+        again = [
+            self._timed(split_critical(order, self.problem.costs, self.problem.memory))
+            for _, order in (whole + fused)[:_MOST_STARTS] + fused[:1]
+            if self._parts_cost
+        ]
+        choices = [*fused, *whole, *again, *map(self._timed, split[:1])]
+        least = min(seconds for seconds, _ in choices)
+        return next(choice for choice in choices if choice[0] <= least * (1 + _TOLERANCE))
+
+    def _timed(self, schedule: Schedule) -> tuple[float, Schedule]:
+        return objective_seconds(simulate(schedule, self.problem.costs), self.objective), schedule
 
     @property
     def _parts_cost(self) -> bool:
@@ -149,24 +163,34 @@ class _Search:
     def _allowance(self) -> float:
         return _EFFORT + _EFFORT_PER_OPERATION * self.problem.operations
 
-    def _add(self, rows: list[Row]) -> None:
-        ends = play(self.problem, rows)
+    def _add(self, rows: list[Row]) -> bool:
+        """Keep an order if it can run and fits; return whether it does."""
+        ends, done = play(self.problem.table, rows)
         self.work += self.problem.operations
-        if ends is not None and self.problem.fits(rows):
+        fits = done and self.problem.fits(rows)
+        if fits:
             self.found.append((self.measure(self.problem, rows, ends), rows))
+        return fits
 
     def _add_fixed(self, name: str) -> None:
-        """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement."""
+        """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement.
+
+        Its backwards are split. It is played as it is, too, if that can be quicker or need less memory.
+        """
         schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
         if schedule is None or hash(schedule.actions) in self.played:
             return
         self.played.add(hash(schedule.actions))
-        self._add(self.problem.rows_of(schedule))
-        if self._parts_cost or (self.problem.costs.overlap and schedule != split_overlaps(schedule)):
-            timeline = simulate(schedule, self.problem.costs)
-            peaks = zip(timeline.peak_bytes, self.problem.memory, strict=True)
-            if all(peak <= room * (1 + _TOLERANCE) for peak, room in peaks):
-                self.whole.append((_taken(timeline, self.objective), schedule))
+        fits = self._add(self.problem.rows_of(schedule))
+        overlaps = self.problem.costs.overlap and any(
+            action.parts for row in schedule.actions for action in row
+        )
+        if fits and not self._parts_cost and not overlaps:
+            return
+        timeline = simulate(schedule, self.problem.costs)
+        peaks = zip(timeline.peak_bytes, self.problem.memory, strict=True)
+        if all(peak <= room * (1 + _TOLERANCE) for peak, room in peaks):
+            self.whole.append((objective_seconds(timeline, self.objective), schedule))
 
     def _by_rules(self) -> Iterator[Callable[[], list[Row]]]:
         """What makes an order from the costs; the first works in any memory."""
@@ -179,7 +203,7 @@ class _Search:
             yield partial(list_schedule, self.problem, rule)
 
     def _is_done(self, limit: float) -> bool:
-        met = bool(self.found) and self.value <= self.goal * (1 + _TOLERANCE)
+        met = self.value <= self.goal * (1 + _TOLERANCE)
         return met or self.work >= limit or time.monotonic() >= self.deadline
 
 
@@ -195,7 +219,3 @@ def _placed(name: str, problem: Problem, micro_batches: int) -> Schedule | None:
     if chunks == 1 and problem.stages == problem.devices:
         schedule = permute_devices(schedule, problem.device_of)
     return schedule if schedule.device_of == problem.device_of else None
-
-
-def _taken(timeline: Timeline, objective: str) -> float:
-    return timeline.makespan if objective == "makespan" else timeline.zero_bubble_seconds

@@ -57,7 +57,7 @@ def _candidates(plain: Schedule, timeline: Timeline, costs: StageCosts) -> Itera
     sent = [action for action in every if plain.previous_stage(action.stage) is not None]
     if sent:
         yield simulate(split_backward(plain, sent), costs)
-    cheap = _cheap_in_parts(costs.for_stages(plain.stages))
+    cheap = _cheap_in_parts(costs.for_schedule(plain))
     if cheap:
         yield from _more_and_more(plain, {action for action in every if action.stage in cheap}, costs)
 

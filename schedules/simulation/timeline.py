@@ -14,7 +14,7 @@ from ..analysis.critical_path import critical_path
 from ..analysis.idle import Idle, idle
 from ..core.action import COMMUNICATION, Action, ScheduleError
 from ..core.schedule import Schedule
-from .transfer import Transfer
+from ..core.transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Timeline:
     @cached_property
     def critical_path(self) -> tuple[Action, ...]:
         """The actions that fix the makespan, first to last: each begins when the one before lets it."""
-        return critical_path(self.schedule, self.starts, self.ends)
+        return critical_path(self.schedule, self.starts, self.ends, self.transfers)
 
     def span(self, action: Action) -> tuple[float, float]:
         """Return start and end of an action, or of the overlapped action that it is part of.
@@ -134,7 +134,7 @@ class Timeline:
         row for each message on its way to it; arrows lead from what made a message to what takes it, and a counter
         shows the micro-batches in flight.
         """
-        return to_trace(self)
+        return to_trace(self.schedule, self.starts, self.ends, self.peak_bytes, self.peak_at, self.transfers)
 
     @staticmethod
     def from_trace(trace: Mapping[str, Any]) -> Timeline:

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.action import Kind
 from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies
-from .transfer import Transfer
+from ..core.transfer import Transfer
 
 SentAndArrived = Callable[[], tuple[np.ndarray, np.ndarray]]  # seconds, one number per edge
 _make = partial(tuple.__new__, Transfer)  # what a Transfer(...) does, without its call into Python

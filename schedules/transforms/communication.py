@@ -1,4 +1,4 @@
-"""Sends and receives: makes the messages between devices part of a schedule."""
+"""Makes the messages between devices part of a schedule: sends and receives."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
+from ..core.dependencies import COMPUTES, FLOW_OF, other_end, source_stage, target_stage
 from ..core.schedule import Schedule
-from ..validation.deadlock import matching
 
 
 def insert_messages(schedule: Schedule) -> Schedule:
     """Return the schedule with a send after each action whose result another device needs, and its receive.
 
-    The devices are walked in the order of their dependencies, and each send puts its receive at once at the
-    end of what the other device has by then: so both ends of a pair see their messages in the same order, and
-    no device waits for ever even where a send waits for its receive. Stages on the same device pass their
-    results on without a message. A schedule that has messages comes back as it is.
+    Walks the devices in the order of their dependencies. Each send appends its receive at once to the list of the
+    other device. So both devices of a pair have their messages in the same order, and no device waits for ever even
+    where a send blocks until its receive. Stages on one device need no message. A schedule that has messages comes
+    back unchanged.
 
-    Raises ScheduleError when the schedule deadlocks.
+    Raises ScheduleError if the schedule deadlocks.
 
     Source: the lowering of torch.distributed.pipelining, `_add_send_recv`.
     """
@@ -38,9 +38,9 @@ def insert_messages(schedule: Schedule) -> Schedule:
             moved = True
             rows[device].append(action)
             for leaf in action.leaves:
-                have[device].add(leaf._replace(kind=Kind.I) if leaf.kind is Kind.B else leaf)
+                have[device].add(_as_result(leaf))
                 for send in _sends(schedule, leaf):
-                    receive = matching(send)
+                    receive = other_end(send)
                     rows[device].append(send)
                     rows[schedule.device_of[receive.stage]].append(receive)
                     have[schedule.device_of[receive.stage]].add(receive)
@@ -53,15 +53,12 @@ def insert_messages(schedule: Schedule) -> Schedule:
 
 
 def _sends(schedule: Schedule, leaf: Action) -> Iterator[Action]:
-    """The send of what a forward or a backward makes, if another device needs it."""
-    if leaf.kind is Kind.F:
-        target, kind = schedule.next_stage(leaf.stage), Kind.SEND_F
-    elif leaf.kind in (Kind.I, Kind.B):
-        target, kind = schedule.previous_stage(leaf.stage), Kind.SEND_B
-    else:
+    """Yield the send of the action's result, if another device needs it."""
+    if leaf.kind not in COMPUTES:
         return
+    target = target_stage(leaf.kind, leaf.stage, schedule.model_stages)
     if target is not None and schedule.device_of[target] != schedule.device_of[leaf.stage]:
-        yield leaf._replace(kind=kind)
+        yield leaf._replace(kind=FLOW_OF[leaf.kind].send)
 
 
 def _can_run(schedule: Schedule, action: Action, have: set[Action]) -> bool:
@@ -69,16 +66,18 @@ def _can_run(schedule: Schedule, action: Action, have: set[Action]) -> bool:
 
 
 def _needs(schedule: Schedule, leaf: Action) -> Iterator[Action]:
-    """The receive, or the action on the same device, that an action takes its input from."""
-    if leaf.kind is Kind.F:
-        source, made, received = schedule.previous_stage(leaf.stage), Kind.F, Kind.RECV_F
-    elif leaf.kind in (Kind.I, Kind.B):
-        source, made, received = schedule.next_stage(leaf.stage), Kind.I, Kind.RECV_B
-    else:
+    """Yield the receive, or the result made on the same device, that an action takes as its input."""
+    if leaf.kind not in COMPUTES:
         return
+    source = source_stage(leaf.kind, leaf.stage, schedule.model_stages)
     if source is None:
         return
     if schedule.device_of[source] == schedule.device_of[leaf.stage]:
-        yield leaf._replace(kind=made, stage=source)
+        yield _as_result(leaf._replace(stage=source))
     else:
-        yield leaf._replace(kind=received)
+        yield leaf._replace(kind=FLOW_OF[leaf.kind].receive)
+
+
+def _as_result(leaf: Action) -> Action:
+    """Return the action, with I in place of B: both pass the same gradient on."""
+    return leaf._replace(kind=Kind.I) if leaf.kind is Kind.B else leaf

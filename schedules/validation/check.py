@@ -1,29 +1,45 @@
-"""Says why a schedule is impossible."""
+"""Checks that a schedule is one correct step that every device can run to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from ..core.action import BACKWARDS, COMMUNICATION, Action, Kind, ScheduleError
 from ..core.costs import StageCosts
-from ..core.dependencies import dependencies
+from ..core.dependencies import EARLIER, dependencies
 from ..core.schedule import Schedule
 from ..simulation.memory import stash_peaks
-from .deadlock import refuse_deadlock
+from .deadlock import Sends, refuse_deadlock
 from .messages import check_messages
 from .optimizer_steps import Place, check_steps, last_backwards
 
 
-def check(schedule: Schedule, costs: StageCosts | None = None, memory: Sequence[float] = ()) -> None:
+def check(
+    schedule: Schedule,
+    costs: StageCosts | None = None,
+    memory: Sequence[float] = (),
+    sends: Sends = "rendezvous",
+) -> None:
     """Return if every device can run its list to the end and the result is one correct step.
 
-    Every micro-batch runs forward once and backward once on every stage of one copy of the model, on the
-    device of the stage, in an order in which no device waits for ever. Sends and receives, recomputes,
-    gradient reductions and optimizer steps are held to their places where the schedule has them. With `costs`
-    and `memory` (bytes of stash per device), the peak on each device must fit.
+    Every micro-batch runs forward once and backward once on every stage of one copy of the model, on the device of
+    the stage, in an order in which no device waits for ever. If the schedule has sends and receives, recomputes,
+    gradient reductions or optimizer steps, these must be in their places too.
+
+    costs, memory: if given, both: the stash of each device must fit its bytes in `memory`.
+    sends: the transport, for a schedule with messages. "rendezvous": a send blocks its device until the other one has
+        come to the receive, as NCCL's point-to-point calls may; a schedule that passes runs on any transport.
+        "buffered": a send never blocks, as in pipepart's own runtime.
 
     Raises ScheduleError, naming the action and what it conflicts with.
     """
+    if sends not in get_args(Sends):
+        raise ScheduleError(f"sends is one of {', '.join(get_args(Sends))}, got {sends!r}")
+    if len(memory) and costs is None:
+        raise ScheduleError(
+            "memory= cannot be checked without costs=: give the StageCosts with their stash_bytes"
+        )
     _check_shape(schedule)
     place = _check_places(schedule)
     _check_forwards(schedule, place)
@@ -35,13 +51,13 @@ def check(schedule: Schedule, costs: StageCosts | None = None, memory: Sequence[
     check_steps(schedule, place)
     if any(action.kind in COMMUNICATION for row in schedule.actions for action in row):
         check_messages(schedule)
-    refuse_deadlock(schedule)
-    if costs is not None and memory:
+    refuse_deadlock(schedule, sends)
+    if costs is not None and len(memory):
         _check_memory(schedule, costs, memory)
 
 
 def _check_shape(schedule: Schedule) -> None:
-    """Numbers that fit together."""
+    """Check that the numbers of devices, stages and micro-batches fit together."""
     if schedule.devices < 1 or schedule.stages < 1 or schedule.micro_batches < 1:
         raise ScheduleError(
             f"{schedule.name} has {schedule.devices} devices, {schedule.stages} stages, "
@@ -55,7 +71,7 @@ def _check_shape(schedule: Schedule) -> None:
 
 
 def _check_places(schedule: Schedule) -> Mapping[Action, Place]:
-    """Every action in range, on the device of its stage, and there once; return where each stands."""
+    """Check that each action exists once, in range, on the device of its stage; return where each stands."""
     place: dict[Action, Place] = {}
     for device, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
@@ -89,7 +105,7 @@ def _check_place(schedule: Schedule, leaf: Action, here: Place) -> None:
 
 
 def _check_forwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """One forward per micro-batch on every stage of exactly one copy of the model."""
+    """Check that each micro-batch runs forward once on every stage of exactly one copy of the model."""
     for micro_batch in range(schedule.micro_batches):
         there = [stage for stage in range(schedule.stages) if Action(Kind.F, stage, micro_batch) in place]
         if not there:
@@ -111,7 +127,7 @@ def _check_forwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
 
 
 def _check_backwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """After each forward exactly one of B, or I and W; none without a forward."""
+    """Check that each forward has exactly one B, or one I and one W, and that no backward lacks its forward."""
     for action, here in place.items():
         if action.kind in BACKWARDS and action._replace(kind=Kind.F) not in place:
             raise ScheduleError(f"{action} at {here} has no forward {action._replace(kind=Kind.F)}")
@@ -135,17 +151,17 @@ def _check_backwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
 
 
 def _check_order(place: Mapping[Action, Place]) -> None:
-    """F, then I or B, then W, on every stage."""
+    """Check that F precedes I or B, and I precedes W, on every stage."""
     for action, here in place.items():
         if action.kind not in BACKWARDS:
             continue
-        before = action._replace(kind=Kind.I if action.kind is Kind.W else Kind.F)
+        before = action._replace(kind=EARLIER[action.kind])
         if place[before].position >= here.position:
             raise ScheduleError(f"{action} at {here} needs {before}, which comes at {place[before]}")
 
 
 def _check_overlaps(schedule: Schedule) -> None:
-    """One forward beside one backward, neither of which needs the other."""
+    """Check that each overlapped pair is a forward and a backward of different micro-batches."""
     for row in schedule.actions:
         for action in row:
             if not action.parts:
@@ -162,7 +178,7 @@ def _check_overlaps(schedule: Schedule) -> None:
 
 
 def _check_recomputes(place: Mapping[Action, Place]) -> None:
-    """A recompute stands between the forward and the backward of its micro-batch."""
+    """Check that each recompute stands between the forward and the backward of its micro-batch."""
     for action, here in place.items():
         if action.kind is not Kind.RECOMPUTE:
             continue
@@ -178,7 +194,7 @@ def _check_recomputes(place: Mapping[Action, Place]) -> None:
 
 
 def _check_reductions(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """Gradients are reduced on every stage or on none, after the last backward of the stage."""
+    """Check that all stages reduce their gradients or none, each after its last backward."""
     reductions = [action for action in place if action.kind is Kind.REDUCE_GRAD]
     if not reductions:
         return
@@ -196,10 +212,14 @@ def _check_reductions(schedule: Schedule, place: Mapping[Action, Place]) -> None
 
 
 def _check_memory(schedule: Schedule, costs: StageCosts, memory: Sequence[float]) -> None:
-    peaks = stash_peaks(schedule, costs.for_stages(schedule.stages), dependencies(schedule))
+    if len(memory) != schedule.devices:
+        raise ScheduleError(
+            f"memory has {len(memory)} numbers for {schedule.devices} devices; give one a device"
+        )
+    peaks = stash_peaks(schedule, costs.for_schedule(schedule), dependencies(schedule))
     for device, ((peak, position), room) in enumerate(zip(peaks, memory, strict=True)):
-        if peak > room * (1 + 1e-9):
-            action = schedule.actions[device][position]
+        if not peak <= room * (1 + 1e-9):
+            action = schedule.actions[device][position] if schedule.actions[device] else "nothing"
             raise ScheduleError(
                 f"{action} on device {device} raises its stash to {peak:g} bytes, it has room for {room:g}"
             )

@@ -1,120 +1,64 @@
-"""Plays a schedule without time, to see whether it comes to an end."""
+"""Finds out whether the devices of a schedule would wait for each other for ever."""
 
 from __future__ import annotations
 
-from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
+from typing import Literal
+
+import numpy as np
+
+from ..core.action import COMMUNICATION, ScheduleError
+from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
+from ..simulation.event_loop import play
+from ..simulation.operations import make_operations
 
-_MATCHING = {
-    Kind.SEND_F: Kind.RECV_F,
-    Kind.RECV_F: Kind.SEND_F,
-    Kind.SEND_B: Kind.RECV_B,
-    Kind.RECV_B: Kind.SEND_B,
-}
-_STEP = {Kind.SEND_F: +1, Kind.RECV_F: -1, Kind.SEND_B: -1, Kind.RECV_B: +1}
+Sends = Literal["rendezvous", "buffered"]
 
 
-def refuse_deadlock(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every device can run its list to the end; a send never waits."""
-    _Replay(schedule).play()
+def refuse_deadlock(schedule: Schedule, sends: Sends) -> None:
+    """Raise ScheduleError unless every device can run its list to the end.
 
-
-def refuse_rendezvous_deadlock(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every device can run its list with sends that wait for their receives."""
-    _Replay(schedule, rendezvous=True).play()
-
-
-def matching(action: Action) -> Action:
-    """Return the receive of a send, or the send of a receive."""
-    return Action(_MATCHING[action.kind], action.stage + _STEP[action.kind], action.micro_batch)
-
-
-class _Replay:
-    """How far each device has come, and what is done; owned by one call of `play`."""
-
-    def __init__(self, schedule: Schedule, rendezvous: bool = False) -> None:
-        self.schedule = schedule
-        self.rendezvous = rendezvous
-        self.position = [0] * schedule.devices
-        self.done: set[Action] = set()
-        self.messages = any(action.kind in COMMUNICATION for row in schedule.actions for action in row)
-        self.forwards: dict[int, list[Action]] = {}
-        leaves = (leaf for row in schedule.actions for action in row for leaf in action.leaves)
-        for leaf in leaves:
-            if leaf.kind is Kind.F and schedule.replicas > 1:
-                self.forwards.setdefault(leaf.stage % schedule.model_stages, []).append(leaf)
-
-    def play(self) -> None:
-        """Run every device as far as it comes, until all are done or none can move."""
-        waiting: dict[Action, list[int]] = {}
-        able = list(range(self.schedule.devices))
-        while able:
-            device = able.pop()
-            while (action := self._next(device)) is not None:
-                missing = self._missing(action)
-                if missing is not None:
-                    waiting.setdefault(missing, []).append(device)
-                    break
-                self.position[device] += 1
-                for made in _makes(action):
-                    self.done.add(made)
-                    able += waiting.pop(made, ())
-                if self.rendezvous and action.kind in COMMUNICATION:
-                    able += waiting.pop(matching(action), ())
-        self._refuse_stuck()
-
-    def _next(self, device: int) -> Action | None:
-        row = self.schedule.actions[device]
-        return row[self.position[device]] if self.position[device] < len(row) else None
-
-    def _missing(self, action: Action) -> Action | None:
-        """The first thing that is not there yet and that the action needs."""
-        if self.rendezvous and action.kind in COMMUNICATION:
-            other = matching(action)
-            here = other in self.done or self._next(self.schedule.device_of[other.stage]) == other
-            return None if here else other
-        return next(
-            (need for leaf in action.leaves for need in self._needs(leaf) if need not in self.done), None
+    Plays the schedule without durations. A buffered send never waits. A send with rendezvous waits until the device
+    at the other end has come to the receive.
+    """
+    found = dependencies(schedule)
+    awaited, source, target = _edges(found, sends)
+    nothing = np.zeros(found.actions)
+    operations = make_operations(found.offsets, nothing, (source, target), np.zeros(source.size))
+    ends, done = play(operations.table, operations.rows)
+    if done:
+        return
+    ran = np.asarray(ends)[operations.place] >= 0
+    stuck = []
+    actions = [action for row in schedule.actions for action in row]
+    for device, (first, last) in enumerate(zip(found.offsets, found.offsets[1:], strict=False)):
+        at = first + int(ran[first:last].sum())
+        if at < last:
+            missing = next(iter(awaited[(target == at) & ~ran[source]].tolist()))
+            stuck.append(f"device {device} at {actions[at]} for {actions[missing]}")
+    has_messages = found.is_kind(*COMMUNICATION).any()
+    if sends == "rendezvous" and has_messages:
+        raise ScheduleError(
+            f"deadlock if a send waits for its receive: {'; '.join(stuck)} waits; "
+            "where sends do not block, check with sends='buffered'"
         )
-
-    def _needs(self, leaf: Action) -> list[Action]:
-        schedule = self.schedule
-        if leaf.kind in (Kind.RECV_F, Kind.RECV_B):
-            return [matching(leaf)]
-        if leaf.kind is Kind.REDUCE_GRAD:
-            forwards = self.forwards.get(leaf.stage % schedule.model_stages, ())
-            return [forward._replace(kind=Kind.W) for forward in forwards]
-        if leaf.kind is Kind.F:
-            return self._message(leaf, schedule.previous_stage(leaf.stage), Kind.F, Kind.RECV_F)
-        if leaf.kind in (Kind.I, Kind.B):
-            return self._message(leaf, schedule.next_stage(leaf.stage), Kind.I, Kind.RECV_B)
-        return []
-
-    def _message(self, leaf: Action, neighbour: int | None, made: Kind, received: Kind) -> list[Action]:
-        if neighbour is None:
-            return []
-        device_of = self.schedule.device_of
-        if self.messages and device_of[neighbour] != device_of[leaf.stage]:
-            return [leaf._replace(kind=received)]
-        return [leaf._replace(kind=made, stage=neighbour)]
-
-    def _refuse_stuck(self) -> None:
-        stuck = [
-            f"device {device} at {action} for {self._missing(action)}"
-            for device in range(self.schedule.devices)
-            if (action := self._next(device)) is not None
-        ]
-        if stuck:
-            how = " if a send waits for its receive" if self.rendezvous else ""
-            raise ScheduleError(f"deadlock{how}: {'; '.join(stuck)} waits")
+    raise ScheduleError(f"deadlock: {'; '.join(stuck)} waits")
 
 
-def _makes(action: Action) -> list[Action]:
-    """What is done once the action is: a full backward is I and W."""
-    return [
-        made
-        for leaf in action.leaves
-        for made in (
-            (leaf._replace(kind=Kind.I), leaf._replace(kind=Kind.W)) if leaf.kind is Kind.B else (leaf,)
-        )
-    ]
+def _edges(found: Dependencies, sends: Sends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each edge the action that is awaited, the one that has to be done by then, and the one that waits.
+
+    With rendezvous the two ends of a message wait for each other: each needs what precedes the other on its device.
+    """
+    if sends == "buffered":
+        return found.source, found.source, found.target
+    message = np.zeros(found.actions, dtype=bool)
+    message[found.owner[found.is_kind(*COMMUNICATION)]] = True
+    meet = message[found.source] & message[found.target]
+    awaited = np.concatenate([found.source, found.target[meet]])
+    waits = np.concatenate([found.target, found.source[meet]])
+    before = np.concatenate([np.where(meet, found.source - 1, found.source), found.target[meet] - 1])
+    first = np.zeros(found.actions, dtype=bool)
+    first[np.asarray([at for at in found.offsets[:-1] if at < found.actions], dtype=np.int64)] = True
+    at_once = np.concatenate([meet, np.ones(int(meet.sum()), dtype=bool)]) & first[awaited]
+    return awaited[~at_once], before[~at_once], waits[~at_once]

@@ -1,14 +1,12 @@
-"""Says why the sends and receives of a schedule do not fit together."""
+"""Checks that the sends and receives of a schedule fit together."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
+from ..core.action import COMMUNICATION, Action, ScheduleError
+from ..core.dependencies import COMPUTES, FLOW_OF, other_end, source_stage, target_stage
 from ..core.schedule import Schedule
-from .deadlock import matching, refuse_rendezvous_deadlock
-
-_SENDS = (Kind.SEND_F, Kind.SEND_B)
 
 
 def check_messages(schedule: Schedule) -> None:
@@ -25,67 +23,59 @@ def check_messages(schedule: Schedule) -> None:
     for action in position:
         if action.kind in COMMUNICATION:
             _check_message(schedule, action, position)
-        else:
-            _check_carried(schedule, action, position)
+        elif action.kind in COMPUTES:
+            _check_received(schedule, action, position)
     _check_order(schedule)
-    refuse_rendezvous_deadlock(schedule)
 
 
 def _check_message(schedule: Schedule, message: Action, position: dict[Action, int]) -> None:
-    """It goes from one stage to the next on another device, has its other end, and stands by its action."""
-    other = matching(message)
-    ahead = message.kind in (Kind.SEND_F, Kind.RECV_B)
-    neighbour = schedule.next_stage(message.stage) if ahead else schedule.previous_stage(message.stage)
+    """Check one end: it leads to another device, has its other end, and is in order with its action."""
+    flow = FLOW_OF[message.kind]
+    is_send = message.kind is flow.send
+    neighbour = (target_stage if is_send else source_stage)(
+        message.kind, message.stage, schedule.model_stages
+    )
     if neighbour is None:
         raise ScheduleError(f"{message} goes nowhere: stage {message.stage} is at the end of the model")
     if schedule.device_of[neighbour] == schedule.device_of[message.stage]:
         raise ScheduleError(f"{message}: stages {message.stage} and {neighbour} are on the same device")
+    other = other_end(message)
     if other not in position:
         raise ScheduleError(f"{message} has no {other} on device {schedule.device_of[neighbour]}")
-    worker = _worker(message, position)
-    if worker is None:
+    actions = (message._replace(kind=kind) for kind in flow.makers)
+    action = next((action for action in actions if action in position), None)
+    if action is None:
         raise ScheduleError(f"{message} belongs to no action of micro-batch {message.micro_batch}")
-    if message.kind in _SENDS and position[worker] > position[message]:
-        raise ScheduleError(f"{message} comes before {worker}, which makes what it sends")
-    if message.kind not in _SENDS and position[worker] < position[message]:
-        raise ScheduleError(f"{message} comes after {worker}, which needs what it receives")
+    if is_send and position[action] > position[message]:
+        raise ScheduleError(f"{message} comes before {action}, which makes what it sends")
+    if not is_send and position[action] < position[message]:
+        raise ScheduleError(f"{message} comes after {action}, which needs what it receives")
 
 
-def _check_carried(schedule: Schedule, action: Action, position: dict[Action, int]) -> None:
-    """What the action needs from another device is received."""
-    if action.kind is Kind.F:
-        neighbour, kind = schedule.previous_stage(action.stage), Kind.RECV_F
-    elif action.kind in (Kind.I, Kind.B):
-        neighbour, kind = schedule.next_stage(action.stage), Kind.RECV_B
-    else:
+def _check_received(schedule: Schedule, action: Action, position: dict[Action, int]) -> None:
+    """Check that an action receives what it needs from another device."""
+    source = source_stage(action.kind, action.stage, schedule.model_stages)
+    if source is None or schedule.device_of[source] == schedule.device_of[action.stage]:
         return
-    if neighbour is None or schedule.device_of[neighbour] == schedule.device_of[action.stage]:
-        return
-    receive = action._replace(kind=kind)
+    receive = action._replace(kind=FLOW_OF[action.kind].receive)
     if receive not in position:
         raise ScheduleError(f"{action} needs {receive}, which is missing")
 
 
-def _worker(message: Action, position: dict[Action, int]) -> Action | None:
-    """The action that makes what is sent, or needs what is received."""
-    kinds = (Kind.F,) if message.kind in (Kind.SEND_F, Kind.RECV_F) else (Kind.I, Kind.B)
-    return next((action for kind in kinds if (action := message._replace(kind=kind)) in position), None)
-
-
 def _check_order(schedule: Schedule) -> None:
-    """Both ends of a pair of devices see their messages in the same order."""
+    """Check that both devices of a pair have their messages in the same order."""
     sent: defaultdict[tuple[int, int], list[Action]] = defaultdict(list)
     received: defaultdict[tuple[int, int], list[Action]] = defaultdict(list)
     for device, row in enumerate(schedule.actions):
         for action in (action for action in row if action.kind in COMMUNICATION):
-            peer = schedule.device_of[matching(action).stage]
-            if action.kind in _SENDS:
+            peer = schedule.device_of[other_end(action).stage]
+            if action.kind is FLOW_OF[action.kind].send:
                 sent[device, peer].append(action)
             else:
                 received[peer, device].append(action)
     for pair, sends in sent.items():
         for send, receive in zip(sends, received[pair], strict=True):
-            if matching(send) != receive:
+            if other_end(send) != receive:
                 raise ScheduleError(
                     f"device {pair[0]} sends {send} where device {pair[1]} receives {receive}: orders differ"
                 )

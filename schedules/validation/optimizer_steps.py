@@ -1,4 +1,4 @@
-"""Says why the optimizer steps of a schedule are out of place."""
+"""Checks that the optimizer steps of a schedule stand where the weights may change."""
 
 from __future__ import annotations
 

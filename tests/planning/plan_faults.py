@@ -105,7 +105,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "a schedule with two stages a device": (
         lambda d: d.update(schedule="zb-v"),
-        ["schedule 'zb-v' does not exist for this plan: zb-v has 2 chunks per device, got chunks=1"],
+        ["schedule 'zb-v' does not exist for this plan: zb-v needs chunks=2, got chunks=1"],
     ),
     "a copy with too few devices": (
         lambda d: d.update(replica_devices=[["idle"]]),
@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "chunks that the schedule has not": (
         lambda d: d.update(chunks=2),
-        ["schedule '1f1b' does not exist for this plan: 1f1b has 1 chunks per device, got chunks=2"],
+        ["schedule '1f1b' does not exist for this plan: 1f1b needs chunks=1, got chunks=2"],
     ),
     "chunks that do not come out even": (
         lambda d: d.update(chunks=3),

@@ -6,8 +6,10 @@ from schedules import ScheduleError, build, names
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ScheduleError, match=r"no schedule is called '2f2b'; there are .*1f1b"):
-        build("2f2b", 4, 8)
+    with pytest.raises(ScheduleError, match=r"no schedule is called '1flb'; did you mean '1f1b'\? there are .*zb-v"):
+        build("1flb", 4, 8)
+    with pytest.raises(ScheduleError, match="no schedule is called 'x'; there are"):
+        build("x", 4, 8)
 
 
 @pytest.mark.parametrize("name", names())
@@ -20,7 +22,7 @@ def test_nothing_runs_on_no_device_or_without_micro_batches(name):
 def test_options_that_a_schedule_does_not_have_are_refused():
     with pytest.raises(ScheduleError, match="1f1b has no option 'waves'"):
         build("1f1b", 4, 8, waves=2)
-    with pytest.raises(ScheduleError, match="gpipe has 1 chunks per device, got chunks=2"):
+    with pytest.raises(ScheduleError, match="gpipe needs chunks=1, got chunks=2"):
         build("gpipe", 4, 8, chunks=2)
 
 

@@ -25,7 +25,7 @@ def test_every_generated_schedule_passes(name, devices, micro_batches):
         ("0F0,0B0,0I0,0W0\n1F0,1B0\n", "0B0 .* conflicts with 0I0"),
         ("0B0,0F0\n1F0,1B0\n", "0B0 at device 0, position 0 needs 0F0, which comes at device 0, position 1"),
         ("0F0,0W0,0I0\n1F0,1B0\n", "0W0 .* needs 0I0"),
-        ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "deadlock: .*device 0 at 0B0 for 1I0"),
+        ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "deadlock: .*device 0 at 0B0 for 1B0"),
         ("0F0,0B0,0F2,0B2\n1F0,1B0,1F2,1B2\n", "micro-batch 1 has no forward: 0F1 is missing"),
         ("0F0,(0F1;0B1)OVERLAP_F_B,0B0\n", "0B1 at .* needs 0F1, which comes at"),
         ("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n", "must overlap one forward with one backward"),

@@ -197,7 +197,7 @@ def test_numbers_that_do_not_work_come_with_the_nearest_that_do():
         ("pipedream-2bw", 4, 9, {"accumulate": 3}, "got accumulate=3 for 4 devices"),
         ("hanayo", 4, 8, {"chunks": 3}, "got 3; 2 or 4 would do"),
         ("interleaved-1f1b", 4, 8, {"chunks": 0}, "got chunks=0"),
-        ("zb-v", 4, 8, {"chunks": 3}, "zb-v has 2 chunks per device, got chunks=3"),
+        ("zb-v", 4, 8, {"chunks": 3}, "zb-v needs chunks=2, got chunks=3"),
     ):
         with pytest.raises(ScheduleError, match=message):
             build(name, p, m, **options)

@@ -8,8 +8,8 @@ import pytest
 
 from schedules import ScheduleError, StageCosts, bound, build, check, names, search, simulate
 from schedules.core.placement import linear, looped, vee
-from schedules.searching.evaluate import play, replay
 from schedules.searching.problem import make_problem
+from schedules.simulation.event_loop import play, replay
 
 OPTIMA = Path(__file__).parents[1] / "data" / "schedules" / "optima_small.json"
 RECORDS = json.loads(OPTIMA.read_text())
@@ -214,14 +214,17 @@ def test_replaying_after_a_change_is_playing_from_the_start(seed):
     costs = StageCosts(*seconds, latency=0.1 * seed, stash_bytes=[1.0] * p)
     problem = make_problem(costs, p, m, (), range(p))
     rows = problem.rows_of(build("zb-h1", p, m))
-    ends = play(problem, rows)
-    assert ends is not None
+    ends, done = play(problem.table, rows)
+    assert done
     for _ in range(300):
         device, at = draw.randrange(p), draw.randrange(3 * m - 1)
         rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
-        played = play(problem, rows)
-        assert replay(problem, rows, ends, device, at) == played
-        if played is None:
+        played, done = play(problem.table, rows)
+        again, done_again = replay(problem.table, rows, ends, device, at)
+        assert done_again == done
+        if done:
+            assert again == played
+        if not done:
             rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
         else:
             ends = played

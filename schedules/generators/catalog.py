@@ -1,4 +1,4 @@
-"""The generators of schedules that need no costs, by name."""
+"""The catalog of generators: which function makes the schedule of which name."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def generate(
     schedule = generator(devices, micro_batches, **options, **with_chunks)
     if chunks not in (None, schedule.model_stages // devices):
         raise ScheduleError(
-            f"{name} has {schedule.model_stages // devices} chunks per device, got chunks={chunks}"
+            f"{name} needs chunks={schedule.model_stages // devices}, got chunks={chunks}"
         )
     return schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..core.action import Kind
+from .action import Kind
 
 
 class Transfer(NamedTuple):

@@ -1,0 +1,42 @@
+"""Matches the messages of a timeline with the edges of its schedule: when what each action waits for arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.action import COMMUNICATION, Action, Kind
+from ..core.dependencies import Dependencies
+from ..core.schedule import Schedule
+from ..core.transfer import Transfer
+
+
+def arrivals(schedule: Schedule, found: Dependencies, transfers: Sequence[Transfer]) -> list[float | None]:
+    """Return, for each edge of `found`, when its message had arrived; None if no transfer carries it.
+
+    Edges within a device, and those of explicit sends and receives, have none.
+    """
+    if not len(transfers):
+        return [None] * found.source.size
+    arrived = {
+        (each.source, each.target, each.micro_batch, each.kind is Kind.F): each.end for each in transfers
+    }
+    actions = [action for row in schedule.actions for action in row]
+    edges = zip(found.target.tolist(), found.source_stage.tolist(), found.target_stage.tolist(), strict=True)
+    return [
+        arrived.get((sender, receiver, *_read(actions[target], sender, receiver)))
+        if schedule.device_of[sender] != schedule.device_of[receiver]
+        and actions[target].kind not in COMMUNICATION
+        else None
+        for target, sender, receiver in edges
+    ]
+
+
+def _read(action: Action, sender: int, receiver: int) -> tuple[int | None, bool]:
+    """Return the micro-batch of the message that an action takes from a stage, and whether it is an output."""
+    forward = receiver == sender + 1 and any(leaf.kind is Kind.F for leaf in action.leaves)
+    numbers = (
+        leaf.micro_batch
+        for leaf in action.leaves
+        if leaf.stage == receiver and (leaf.kind is Kind.F) == forward
+    )
+    return next(numbers, None), forward

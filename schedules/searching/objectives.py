@@ -1,0 +1,35 @@
+"""What a search makes as short as possible: the makespan, or the longest span of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.action import ScheduleError
+from ..simulation.timeline import Timeline
+from .problem import Problem, Row
+
+Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]
+
+
+def makespan(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> float:
+    """Return when the last operation ends."""
+    return max(ends[row[-1]] for row in rows)
+
+
+def longest_span(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> float:
+    """Return the longest time between the first start and the last end of one device."""
+    return max(ends[row[-1]] - ends[row[0]] + problem.seconds[row[0]] for row in rows)
+
+
+OBJECTIVES: dict[str, Objective] = {"makespan": makespan, "zero-bubble": longest_span}
+
+
+def check_objective(name: str) -> None:
+    """Raise ScheduleError if there is no such objective."""
+    if name not in OBJECTIVES:
+        raise ScheduleError(f"objective is one of {', '.join(OBJECTIVES)}, got {name!r}")
+
+
+def objective_seconds(timeline: Timeline, objective: str) -> float:
+    """Return the seconds of a timeline that the objective counts."""
+    return timeline.makespan if objective == "makespan" else timeline.zero_bubble_seconds
