@@ -64,8 +64,6 @@ def read_schedule(path: Path) -> Schedule:
     try:
         found = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
         schedules.check(found)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
     except ScheduleError as error:
         raise UsageError(f"{path} holds no schedule that runs: {error}") from None
     return found
