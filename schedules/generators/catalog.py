@@ -68,7 +68,5 @@ def generate(
     with_chunks = {"chunks": chunks} if chunks is not None and "chunks" in known else {}
     schedule = generator(devices, micro_batches, **options, **with_chunks)
     if chunks not in (None, schedule.model_stages // devices):
-        raise ScheduleError(
-            f"{name} needs chunks={schedule.model_stages // devices}, got chunks={chunks}"
-        )
+        raise ScheduleError(f"{name} needs chunks={schedule.model_stages // devices}, got chunks={chunks}")
     return schedule

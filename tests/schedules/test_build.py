@@ -6,7 +6,9 @@ from schedules import ScheduleError, build, names
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ScheduleError, match=r"no schedule is called '1flb'; did you mean '1f1b'\? there are .*zb-v"):
+    with pytest.raises(
+        ScheduleError, match=r"no schedule is called '1flb'; did you mean '1f1b'\? there are .*zb-v"
+    ):
         build("1flb", 4, 8)
     with pytest.raises(ScheduleError, match="no schedule is called 'x'; there are"):
         build("x", 4, 8)
