@@ -2,6 +2,7 @@
 
 from .analysis.compare_traces import side_by_side
 from .analysis.idle import Idle
+from .analysis.timeline import Timeline
 from .by_name import build, names
 from .core.action import Action, Kind, ScheduleError
 from .core.costs import StageCosts
@@ -13,7 +14,6 @@ from .searching.search import search
 from .searching.split_critical import split_critical
 from .simulation.memory import in_flight, peak_candidates
 from .simulation.simulate import simulate
-from .simulation.timeline import Timeline
 from .transforms.communication import insert_messages
 from .transforms.passes import (
     fuse_backward,

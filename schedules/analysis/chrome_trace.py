@@ -9,10 +9,10 @@ from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
 from ..core.dependencies import dependencies
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
-from .compare_traces import alone
 
 _MICROSECONDS = 1e6
 _THREADS = {"compute": 0, "send": 1, "receive": 2}
+ROWS = len(_THREADS)  # of each device, where it is a thread of a process that several devices share
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _Event = dict[str, Any]
 
@@ -54,7 +54,7 @@ def from_trace(trace: Mapping[str, Any]) -> tuple[Any, ...]:
 
     Raises ScheduleError if the trace was not written by `to_trace` or `side_by_side`.
     """
-    trace = alone(trace)
+    trace = _alone(trace)
     other = trace.get("otherData", {})
     if "schedule" not in other:
         raise ScheduleError(
@@ -172,3 +172,16 @@ def _thread(action: Action) -> int:
     if action.kind not in COMMUNICATION:
         return _THREADS["compute"]
     return _THREADS["send" if action.kind in _SENDS else "receive"]
+
+
+def _alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first timeline of a trace of several as a trace of its own; any other trace as it is."""
+    timelines = trace.get("otherData", {}).get("timelines")
+    if not timelines:
+        return trace
+    events = [
+        {**event, "pid": event["tid"] // ROWS, "tid": event["tid"] % ROWS}
+        for event in trace["traceEvents"]
+        if event["pid"] == 0 and event["ph"] in "Xb"
+    ]
+    return {"traceEvents": events, "otherData": next(iter(timelines.values()))}

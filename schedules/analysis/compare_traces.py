@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-_ROWS = 3  # of each device: what it computes, its sends, its receives
+from .chrome_trace import ROWS
+from .timeline import Timeline
+
 _Event = dict[str, Any]
 
 
-class _Traced(Protocol):
-    """A timeline, as far as it is needed here."""
-
-    def to_trace(self) -> dict[str, Any]: ...
-
-
-def side_by_side(timelines: Mapping[str, _Traced]) -> _Event:
+def side_by_side(timelines: Mapping[str, Timeline]) -> _Event:
     """Return one Chrome trace of several timelines, for json.dump.
 
     timelines: `Timeline` objects by name. Each becomes a process, and each of its devices a thread.
@@ -34,26 +30,13 @@ def side_by_side(timelines: Mapping[str, _Traced]) -> _Event:
     }
 
 
-def alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first timeline of a trace of several as a trace of its own; any other trace as it is."""
-    timelines = trace.get("otherData", {}).get("timelines")
-    if not timelines:
-        return trace
-    events = [
-        {**event, "pid": event["tid"] // _ROWS, "tid": event["tid"] % _ROWS}
-        for event in trace["traceEvents"]
-        if event["pid"] == 0 and event["ph"] in "Xb"
-    ]
-    return {"traceEvents": events, "otherData": next(iter(timelines.values()))}
-
-
 def _as_process(process: int, name: str, events: list[_Event]) -> Iterator[_Event]:
     """Yield the events of a trace, with its device processes turned into threads of one process."""
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
     used = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
     for event in events:
         device, row = event["pid"], event.get("tid", 0)
-        moved = {**event, "pid": process, "tid": device * _ROWS + row}
+        moved = {**event, "pid": process, "tid": device * ROWS + row}
         if event["ph"] == "M":
             if event["name"] == "process_name":
                 yield {**moved, "name": "thread_name"}

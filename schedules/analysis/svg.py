@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..core.action import Kind
-from ..simulation.timeline import Timeline
+from .timeline import Timeline
 
 # Fill colours of even and odd chunks, readable on light and dark pages.
 _FILLS = {

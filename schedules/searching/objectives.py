@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..analysis.timeline import Timeline
 from ..core.action import ScheduleError
-from ..simulation.timeline import Timeline
 from .problem import Problem, Row
 
 Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]

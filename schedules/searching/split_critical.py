@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ..analysis.timeline import Timeline
 from ..core.action import Action, Kind
 from ..core.costs import StageCosts
 from ..core.schedule import Schedule
 from ..simulation.simulate import simulate
-from ..simulation.timeline import Timeline
 from ..transforms.passes import split_backward, split_overlaps
 
 _ROUNDS = 4

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..analysis.timeline import Timeline
 from ..core.action import COMMUNICATION, Kind, ScheduleError
 from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies, dependencies
@@ -16,7 +17,6 @@ from ..transforms.passes import split_overlaps
 from .event_loop import play
 from .memory import stash_peaks
 from .operations import ActionOperations, make_operations
-from .timeline import Timeline
 from .transfers import SentAndArrived, Transfers
 
 _Rows = tuple[tuple[float, ...], ...]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedules import ScheduleError, build, names
+from schedules import ScheduleError, StageCosts, build, names
 
 
 def test_unknown_names_list_the_known_ones():
@@ -32,3 +32,12 @@ def test_rows_of_small_schedules():
     assert build("1f1b", 2, 3).to_csv() == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
     assert build("gpipe", 2, 2).to_csv() == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
     assert build("sequential", 2, 2).to_csv() == "0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def test_a_search_takes_its_chunks_from_the_costs_and_refuses_others():
+    costs = StageCosts([1] * 4, [1] * 4, [1] * 4)
+    assert build("search", 2, 2, chunks=2, costs=costs, effort=0.01).stages == 4
+    with pytest.raises(ScheduleError, match="chunks=3 on 2 devices needs costs of 6 stages, got costs of 4"):
+        build("search", 2, 2, chunks=3, costs=costs)
+    with pytest.raises(ScheduleError, match="search has no option 'waves'; it has costs, effort"):
+        build("search", 2, 2, costs=costs, waves=2)

@@ -84,3 +84,30 @@ def test_a_peak_over_the_memory_is_refused_with_the_action_that_reaches_it():
         ScheduleError, match="0F1 on device 0 raises its stash to 20 bytes, it has room for 15"
     ):
         check(schedule, costs, memory=[15, 10])
+
+
+CROSSED = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"
+
+
+def test_which_deadlocks_are_seen_depends_on_the_transport():
+    check(Schedule.from_csv(CROSSED), sends="buffered")
+    with pytest.raises(
+        ScheduleError,
+        match=r"device 0 at 0SEND_F1 for 1RECV_F1; device 1 at 1SEND_B0 for 0RECV_B0 waits; .* sends='buffered'",
+    ):
+        check(Schedule.from_csv(CROSSED))
+    late = "0F0,0SEND_F0,0RECV_B0,0F1,0SEND_F1,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
+    with pytest.raises(
+        ScheduleError, match="deadlock: device 0 at 0RECV_B0 for 1SEND_B0; device 1 at 1RECV_F1 for 0SEND_F1"
+    ):
+        check(Schedule.from_csv(late), sends="buffered")
+    with pytest.raises(ScheduleError, match="sends is one of rendezvous, buffered, got 'magic'"):
+        check(build("1f1b", 2, 2), sends="magic")  # pyright: ignore[reportArgumentType]
+
+
+def test_memory_without_costs_is_refused_and_so_is_memory_of_other_devices():
+    schedule = build("1f1b", 2, 4)
+    with pytest.raises(ScheduleError, match="memory= cannot be checked without costs="):
+        check(schedule, memory=[1, 1])
+    with pytest.raises(ScheduleError, match="memory has 1 numbers for 2 devices"):
+        check(schedule, StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[1, 1]), memory=[1])

@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from schedules import Action, Kind, Schedule, ScheduleError, StageCosts, Timeline, build, names, simulate
+from schedules import (
+    Action,
+    Kind,
+    Schedule,
+    ScheduleError,
+    StageCosts,
+    Timeline,
+    build,
+    insert_reduce_grad,
+    names,
+    simulate,
+)
 
 ALL = [(name, 4, 8) for name in names()]
 
@@ -97,3 +108,42 @@ def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
     assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 4
     counts = [e["args"]["micro-batches"] for e in events if e["ph"] == "C" and e["pid"] == 0]
     assert counts == [1, 2, 1, 0]
+
+
+def test_csv_skips_blank_lines_at_the_end():
+    text = build("1f1b", 2, 2).to_csv()
+    assert Schedule.from_csv(f"{text}\n , \n").actions == build("1f1b", 2, 2).actions
+
+
+def test_csv_skips_the_cells_of_torch_that_gather_and_free_weights():
+    """The table of torch's 1F1B with its compute_comms: weights are gathered first and freed last."""
+    text = "0UNSHARD,0F0,0F1,0B0,0B1,0RESHARD,0REDUCE_GRAD\n1UNSHARD,1F0,1B0,1F1,1B1,1RESHARD,1REDUCE_GRAD\n"
+    assert Schedule.from_csv(text).actions == insert_reduce_grad(build("1f1b", 2, 2)).actions
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("micro_batches", "2", "micro_batches: Input should be a valid integer"),
+        ("micro_batches", 2.5, "micro_batches"),
+        ("device_of", [0, True], "device_of.1: Input should be a valid integer"),
+        ("device_of", None, "device_of"),
+        ("actions", [["0F0", 3]], "actions.0.1: Input should be a valid string"),
+        ("actions", "0F0", "actions"),
+        ("versions", [1], "versions.0"),
+        ("replicas", 0, "replicas"),
+        ("meta", [], "meta"),
+        ("name", 5, "name"),
+        ("version", 2, "version"),
+    ],
+)
+def test_json_refuses_fields_of_other_types(field, value, says):
+    fields = json.loads(build("1f1b", 2, 2).to_json()) | {field: value}
+    with pytest.raises(ScheduleError, match=says):
+        Schedule.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null"])
+def test_json_that_holds_no_schedule_is_refused(text):
+    with pytest.raises(ScheduleError, match="not a schedule as"):
+        Schedule.from_json(text)

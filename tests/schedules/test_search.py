@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedules import ScheduleError, StageCosts, bound, build, check, names, search, simulate
+from schedules import ScheduleError, StageCosts, bound, build, check, names, search, simulate, split_critical
 from schedules.core.placement import linear, looped, vee
 from schedules.searching.problem import make_problem
 from schedules.simulation.event_loop import play, replay
@@ -228,3 +228,55 @@ def test_replaying_after_a_change_is_playing_from_the_start(seed):
             rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
         else:
             ends = played
+
+
+def test_unknown_objectives_and_impossible_memory_are_refused():
+    costs = StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[1, 1])
+    with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
+        search(costs, 2, 4, objective="speed")
+    for wrong in (float("nan"), -1.0):
+        with pytest.raises(ScheduleError, match=f"memory of device 1 is {wrong}"):
+            search(costs, 2, 4, memory=[4, wrong])
+
+
+def test_devices_without_memory_run_stages_without_stash():
+    costs = StageCosts([1], [1], [1])
+    assert bound(costs, 1, 4, memory=[0]) == 12
+    assert simulate(search(costs, 1, 4, memory=[0]), costs).makespan == 12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_is_no_slower_than_a_named_schedule_or_its_split_critical_form(seed):
+    """Full backwards that are cheaper than their parts, and weight gradients that hold more than the stash."""
+    draw = random.Random(seed)
+    p, chunks = draw.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
+    stages = p * chunks
+    inputs, weights = ([draw.uniform(0.5, 2) for _ in range(stages)] for _ in range(2))
+    costs = StageCosts(
+        [draw.uniform(0.5, 2) for _ in range(stages)],
+        inputs,
+        weights,
+        backward=[(i + w) * draw.uniform(0.7, 1.05) for i, w in zip(inputs, weights, strict=True)],
+        latency=0.2,
+        stash_bytes=[1.0] * stages,
+        weight_stash_bytes=[draw.uniform(0.5, 2.5) for _ in range(stages)],
+    )
+    memory = [chunks * draw.uniform(2, 5) for _ in range(p)]
+    taken = simulate(search(costs, p, 6, memory, effort=0.02), costs).makespan
+    for name in names():
+        try:
+            fixed = build(name, p, 6, chunks=chunks)
+            check(fixed, costs, memory)
+        except ScheduleError:
+            continue
+        if fixed.replicas == 1 and not fixed.versions:
+            for schedule in (fixed, split_critical(fixed, costs, memory)):
+                assert taken <= simulate(schedule, costs).makespan + 1e-9, name
+
+
+def test_search_finds_what_only_a_whole_backward_leaves_room_for():
+    """Split, a backward leaves 3 bytes to its weight gradient: no order with split backwards fits."""
+    costs = StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[1, 1], weight_stash_bytes=[3, 3])
+    found = search(costs, 2, 4, memory=[2, 2], effort=0.05)
+    check(found, costs, [2, 2])
+    assert simulate(found, costs).makespan == simulate(build("1f1b", 2, 4), costs).makespan

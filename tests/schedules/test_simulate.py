@@ -125,3 +125,28 @@ def test_recompute_keeps_only_the_boundary_until_the_backward():
     timeline = simulate(schedule, equal(1, stash_bytes=[10], boundary_bytes=[1]))
     assert timeline.peak_bytes == (12,)
     assert timeline.makespan == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"latency": -1.0}, "latency is -1.0; seconds are finite and not negative"),
+        ({"latency": float("nan")}, "latency is nan"),
+        ({"latency": float("inf")}, "latency is inf"),
+        ({"latency": [[0, -1], [0, 0]]}, "latency from device 0 to device 1 is -1"),
+        ({"latency": [[0, 1]]}, "latency must be a number or a square matrix; row 0 has 2 of 1"),
+        ({"bandwidth": 0.0}, "bandwidth is 0.0; bytes per second are more than 0"),
+        ({"bandwidth": float("nan")}, "bandwidth is nan"),
+        ({"bandwidth": [[0, 5], [float("nan"), 0]]}, "bandwidth from device 1 to device 0 is nan"),
+        ({"stash_bytes": [float("nan"), 1]}, "stash_bytes of stage 0 is nan"),
+        ({"overlap": float("nan")}, "overlap is a part between 0 and 1, got nan"),
+    ],
+)
+def test_costs_that_are_no_costs_are_refused(wrong, message):
+    with pytest.raises(ScheduleError, match=message):
+        equal(2, **wrong)
+
+
+def test_links_within_a_device_may_have_any_bandwidth():
+    costs = equal(2, bandwidth=[[0, 10], [10, float("inf")]], message_bytes=[5, 5])
+    assert simulate(build("1f1b", 2, 1), costs).makespan == 7

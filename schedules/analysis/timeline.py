@@ -8,13 +8,13 @@ from functools import cached_property
 from operator import gt
 from typing import Any
 
-from ..analysis.ascii import draw
-from ..analysis.chrome_trace import from_trace, to_trace
-from ..analysis.critical_path import critical_path
-from ..analysis.idle import Idle, idle
 from ..core.action import COMMUNICATION, Action, ScheduleError
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
+from .ascii import draw
+from .chrome_trace import from_trace, to_trace
+from .critical_path import critical_path
+from .idle import Idle, idle
 
 
 @dataclass(frozen=True)
