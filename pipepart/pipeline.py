@@ -38,8 +38,8 @@ from .runtime import (
     build_stages,
     check_optimizer,
     check_timeout,
-    conditions_of,
     differentiable,
+    emulation_of,
     frees_memory,
     gradients_kept,
     guard_stages,
@@ -141,7 +141,7 @@ class Pipeline(Wrapped):
         self._known_forms: set[tuple[int, tuple[str, ...]]] = set()
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, StageOptimizers(optimizer, model, plan))
-        self._conditions = conditions_of(plan, self._stages, loss_fn, strict)
+        self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
         guard = guard_stages(self._stages) if nan_guard else None
@@ -227,7 +227,7 @@ class Pipeline(Wrapped):
         Raises:
             RuntimeError: nobody counts: the pipeline was made without ``strict``, or its devices are real.
         """
-        return memory_of(self._conditions)
+        return memory_of(self._emulation)
 
     @frees_memory
     def step(
@@ -270,16 +270,14 @@ class Pipeline(Wrapped):
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
         with self._claimed(), torch.inference_mode(False), torch.enable_grad():
             order = self._orders.step(len(batch.inputs))
-            for condition in self._conditions:
-                batch = batch._replace(targets=condition.arriving(batch.targets))
             end = step_end(self._loss, batch, order.schedule, scaler)
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
-            conditions = self._conditions
+            emulation = self._emulation
             run = Run(
-                order, self._stages, messages, end, None, optimizers, recorder, self._streams, conditions
+                order, self._stages, messages, end, None, optimizers, recorder, self._streams, emulation
             )
             self._engine.execute(run, scaled=scaler is not None)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
@@ -359,9 +357,9 @@ class Pipeline(Wrapped):
         with self._claimed():
             order = self._orders.forwards(len(inputs))
             recorder = self._traces.recorder(order.schedule, self._stages)
-            streams, conditions = self._streams, self._conditions
+            streams, emulation = self._streams, self._emulation
             run = Run(
-                order, self._stages, inputs, end, recorder=recorder, streams=streams, conditions=conditions
+                order, self._stages, inputs, end, recorder=recorder, streams=streams, emulation=emulation
             )
             self._engine.execute(run)
             self._traces.add_forward(recorder)
@@ -373,9 +371,9 @@ class Pipeline(Wrapped):
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
-            streams, conditions = self._streams, self._conditions
+            streams, emulation = self._streams, self._emulation
             nothing = [None] * parts
-            run = Run(order, self._stages, nothing, end, forward, streams=streams, conditions=conditions)
+            run = Run(order, self._stages, nothing, end, forward, streams=streams, emulation=emulation)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(run)
             else:

@@ -1,4 +1,4 @@
-"""What crosses the border between two stages: tensors taken out of one autograd graph and set into the next.
+"""Cuts the autograd graph at the border of two stages: the tensors of one graph become leaves of the next.
 
 ::
 
@@ -7,14 +7,15 @@
                ▲ roots          |     ▼ .grad
                └────────── gradients ─┘
 
-A message is whatever the layer returned (a tensor, or a nest of tuples, lists and dicts) with each tensor
-detached; those that need a gradient are leaves that ask for one. Its gradients travel back as a list, one entry
-for each such leaf in the order of the nest, None for a leaf that nothing used.
+A message is what the layer returned (a tensor, or a nest of tuples, lists and dicts) with each tensor detached. Tensors
+that required a gradient are leaves that require one. The gradients travel back as a list: one entry for each such leaf
+in the order of the nest, None for a leaf that nothing used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,22 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from .own_copy import own_copy, tensors
+
 Gradients = Sequence[Tensor | None]
+
+
+class _Emulated(threading.local):
+    """How the calling thread moves messages, if it is the worker of an emulated device.
+
+    Attributes:
+        bring: copies a message to the memory of that device unless it lives there; None on other threads.
+    """
+
+    bring: Callable[[Any], Any] | None = None
+
+
+emulated = _Emulated()
 
 
 def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
@@ -68,16 +84,24 @@ def _root(tensor: Tensor) -> GradientEdge:
 
 
 def move(message: Any, device: torch.device, wait: bool = True) -> Any:
-    """The message on ``device``; itself where it lives there.
+    """The message on ``device``; tensors that live there are not copied. Copies that shared memory still share it.
 
-    A copy to an accelerator is in the order of its current stream. The host waits for one to the CPU, or with ``wait``
-    False leaves that to the caller.
+    A copy to an accelerator is queued on its current stream. The host waits for a copy to the CPU; with ``wait``
+    False the caller has to.
     """
+    if emulated.bring is not None:
+        return emulated.bring(message)
     if type(message) is Tensor:
         return message if message.device == device else _moved(message, device, wait)
-    return pytree.tree_map_only(
-        Tensor, lambda t: t if t.device == device else _moved(t, device, wait), message
-    )
+    away = [tensor for tensor in tensors(message) if tensor.device != device]
+    if not away:
+        return message
+    if len({_memory(tensor) for tensor in away}) < len(away):
+        moved = own_copy(away, lambda tensor: _moved(tensor, device, wait))
+    else:
+        moved = [_moved(tensor, device, wait) for tensor in away]
+    by_id = {id(old): new for old, new in zip(away, moved, strict=True)}
+    return pytree.tree_map_only(Tensor, lambda t: by_id.get(id(t), t), message)
 
 
 def _moved(tensor: Tensor, device: torch.device, wait: bool) -> Tensor:
@@ -85,8 +109,17 @@ def _moved(tensor: Tensor, device: torch.device, wait: bool) -> Tensor:
     return copied.requires_grad_(tensor.requires_grad)
 
 
+def _memory(tensor: Tensor) -> tuple[torch.device, int]:
+    """Equal for two tensors that share a storage."""
+    if tensor.layout is not torch.strided:
+        return tensor.device, id(tensor)
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
-    """The gradients on ``device``; themselves where they live there."""
+    """The gradients on ``device``; those that live there are not copied."""
+    if emulated.bring is not None:
+        return emulated.bring(list(gradients))
     for gradient in gradients:
         if gradient is not None and gradient.device != device:
             return move(list(gradients), device)
@@ -94,7 +127,7 @@ def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
 
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:
-    """Each gradient on the device of the leaf that it is of; the host waits for one on the CPU."""
+    """Each gradient on the device of its leaf; the host waits for copies to the CPU."""
     return [
         gradient if gradient is None else move(gradient, home)
         for gradient, home in zip(gradients, homes, strict=True)

@@ -3,6 +3,7 @@
 from .build import build_stages
 from .compiled import CompileOptions
 from .differentiable import differentiable, gradients_kept
+from .emulation import MemoryUse, emulation_of, memory_of
 from .engine import Engine
 from .failure.nonfinite import guard_stages
 from .failure.out_of_memory import frees_memory
@@ -15,9 +16,7 @@ from .run import Run
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
-from .strict import MemoryUse
 from .transport.cuda import Streams, has_streams, on_streams
-from .virtual import conditions_of, memory_of
 
 __all__ = [
     "CompileOptions",
@@ -36,8 +35,8 @@ __all__ = [
     "build_stages",
     "check_optimizer",
     "check_timeout",
-    "conditions_of",
     "differentiable",
+    "emulation_of",
     "frees_memory",
     "gradients_kept",
     "guard_stages",

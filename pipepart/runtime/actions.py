@@ -17,7 +17,7 @@ An action takes what it needs, and waits for it; computes; and sends what others
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +27,16 @@ from torch.optim import Optimizer
 from schedules import Action, Kind
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients
 from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .all_losses import AllLosses
-from .conditions import Condition
+from .emulation import DeviceEmulation
 from .failure.notes import LAYER, PLACE, add_note
 from .loss_sink import End
 from .observe.recorder import Parts, Watch, WatchedTransport
 from .order import Order
-from .own_copy import tensors
 from .replay.randomness import Draws
 from .replay.recompute import Kept, first_forward, second_forward
 from .stage import Made, Stage, Stash
@@ -67,7 +67,7 @@ class Actions:
         optimizers: of the stages, for an order that has their steps.
         watch: sees what each action computes, and each message; None for nobody.
         streams: of the workers, where they have any.
-        conditions: that virtual devices are put under.
+        emulation: of virtual devices, if any of them is emulated.
 
     Attributes:
         modes: the caller's, for the workers.
@@ -84,7 +84,7 @@ class Actions:
         optimizers: Sequence[Optimizer | None] = (),
         watch: Watch | None = None,
         streams: Streams | None = None,
-        conditions: Sequence[Condition] = (),
+        emulation: DeviceEmulation | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
         self.modes = Modes.current()
@@ -93,11 +93,10 @@ class Actions:
             arrivals = watch.recorder.arrivals if watch and watch.recorder else None
             transport = StreamTransport(transport, schedule, streams, arrivals)
         self._parts = _PARTS
-        for condition in conditions:
-            inputs, end = condition.arriving(inputs), condition.end(end)
-            transport = condition.transport(transport, schedule)
+        if emulation is not None:
+            transport = emulation.transport(transport, schedule)
             self._parts = {
-                kind: (take, condition.computing(compute), send)
+                kind: (take, _emulated(emulation, kind, compute), send)
                 for kind, (take, compute, send) in self._parts.items()
             }
         if watch is not None:
@@ -118,6 +117,8 @@ class Actions:
             if stage.copied:
                 stage.copied.begin(self._has_forwards, self.modes.grad)
         self._links = forward._links if forward else [stage.ties.refresh() for stage in stages]
+        if emulation is not None:
+            emulation.begin(optimizers)
         self._repeated = order.repeated if self.modes.grad else frozenset()
         self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
         self._is_last = [schedule.next_stage(stage) is None for stage in range(schedule.stages)]
@@ -381,6 +382,14 @@ class Actions:
         )
         where = self._stages[action.stage].where
         return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
+
+
+def _emulated(emulation: DeviceEmulation, kind: Kind, compute: Callable[..., Any]) -> Callable[..., Any]:
+    def computed(actions: Actions, stage: int, number: int, given: Any) -> Any:
+        with emulation.computing(kind, stage):
+            return compute(actions, stage, number, given)
+
+    return computed
 
 
 _Given = tuple[Stash, graph_cut.Gradients]

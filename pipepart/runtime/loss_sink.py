@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import tensors
 from ..loss import Added, LossParts
 from .added import AddedByStages
 from .failure.notes import LAYER, add_note
@@ -70,8 +71,8 @@ class LossEnd:
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Computes the loss of the micro-batch."""
         target = self._targets[micro_batch]
-        if isinstance(value, Tensor) and target is not None:
-            target = graph_cut.move(target, value.device)
+        if target is not None and (outputs := tensors(value)):
+            target = graph_cut.move(target, outputs[0].device)
         try:
             loss, weight = self._parts.of(micro_batch, value, target)
         except BaseException as error:

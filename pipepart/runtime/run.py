@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..autograd import graph_cut
 from .actions import Actions, Held
-from .conditions import Condition, Do
+from .emulation import DeviceEmulation
 from .loss_sink import End
 from .observe.recorder import Recorder, Watch
 from .order import Order
@@ -33,7 +33,7 @@ class Run:
         optimizers: of the stages, for an order that has their steps.
         recorder: takes the times of its actions and messages.
         streams: of the workers, where they have any.
-        conditions: that virtual devices are put under.
+        emulation: of virtual devices, if any of them is emulated.
 
     Attributes:
         end: as given.
@@ -52,9 +52,9 @@ class Run:
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
-        conditions: Sequence[Condition] = (),
+        emulation: DeviceEmulation | None = None,
     ) -> None:
-        self.schedule = schedule = order.schedule
+        self.schedule = order.schedule
         self.end = end
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
@@ -62,11 +62,7 @@ class Run:
         self._over = False
         before = forward.actions if forward else None
         watch = Watch.wanted(order.schedule, stages, recorder)
-        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch, streams, conditions)
-        self._do: Do = self.actions.do
-        for condition in conditions:
-            self._do = condition.doing(self._do, schedule)
-            condition.begin(optimizers)
+        self.actions = Actions(order, stages, inputs, end, before, optimizers, watch, streams, emulation)
         self._lock = threading.Lock()
         self._streams = streams
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -138,7 +134,7 @@ class Run:
             self._streams.end(self._callers)
 
     def _work(self, device: int) -> None:
-        do = self._streams.paced(device, self._do) if self._streams else self._do
+        do = self._streams.paced(device, self.actions.do) if self._streams else self.actions.do
         try:
             for action in self.schedule.actions[device]:
                 if self._over:

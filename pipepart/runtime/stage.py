@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 from schedules import Action
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import own_copy, tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..data.arguments import Arguments, call
 from ..loss import added_so_far
@@ -21,7 +22,6 @@ from .compiled import Region, Regions
 from .failure.blame import failed_layers
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
-from .own_copy import own_copy, tensors
 from .replay.buffers import Buffers, version
 from .replay.randomness import Draws, Turn, may_draw
 from .state.replicas import CopiedLayers

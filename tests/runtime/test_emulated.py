@@ -11,7 +11,8 @@ import pipepart
 import schedules
 from pipepart import Cluster, Link, Pipeline, Plan
 from pipepart.cluster import VIRTUAL_LATENCY_SECONDS, PairLink
-from pipepart.runtime.emulated import Emulated
+from pipepart.runtime.emulation import DeviceEmulation, emulation
+from pipepart.runtime.emulation.transport import Clock
 from pipepart.runtime.transport.base import Transport
 from pipepart.runtime.transport.threads import ThreadTransport
 from schedules import Kind
@@ -25,11 +26,9 @@ class Time:
     def __init__(self) -> None:
         self.now = 0.0
         self.slept: list[float] = []
+        self.clock = Clock(lambda: self.now, self._sleep)
 
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
 
@@ -40,27 +39,23 @@ def plan_on(cluster: Cluster, schedule: str = "gpipe") -> Plan:
     return plan.model_copy(update={"cluster": cluster})
 
 
-def emulated(cluster: Cluster, time: Time) -> Emulated:
-    return Emulated(plan_on(cluster), time.clock, time.sleep)
+def emulated(plan: Plan, time: Time) -> DeviceEmulation:
+    return DeviceEmulation(plan, (), None, strict=False, clock=time.clock)
 
 
 @pytest.mark.parametrize(("stage", "speed"), [(0, 1.0), (1, 0.5), (2, 0.25)])
 def test_an_action_takes_as_long_as_on_a_device_of_that_speed(stage, speed):
     time = Time()
-
-    def compute(actions: Any, stage: int, micro_batch: int, given: str) -> str:
+    cluster = Cluster.virtual(3, speed=[1, 0.5, 0.25])
+    with emulated(plan_on(cluster), time).computing(Kind.F, stage):
         time.now += 3.0
-        return f"made of {given}"
-
-    slowed = emulated(Cluster.virtual(3, speed=[1, 0.5, 0.25]), time).computing(compute)
-    assert slowed(None, stage, 0, "this") == "made of this"
     assert time.now == pytest.approx(3.0 / speed)
     assert time.slept == ([] if speed == 1 else [pytest.approx(3.0 / speed - 3.0)])
 
 
-def transport_of(cluster: Cluster, time: Time) -> Transport:
+def transport_on(cluster: Cluster, time: Time) -> Transport:
     schedule = schedules.build("gpipe", devices=len(cluster), micro_batches=4)
-    return emulated(cluster, time).transport(ThreadTransport(schedule), schedule)
+    return emulated(plan_on(cluster), time).transport(ThreadTransport(schedule), schedule)
 
 
 def send(
@@ -76,7 +71,7 @@ def take(transport: Transport, receiver: int, micro_batch: int) -> Any:
 
 def test_a_message_arrives_after_latency_and_bytes_and_its_sender_goes_on():
     time = Time()
-    transport = transport_of(Cluster.virtual(2, link=500.0, latency=0.25), time)
+    transport = transport_on(Cluster.virtual(2, link=500.0, latency=0.25), time)
     send(transport, 0, 1, [0])
     assert time.slept == []
     assert take(transport, 1, 0).shape == (250,)
@@ -85,7 +80,7 @@ def test_a_message_arrives_after_latency_and_bytes_and_its_sender_goes_on():
 
 def test_a_message_that_has_lain_long_enough_is_not_waited_for():
     time = Time()
-    transport = transport_of(Cluster.virtual(2, link=500.0), time)
+    transport = transport_on(Cluster.virtual(2, link=500.0), time)
     send(transport, 0, 1, [0])
     time.now = 1.5
     take(transport, 1, 0)
@@ -98,7 +93,7 @@ def test_a_message_that_has_lain_long_enough_is_not_waited_for():
 
 def test_messages_of_one_direction_go_one_after_the_other():
     time = Time()
-    transport = transport_of(Cluster.virtual(2, link=1000.0, latency=0.25), time)
+    transport = transport_on(Cluster.virtual(2, link=1000.0, latency=0.25), time)
     send(transport, 0, 1, [0, 1])
     send(transport, 1, 0, [2])
     take(transport, 0, 2)
@@ -114,7 +109,7 @@ def test_each_pair_of_devices_has_its_own_link():
     time = Time()
     slow = PairLink(between=("virtual:1", "virtual:2"), bandwidth=100.0)
     cluster = Cluster.virtual(3, link=1000.0).model_copy(update={"links": (slow,)})
-    transport = transport_of(cluster, time)
+    transport = transport_on(cluster, time)
     send(transport, 0, 1, [0])
     send(transport, 1, 2, [0])
     take(transport, 1, 0)
@@ -125,7 +120,7 @@ def test_each_pair_of_devices_has_its_own_link():
 
 def test_what_threads_need_anyway_is_not_slept():
     time = Time()
-    transport = transport_of(Cluster.virtual(2, speed=0.5), time)
+    transport = transport_on(Cluster.virtual(2, speed=0.5), time)
     send(transport, 0, 1, [0], floats=10**6)
     take(transport, 1, 0)
     assert time.slept == []
@@ -136,14 +131,14 @@ def test_messages_within_a_device_take_no_time():
     plan = plan_by_hand(["0", "1", "2", "3"], [1, 2, 3], micro_batches=4, schedule="zb-v", chunks=2)
     plan = plan.model_copy(update={"cluster": Cluster.virtual(2, link=1.0)})
     schedule = plan.build_schedule()
-    transport = Emulated(plan, time.clock, time.sleep).transport(ThreadTransport(schedule), schedule)
+    transport = emulated(plan, time).transport(ThreadTransport(schedule), schedule)
     assert schedule.device_of[1] == schedule.device_of[2]
     send(transport, 1, 2, [0])
     take(transport, 2, 0)
     assert time.slept == []
 
 
-def test_the_waits_of_a_pipeline_are_those_of_its_plan():
+def test_the_waits_of_a_pipeline_are_those_of_its_plan(monkeypatch: pytest.MonkeyPatch):
     """On a clock that stands still, the last message of a direction arrives when all are through."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
     x, y = torch.randn(16, 8), torch.randn(16, 8)
@@ -155,8 +150,8 @@ def test_the_waits_of_a_pipeline_are_those_of_its_plan():
     each = costs.occupancy_between(0, 1, costs.message_bytes[0])
     fixed = costs.latency_between(0, 1) - VIRTUAL_LATENCY_SECONDS
     slept: list[float] = []
+    monkeypatch.setattr(emulation, "HOST_CLOCK", Clock(lambda: 0.0, slept.append))
     with Pipeline(model, plan, nn.MSELoss()) as pipe:
-        pipe._conditions = [*pipe._conditions[:-1], Emulated(plan, lambda: 0.0, slept.append)]
         pipe.step(x, target=y)
     assert sorted(slept) == pytest.approx(sorted([fixed + (number + 1) * each for number in range(4)] * 2))
 
@@ -174,10 +169,12 @@ def test_numbers_do_not_change(schedule, strict):
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-def test_nothing_is_emulated_where_a_cluster_only_describes():
+def test_nothing_is_emulated_where_a_cluster_only_describes(monkeypatch: pytest.MonkeyPatch):
     """As one of real devices, or one that measured runs have refined."""
+    slept: list[float] = []
+    monkeypatch.setattr(emulation, "HOST_CLOCK", Clock(lambda: 0.0, slept.append))
     described = Cluster.virtual(2).model_copy(update={"link": Link(bandwidth=1.0, latency=5.0)})
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with Pipeline(model, plan_on(described), nn.MSELoss()) as pipe:
-        assert pipe._conditions == []
         pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
+    assert slept == []

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import pipepart
+from pipepart.autograd.own_copy import tensors
 from pipepart.pipeline import Pipeline
 from pipepart.runtime.actions import Actions
-from pipepart.runtime.own_copy import tensors
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
 

@@ -12,9 +12,9 @@ from torch.autograd.graph import Node
 
 import pipepart
 from pipepart import Pipeline
+from pipepart.autograd.own_copy import tensors
 from pipepart.autograd.split_backward import WeightGradients
 from pipepart.runtime.actions import Actions
-from pipepart.runtime.own_copy import tensors
 from pipepart.runtime.stage import Stash
 from schedules import Action
 from tests.support.chains import Recompute, cut_by_hand

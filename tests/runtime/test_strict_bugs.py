@@ -1,4 +1,4 @@
-"""Strict virtual devices find what would fail, or be wrong, on accelerators; most of it is seeded here."""
+"""Strict virtual devices refuse what would fail on accelerators: bugs seeded in models and in the runtime."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from pipepart.runtime.strict.messages import Arriving, StrictEnd, StrictTransport
+from pipepart.autograd import graph_cut
+from pipepart.autograd.own_copy import tensors
+from pipepart.runtime.emulation.memory import storages, tag_of
+from pipepart.runtime.emulation.transport import EmulatedTransport
+from pipepart.runtime.transport.base import ForwardingTransport
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.copies import plan_copies
@@ -35,13 +39,28 @@ def notes(error: BaseException) -> str:
 
 
 def no_copy(monkeypatch: pytest.MonkeyPatch, kinds: str) -> None:
-    """Messages whose action is of one of the kinds go on as they are."""
-    copied = StrictTransport.recv
+    """Messages whose action is of one of the kinds arrive in the memory of the sender, and nothing moves them."""
+    copied = EmulatedTransport.recv
+    without = ForwardingTransport.recv
 
-    def recv(self: StrictTransport, receiver: int, key: Any) -> Any:
-        return self._inner.recv(receiver, key) if str(key[0]) in kinds else copied(self, receiver, key)
+    def recv(self: EmulatedTransport, receiver: int, key: Any) -> Any:
+        return (without if str(key[0]) in kinds else copied)(self, receiver, key)
 
-    monkeypatch.setattr(StrictTransport, "recv", recv)
+    monkeypatch.setattr(EmulatedTransport, "recv", recv)
+    move_all_but(monkeypatch, lives_on_a_device)
+    monkeypatch.setattr(graph_cut, "move_gradients", lambda gradients, device: gradients)
+
+
+def lives_on_a_device(message: Any) -> bool:
+    return any(tag_of(storage) for tensor in tensors(message) for storage in storages(tensor))
+
+
+def move_all_but(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Any], bool]) -> None:
+    """The runtime forgets to move the messages that are ``wanted``."""
+    move = graph_cut.move
+    monkeypatch.setattr(
+        graph_cut, "move", lambda m, device, wait=True: m if wanted(m) else move(m, device, wait)
+    )
 
 
 def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(monkeypatch):
@@ -64,18 +83,12 @@ def test_a_missing_copy_of_a_gradient(monkeypatch, schedule):
 
 
 def test_a_missing_copy_of_the_input(monkeypatch):
-    monkeypatch.setattr(Arriving, "__getitem__", lambda self, index: self._parts[index])
+    move_all_but(monkeypatch, lambda message: True)
     assert "lives on none, in the memory of the host" in str(failure(chain(), [2]))
 
 
 def test_a_missing_copy_of_the_target(monkeypatch):
-    copied = Arriving.__getitem__
-
-    def not_the_target(self: Arriving, index: Any) -> Any:
-        part = self._parts[index]
-        return copied(self, index) if isinstance(part, Tensor) and part.shape[1:] == (4,) else part
-
-    monkeypatch.setattr(Arriving, "__getitem__", not_the_target)
+    move_all_but(monkeypatch, lambda message: message.shape[1:] == (3,))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     with (
         cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=True) as pipe,
@@ -88,7 +101,7 @@ def test_a_missing_copy_of_the_target(monkeypatch):
 
 
 def test_a_missing_copy_of_what_the_caller_goes_backward_from(monkeypatch):
-    monkeypatch.setattr(StrictEnd, "gradients", lambda self, micro_batch: self._inner.gradients(micro_batch))
+    monkeypatch.setattr(graph_cut, "move_gradients", lambda gradients, device: gradients)
     with cut_by_hand(chain(), [2], strict=True) as pipe:
         out = pipe(torch.randn(6, 4))
         with pytest.raises(RuntimeError, match=r"runs on virtual:1 .* shape \(2, 4\) .* memory of the host"):

@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_with_what_is_in_use_and_a_smaller_step_wor
             pipe.step(x, target=y)
         text, notes = str(caught.value), "\n".join(caught.value.__notes__)
         assert (
-            "virtual:0 is out of memory: aten.addmm.default, which makes a tensor of shape (192, 64), takes"
+            "virtual:0 is out of memory: aten.addmm.default, which makes a tensor of shape (192, 64) takes"
             in text
         )
         assert "96.8 KiB of its 123.8 KiB are in use" in text

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from schedules import Action, Kind, Schedule
 
+from ...autograd.own_copy import tensors
 from ..loss_sink import End
-from ..own_copy import tensors
 from ..stage import Stage
 
 _BEFORE = -1  # in the place of a micro-batch

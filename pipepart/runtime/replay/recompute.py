@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...autograd import graph_cut
-from ..own_copy import tensors
+from ...autograd.own_copy import tensors
 from ..stage import Made, Stage
 from .buffers import Values, version
 from .randomness import Draws, Turn

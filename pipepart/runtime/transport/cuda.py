@@ -34,7 +34,7 @@ import torch
 from schedules import Schedule
 
 from ...autograd import graph_cut
-from ..own_copy import tensors
+from ...autograd.own_copy import tensors
 from .base import ForwardingTransport, Key, Transport
 
 Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator

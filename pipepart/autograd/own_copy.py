@@ -1,0 +1,62 @@
+"""Copies a message, a tensor or a nest of them, so that tensors which share memory still share it in the copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Copy = Callable[[Tensor], Tensor]  # of a detached tensor
+
+
+def tensors(message: Any) -> Sequence[Tensor]:
+    """All tensors of a message."""
+    if type(message) is Tensor:
+        return (message,)
+    return [leaf for leaf in pytree.tree_leaves(message) if isinstance(leaf, Tensor)]
+
+
+def own_copy(message: Any, copy: Copy = Tensor.clone) -> Any:
+    """Copy a message. Each tensor keeps its layout and whether it requires a gradient; it has no graph.
+
+    Args:
+        message: a tensor, or any nest of tensors.
+        copy: makes each copy, on another device for example.
+    """
+    groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors(message):
+        if tensor.layout is torch.strided:
+            groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(tensor)
+    copies = {id(old): new for group in groups.values() for old, new in _copies(group, copy)}
+
+    def copied(tensor: Tensor) -> Tensor:
+        new = copies[id(tensor)] if id(tensor) in copies else copy(tensor.detach())
+        return new.requires_grad_(tensor.requires_grad)
+
+    return copied(message) if type(message) is Tensor else pytree.tree_map_only(Tensor, copied, message)
+
+
+@torch.no_grad()
+def _copies(group: Sequence[Tensor], copy: Copy) -> list[tuple[Tensor, Tensor]]:
+    """Copies of tensors in one storage: copies the stretch that holds them all, and lays each over it again."""
+    filled = [tensor for tensor in group if tensor.numel()]
+    if len(filled) < 2 and all(tensor.is_contiguous() for tensor in filled):
+        return [(tensor, copy(tensor.detach())) for tensor in group]
+    first = min(tensor.storage_offset() for tensor in filled)
+    end = max(_end(tensor) for tensor in filled)
+    stretch = copy(filled[0].detach().as_strided((end - first,), (1,), first))
+    found = []
+    for tensor in group:
+        place = tensor.storage_offset() - first if tensor.numel() else 0
+        # Detached from the stretch it is no view: autograd refuses some writes into views.
+        found.append((tensor, stretch.as_strided(tensor.shape, tensor.stride(), place).detach()))
+    return found
+
+
+def _end(tensor: Tensor) -> int:
+    """The index in its storage behind the last element of a tensor that has elements."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)) + 1

@@ -1,0 +1,156 @@
+"""Makes virtual devices behave as the plan's cluster describes them: own memories, limits, speeds and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from schedules import Kind, Schedule
+
+from ...autograd import graph_cut
+from ...planning import Plan
+from ..stage import Stage
+from ..transport.base import Transport
+from .device import ExplicitMoves, StrictDevice
+from .memory import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, storages, tag_of
+from .transport import Clock, EmulatedTransport
+
+_RUNS_LAYERS = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
+_MAKES_GRADIENTS = frozenset({Kind.B, Kind.I, Kind.W, Kind.REDUCE_GRAD})
+HOST_CLOCK = Clock()
+
+
+class DeviceEmulation:
+    """The emulated devices of one pipeline.
+
+    Args:
+        plan: has the devices and the links.
+        stages: in the order of the plan's schedule.
+        loss: the loss function; the parameters and buffers of a module live on the last stage's device.
+        strict: whether each device has tensors of its own and a memory limit.
+        clock: measures and sleeps, for speeds and links.
+
+    Raises:
+        torch.OutOfMemoryError: with ``strict``, the parameters of a device exceed its limit.
+    """
+
+    def __init__(
+        self, plan: Plan, stages: Sequence[Stage], loss: object, strict: bool, clock: Clock | None = None
+    ) -> None:
+        self._stages = stages
+        self._device_of = plan.build_schedule().device_of
+        self._loss = loss if isinstance(loss, nn.Module) else None
+        self._clock = clock or HOST_CLOCK
+        names = [device.name for device in plan.workers]
+        self._speeds = [device.speed if plan.cluster.emulated else 1.0 for device in plan.workers]
+        self._links = (
+            [[plan.cluster.link_between(one, other) for other in names] for one in names]
+            if plan.cluster.emulated
+            else None
+        )
+        self._ledgers = [Ledger(device.name, device.memory_bytes) for device in plan.workers]
+        layers = [layer for stage in stages for layer in stage.layers]
+        layers += [] if self._loss is None else [("the loss", self._loss)]
+        self._strict = [StrictDevice(ledger, layers) for ledger in self._ledgers] if strict else None
+        self.begin(())
+
+    def memory(self) -> dict[str, MemoryUse] | None:
+        """The memory in use by device name; None without ``strict``."""
+        return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else None
+
+    def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
+        """Before a run, on the caller's thread: assign parameters, gradients and optimizer state to their devices.
+
+        The caller may have replaced them. What several stages share lives on the device of the first.
+        """
+        if self._strict is None:
+            return
+        for stage in range(len(self._stages)):
+            for module in self._modules(stage):
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    self._assign(stage, tensor, PARAMETERS)
+            self._assign_gradients(stage)
+        for stage, optimizer in enumerate(optimizers):
+            for value in pytree.tree_leaves(dict(optimizer.state)) if optimizer else ():
+                self._assign(stage, value, OPTIMIZER)
+
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
+        """The transport of one run."""
+        return EmulatedTransport(inner, schedule.device_of, self._links, self._strict, self._clock)
+
+    @contextmanager
+    def computing(self, kind: Kind, stage: int) -> Iterator[None]:
+        """Around what an action computes, on its worker: checked if strict, and slowed down to the device's speed."""
+        device = self._device_of[stage]
+        start = self._clock.now()
+        if self._strict is None:
+            yield
+        else:
+            strict = self._strict[device]
+            graph_cut.emulated.bring = strict.bring
+            try:
+                with strict, ExplicitMoves(strict) if kind in _RUNS_LAYERS else nullcontext():
+                    yield
+            finally:
+                graph_cut.emulated.bring = None
+            if kind in _MAKES_GRADIENTS:
+                self._assign_gradients(stage)
+        if self._speeds[device] < 1:
+            self._clock.sleep_until(start + (self._clock.now() - start) / self._speeds[device])
+
+    def _assign_gradients(self, stage: int) -> None:
+        for module in self._modules(stage):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._assign(stage, parameter.grad, GRADIENTS)
+
+    def _assign(self, stage: int, tensor: object, category: str) -> None:
+        """Count a tensor of the stage, unless it lives on another device of this pipeline."""
+        if not isinstance(tensor, Tensor):
+            return
+        ledger = self._ledgers[self._device_of[stage]]
+        for storage in storages(tensor):
+            tag = tag_of(storage)
+            if tag is None or tag.ledger not in self._ledgers:  # the caller's, or another pipeline's
+                ledger.enter(storage, category, lambda: f"one of the {category} of stage {stage}")
+            elif tag.ledger is ledger and tag.category != category:
+                ledger.relabel(tag, category)
+
+    def _modules(self, stage: int) -> Iterator[nn.Module]:
+        for _, layer in self._stages[stage].layers:
+            yield from layer.modules()
+        if self._loss is not None and stage == len(self._stages) - 1:
+            yield from self._loss.modules()
+
+
+def emulation_of(plan: Plan, stages: Sequence[Stage], loss: object, strict: bool) -> DeviceEmulation | None:
+    """The emulation that a plan's devices need; None for real devices, and where nothing is to be emulated.
+
+    Raises:
+        torch.OutOfMemoryError: with ``strict``, the parameters of a device exceed its limit.
+    """
+    if any(torch.device(device.torch_device or "cpu").type != "cpu" for device in plan.workers):
+        return None
+    if not strict and not plan.cluster.emulated:
+        return None
+    return DeviceEmulation(plan, stages, loss, strict)
+
+
+def memory_of(emulation: DeviceEmulation | None) -> dict[str, MemoryUse]:
+    """The memory in use by device name.
+
+    Raises:
+        RuntimeError: the pipeline does not count.
+    """
+    found = emulation.memory() if emulation else None
+    if found is None:
+        raise RuntimeError(
+            "memory is counted on virtual devices whose pipeline is made with strict=True: "
+            "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"
+        )
+    return found
