@@ -1,4 +1,4 @@
-"""The best cut of a general layer graph over unlike devices, with a proof."""
+"""Partitions any layer graph over unlike devices, with a proof of optimality or a bound."""
 
 from .infeasible import CutDoesNotFit
 from .partition import cut

@@ -1,4 +1,4 @@
-"""Clock: when a search that was given a time has to settle for what it has."""
+"""Budget: the time after which a search returns the best that it has."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Clock:
-    """The moment at which time is up, on the scale of ``time.monotonic``; None for no limit."""
+class Budget:
+    """A deadline on the scale of ``time.monotonic``; None for no limit."""
 
     end: float | None = None
 
     @staticmethod
-    def of(seconds: float | None) -> Clock:
-        """A clock that runs from now on."""
-        return Clock(None if seconds is None else time.monotonic() + seconds)
+    def of(seconds: float | None) -> Budget:
+        """A budget of so many seconds from now on; None for no limit."""
+        return Budget(None if seconds is None else time.monotonic() + seconds)
 
     @property
-    def over(self) -> bool:
-        """Whether the time is up."""
+    def spent(self) -> bool:
+        """Whether the deadline has passed."""
         return self.end is not None and time.monotonic() >= self.end
 
 
-NO_LIMIT = Clock()
+NO_LIMIT = Budget()

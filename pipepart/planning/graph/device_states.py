@@ -1,4 +1,4 @@
-"""Which devices are still free along the pipeline, as states of a walk."""
+"""DeviceStates: which devices are still available along the pipeline."""
 
 from __future__ import annotations
 
@@ -18,51 +18,58 @@ MOST_STATES = 1100
 
 
 @dataclass(frozen=True)
-class Walk:
-    """States numbered so that taking a device leads to a higher number; state 0 has all devices free.
+class DeviceStates:
+    """States numbered so that taking a device leads to a higher number; in state 0 all devices are available.
 
     Attributes:
-        free: for each state the number of free devices of each type, shape (states, types).
-        moves: for each type the states that can take a device of it, and the states that follow.
-        complete: whether every order of the devices is a path.
+        available: number of available devices of each type in each state; shape (states, types).
+        transitions: for each type the states that can take a device of it, and the states that follow.
+        complete: whether every order of the devices is a path of states.
     """
 
-    free: NDArray[np.int64]
-    moves: tuple[tuple[States, States], ...]
+    available: NDArray[np.int64]
+    transitions: tuple[tuple[States, States], ...]
     complete: bool
 
     def __len__(self) -> int:
-        return len(self.free)
+        return len(self.available)
+
+    def steps(self) -> list[list[tuple[int, int]]]:
+        """For each state the types that it can take a device of, each with the state that follows."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(len(self))]
+        for kind, (before, after) in enumerate(self.transitions):
+            for state, target in zip(before.tolist(), after.tolist(), strict=True):
+                found[state].append((kind, target))
+        return found
 
 
-def walk(problem: Problem) -> Walk:
-    """All orders of the devices, by how many of each type are free; for too many types, one order.
+def device_states(problem: Problem) -> DeviceStates:
+    """All orders of the devices, by the number of available devices of each type; for too many states, one order.
 
-    Devices may be left out at any point. Few types have few states: (devices + 1) of one type, and the product over
-    the types of these.
+    Devices may be left out at any point. There are (devices + 1) states for one type, and for several the product.
     """
     counts = [len(kind.devices) for kind in problem.types]
     if math.prod(count + 1 for count in counts) > MOST_STATES:
-        return _one_order(problem)
-    free = np.array(list(itertools.product(*(range(count, -1, -1) for count in counts))))
+        return _given_order(problem)
+    available = np.array(list(itertools.product(*(range(count, -1, -1) for count in counts))))
     strides = [math.prod(count + 1 for count in counts[index + 1 :]) for index in range(len(counts))]
-    moves = []
+    transitions = []
     for index, stride in enumerate(strides):
-        before = np.nonzero(free[:, index])[0]
-        moves.append((before, before + stride))
-    return Walk(free, tuple(moves), complete=True)
+        before = np.nonzero(available[:, index])[0]
+        transitions.append((before, before + stride))
+    return DeviceStates(available, tuple(transitions), complete=True)
 
 
-def _one_order(problem: Problem) -> Walk:
+def _given_order(problem: Problem) -> DeviceStates:
     """The devices in the cluster's order: state ``i`` has the devices from ``i`` on, and may take any of them."""
     type_of = {device: index for index, kind in enumerate(problem.types) for device in kind.devices}
     count = len(type_of)
-    free = np.zeros((count + 1, len(problem.types)), dtype=np.int64)
+    available = np.zeros((count + 1, len(problem.types)), dtype=np.int64)
     for device in range(count - 1, -1, -1):
-        free[device] = free[device + 1]
-        free[device, type_of[device]] += 1
-    moves = []
+        available[device] = available[device + 1]
+        available[device, type_of[device]] += 1
+    transitions = []
     for index in range(len(problem.types)):
         pairs = [(i, j + 1) for i in range(count) for j in range(i, count) if type_of[j] == index]
-        moves.append((np.array([i for i, _ in pairs]), np.array([j for _, j in pairs])))
-    return Walk(free, tuple(moves), complete=False)
+        transitions.append((np.array([i for i, _ in pairs]), np.array([j for _, j in pairs])))
+    return DeviceStates(available, tuple(transitions), complete=False)

@@ -1,4 +1,4 @@
-"""Says why no cut fits: which nodes are short of how many bytes."""
+"""CutDoesNotFit: why no cut fits the memory of the devices, with the nodes and the bytes they are short of."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import replace
 
 from ...cluster import Cluster
 from ...units import format_bytes
-from .parse import Reading, devices_of_types
-from .problem import UNLIMITED, DeviceType, Problem, Split
-from .search import Effort, search
+from .budget import Budget
+from .parse import ParsedGraph, devices_of_types
+from .problem import UNLIMITED, Problem, Split
+from .search import Effort, SearchResult, search
 
 
 class CutDoesNotFit(ValueError):
     """No cut of the graph fits the memory of the devices.
 
     Attributes:
-        nodes: of the stage that lacks most in the cut that comes nearest; those of the whole graph where all devices
-            together are too small.
-        short_bytes: bytes that it lacks.
+        nodes: of the stage that is short of most bytes in the nearest cut; of the whole graph if all devices together
+            are too small.
+        short_bytes: bytes that are missing there.
     """
 
     def __init__(self, message: str, nodes: Sequence[Hashable], short_bytes: int) -> None:
@@ -27,23 +28,20 @@ class CutDoesNotFit(ValueError):
         self.short_bytes = short_bytes
 
 
-def refuse_at_sight(reading: Reading, cluster: Cluster) -> None:
-    """Refuses what needs no search: a node larger than each device that may run it, or too many bytes in all.
+def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
+    """Refuse what needs no search: a node larger than any device that may run it, or too many bytes in all.
 
     Raises:
         CutDoesNotFit: one of both.
     """
-    problem = reading.problem
-    for index, group in enumerate(reading.members):
+    problem = parsed.problem
+    for index, group in enumerate(parsed.members):
         allowed = [kind for kind in problem.types if kind.seconds[index] < float("inf")]
         largest = max(allowed, key=lambda kind: kind.memory)
         short = int(problem.bytes[index]) - largest.memory
         if short > 0:
-            what = (
-                f"node {group[0]!r} needs"
-                if len(group) == 1
-                else f"nodes {list(group)!r} stay together and need"
-            )
+            one = len(group) == 1
+            what = f"node {group[0]!r} needs" if one else f"nodes {list(group)!r} stay together and need"
             device = cluster.devices[largest.devices[0]]
             raise CutDoesNotFit(
                 f"nothing fits: {what} {problem.bytes[index]} bytes, and the largest device that may run them, "
@@ -51,60 +49,74 @@ def refuse_at_sight(reading: Reading, cluster: Cluster) -> None:
                 group,
                 short,
             )
-    total, room = int(problem.bytes.sum()), sum(kind.memory * len(kind.devices) for kind in problem.types)
-    if total > room:
+    total, memory = int(problem.bytes.sum()), sum(kind.memory * len(kind.devices) for kind in problem.types)
+    if total > memory:
         raise CutDoesNotFit(
-            f"nothing fits: the graph needs {total} bytes and the {problem.device_count} devices hold {room} together: "
-            f"{total - room} bytes short ({format_bytes(total - room)})",
-            [node for group in reading.members for node in group],
-            total - room,
+            f"nothing fits: the graph needs {total} bytes and the {problem.device_count} devices hold {memory} in all: "
+            f"{total - memory} bytes short ({format_bytes(total - memory)})",
+            [node for group in parsed.members for node in group],
+            total - memory,
         )
 
 
-def nearest(reading: Reading, cluster: Cluster) -> CutDoesNotFit:
-    """Why nothing fits, told by the cut whose largest shortage is smallest."""
-    problem = reading.problem
+def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNotFit:
+    """Why nothing fits, told by the cut whose largest shortage is smallest.
 
-    def attempt(extra: int) -> Split | None:
-        return search(replace(problem, types=_with_more(problem, extra)), Effort(), any_will_do=True).split
+    Bisects the bytes that each device would need in addition. When the budget is spent, the nearest cut found so far
+    is told, and the message says that another may be nearer.
+    """
+    problem = parsed.problem
+
+    def attempt(extra: int) -> SearchResult:
+        types = tuple(replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
+        return search(replace(problem, types=types), Effort(budget=budget), any_will_do=True)
 
     low, high = 0, int(problem.bytes.sum())
-    split = attempt(high)
+    found = attempt(high)
+    split, proven = found.split, True
     if split is None:
+        why = (
+            "whatever the memory, no order of the devices lets each node run on one that may run it"
+            if found.optimal
+            else "and the time given was too short to find what is missing"
+        )
         return CutDoesNotFit(
-            "nothing fits: whatever the memory, no order of the devices lets each node run on one that may run it",
-            [node for group in reading.members for node in group],
+            f"nothing fits: {why}",
+            [node for group in parsed.members for node in group],
             0,
         )
-    while high - low > 1:
+    high = max(_shortages(problem, split))
+    while high - low > 1 and not budget.spent:
         middle = (low + high) // 2
         found = attempt(middle)
-        if found:
-            split, high = found, middle
+        if found.split:
+            split, high = found.split, max(_shortages(problem, found.split))
         else:
-            low = middle
-    return _told(reading, cluster, split)
+            low, proven = middle, proven and found.optimal
+    return _told(parsed, cluster, split, proven=proven and high - low <= 1)
 
 
-def _with_more(problem: Problem, extra: int) -> tuple[DeviceType, ...]:
-    return tuple(replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
-
-
-def _told(reading: Reading, cluster: Cluster, split: Split) -> CutDoesNotFit:
-    problem = reading.problem
-    stages = split.stages
-    lacks = [
+def _shortages(problem: Problem, split: Split) -> list[int]:
+    """Bytes that each stage lacks, negative where it fits."""
+    return [
         int(problem.bytes[nodes].sum()) - problem.types[kind].memory
-        for nodes, kind in zip(stages, split.types, strict=True)
+        for nodes, kind in zip(split.stages, split.types, strict=True)
     ]
+
+
+def _told(parsed: ParsedGraph, cluster: Cluster, split: Split, *, proven: bool) -> CutDoesNotFit:
+    problem = parsed.problem
+    lacks = _shortages(problem, split)
     stage = max(range(len(lacks)), key=lacks.__getitem__)
-    nodes = [node for index in stages[stage] for node in reading.members[index]]
+    members = split.stages[stage]
+    nodes = [node for index in members for node in parsed.members[index]]
     device = devices_of_types(cluster, problem.types, split.types)[stage]
-    run = repr(nodes[0]) if len(nodes) == 1 else f"{nodes[0]!r} to {nodes[-1]!r} ({len(nodes)} nodes)"
+    names = repr(nodes[0]) if len(nodes) == 1 else f"{nodes[0]!r} to {nodes[-1]!r} ({len(nodes)} nodes)"
+    which = "the nearest cut" if proven else "the nearest cut found in the time given"
     return CutDoesNotFit(
-        f"nothing fits: in the cut that comes nearest, stage {stage}, {run}, needs "
-        f"{int(problem.bytes[stages[stage]].sum())} bytes on {device.name!r}, which holds {device.memory_bytes}: "
-        f"{lacks[stage]} bytes short ({format_bytes(lacks[stage])})",
+        f"nothing fits: in {which}, stage {stage}, {names}, needs {int(problem.bytes[members].sum())} bytes on "
+        f"{device.name!r}, which holds {device.memory_bytes}: {lacks[stage]} bytes short "
+        f"({format_bytes(lacks[stage])})",
         nodes,
         lacks[stage],
     )

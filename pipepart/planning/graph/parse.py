@@ -1,4 +1,4 @@
-"""Reads a networkx graph and a cluster into a Problem, and says what is wrong with them."""
+"""Parses a networkx graph and a cluster into a Problem, and refuses what is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Tensors = Iterable[tuple[float, Iterable[Hashable]]]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A problem and the nodes of the graph, in execution order, that each of its nodes stands for."""
+class ParsedGraph:
+    """A problem, and for each of its nodes the nodes of the graph that it stands for, in execution order."""
 
     problem: Problem
     members: tuple[tuple[Hashable, ...], ...]
 
 
-def read(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str | None) -> Reading:
-    """The problem that the arguments of :func:`pipepart.planning.graph` mean.
+def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str | None) -> ParsedGraph:
+    """The problem for the arguments of :func:`pipepart.planning.cut`.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
@@ -54,7 +54,7 @@ def read(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str
         nets=tidy_nets(_nets(graph, tensors, number)),
         types=_device_types(graph, cluster, members, host),
     )
-    return Reading(problem, members)
+    return ParsedGraph(problem, members)
 
 
 def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
@@ -96,7 +96,7 @@ def _device_types(
                for kind in kinds}  # fmt: skip
     for index, group in enumerate(members):
         if not any(math.isfinite(seconds[kind][index]) for kind in kinds):
-            _refuse_homeless(graph, group, kinds)
+            _refuse_banned(graph, group, kinds)
     return tuple(
         DeviceType(
             seconds=seconds[kind] / speed,
@@ -108,7 +108,7 @@ def _device_types(
     )
 
 
-def _refuse_homeless(graph: nx.DiGraph, group: Sequence[Hashable], kinds: Sequence[str]) -> None:
+def _refuse_banned(graph: nx.DiGraph, group: Sequence[Hashable], kinds: Sequence[str]) -> None:
     allowed = "; ".join(f"{node!r} on {_kinds(graph, node)}" for node in group)
     tied = "nodes that stay together" if len(group) > 1 else "node"
     raise ValueError(f"no device of the cluster (kinds {list(kinds)}) may run the {tied}: {allowed}")

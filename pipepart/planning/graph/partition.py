@@ -1,17 +1,17 @@
-"""The partitioner of general layer graphs alone, on anyone's costs."""
+"""cut: partitions a layer graph with any costs into pipeline stages."""
 
 from __future__ import annotations
 
 import networkx as nx
 
 from ...cluster import Cluster
-from .budget import Clock
-from .infeasible import CutDoesNotFit, nearest, refuse_at_sight
-from .parse import Reading, Tensors, devices_of_types, read
-from .presolve import reduced
+from .budget import Budget
+from .infeasible import CutDoesNotFit, check_memory, nearest
+from .parse import ParsedGraph, Tensors, devices_of_types, parse
+from .presolve import presolve
 from .problem import Split
 from .result import Cut
-from .search import Effort, Found, search
+from .search import Effort, SearchResult, search
 
 
 def cut(
@@ -22,47 +22,64 @@ def cut(
     host: str | None = "cpu",
     seconds: float | None = None,
 ) -> Cut:
-    """The cut of a layer graph into stages, one a device, whose largest load is smallest.
+    """Partition a layer graph into pipeline stages, one a device, with the smallest bottleneck.
 
-    The stages form an order that no edge goes against, so each is convex: no path leaves it and comes back. The load
-    of a stage is the seconds of its nodes on its device, and the seconds of each tensor that crosses its border, once
-    however many of its nodes use it. A stage in between, that does not touch a tensor, does not pay for it. Devices
-    may be left out; which of unlike devices comes where is part of the search.
+    No edge leads to an earlier stage, so each stage is convex: no path leaves it and comes back. The load of a stage is
+    the seconds of its nodes on its device plus the seconds of each tensor that crosses its border, once however many
+    of its nodes use it. A stage that a tensor only passes over does not pay for it. Devices may be left out. The
+    order of unlike devices is part of the search.
 
-    Args:
-        graph: nodes in execution order. Node attributes:
+    Parameters
+    ----------
+    graph : networkx.DiGraph
+        Nodes in execution order. Node attributes:
 
-            - ``seconds``: on a device of speed 1, a number or ``{device kind: number}``; the node may not run on a
-              kind that is missing there.
-            - ``bytes``: what its stage must hold for it, 0 by default. Memory of devices is a hard limit.
-            - ``transfer_seconds``: to move its output once over the border of a device, 0 by default; each stage that
-              makes or uses it pays that.
-            - ``together``: nodes with the same value stay in one stage, and so does what lies on a path between them:
-              layers that share parameters, or that belong together for any other reason.
-        cluster: the devices. ``speed`` divides the seconds of nodes (not of tensors); ``link`` is not looked at.
-        tensors: in place of ``transfer_seconds``, each tensor as its seconds and the nodes that touch it, makers and
-            users alike; this also says what the backward pass moves, or gradients that are not sent.
-        host: kind of the devices whose memory all tensors pass through, which pay nothing for them. It has an effect
-            only beside devices of other kinds: CPUs alone pay as any other device does. None for no such kind.
-        seconds: when to settle for less than a proof. It is looked at between steps of the search, so some more may
-            pass, and a cut is found however little it is; what is found may then differ from run to run. By default
-            the effort is counted instead, so that the same arguments give the same cut: up to half a minute where
-            the downsets are too many.
+        - ``seconds``: on a device of speed 1, a number or ``{device kind: number}``. The node may not run on a kind
+          that is missing there.
+        - ``bytes``: memory that its stage holds for it, 0 by default. The memory of a device is a hard limit.
+        - ``transfer_seconds``: to move its output once over the border of a device, 0 by default.
+        - ``together``: nodes with the same value stay in one stage, and so do the nodes on paths between them.
+    cluster : Cluster
+        The devices. ``speed`` divides the seconds of nodes, not those of tensors. Links are not used.
+    tensors : iterable of (float, iterable of nodes), optional
+        Replaces ``transfer_seconds``: the seconds of each tensor and all nodes that make or use it. This also expresses
+        what the backward pass moves, and outputs without a gradient.
+    host : str or None, default "cpu"
+        Kind of the devices that pay nothing for transfers, beside devices of other kinds. If all devices are of this
+        kind they pay as usual. None for no such kind.
+    seconds : float, optional
+        Time budget, checked between steps of the search, so a call may take somewhat longer. The result may then
+        differ between runs. By default the effort is counted instead, so equal arguments give equal cuts; this takes
+        up to half a minute if the graph has too many downsets.
 
-    Returns:
-        The cut. ``optimal`` says that no other is better by more than one part in 10⁹; where that is not proven,
-        ``gap`` says by how much it may be above the best, and ``lower_bound`` what no cut can beat.
+    Returns
+    -------
+    Cut
+        ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` is what no cut
+        can beat, and ``gap`` how far the bottleneck may be above the best.
 
-    Raises:
-        ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
-            negative or not finite, or a tensor touches a node that is not in the graph.
-        CutDoesNotFit: no cut fits the memory of the devices; it names the nodes that are short and the bytes.
+    Raises
+    ------
+    ValueError
+        The graph is empty or has a cycle, a node has no seconds or no device may run it, a number is negative or not
+        finite, or a tensor names a node that is not in the graph.
+    CutDoesNotFit
+        No cut fits the memory of the devices. Names the nodes and the bytes that are missing. Within a time budget it
+        may also mean that none was found.
 
-    Exact by search over the downsets of the graph, the graphs of ideals of Tarnawski et al., "Efficient Algorithms
-    for Device Placement of DNN Graph Operators", NeurIPS 2020, section 5.1.1. A chain takes O(nodes × stage × devices)
-    for stages of up to ``stage`` nodes. Work on a graph grows with the downsets that a good bottleneck leaves open:
-    few for most networks; where they are too many to keep, the answer is not proven.
+    Notes
+    -----
+    Exact by search over the downsets of the graph (the ideals of [1]_, section 5.1.1), see
+    :mod:`pipepart.planning.graph.search`. If all downsets are prefixes of one order, as in a chain, it takes O(nodes x
+    longest stage x devices), where the longest stage is that of about twice an even share. Otherwise the time grows
+    with the number of downsets that a good bottleneck leaves possible: few for most networks.
 
+    References
+    ----------
+    .. [1] Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
+
+    Examples
+    --------
     >>> graph = nx.DiGraph()
     >>> graph.add_node("conv", seconds=2.0, transfer_seconds=0.5)
     >>> graph.add_node("norm", seconds=1.0, transfer_seconds=0.5)
@@ -72,31 +89,32 @@ def cut(
     >>> found.stages, found.bottleneck, found.optimal
     ((['conv', 'norm'], ['head']), 3.5, True)
     """
-    reading = read(graph, cluster, tensors, host)
-    refuse_at_sight(reading, cluster)
-    problem = reading.problem
-    smaller = reduced(problem)
-    found = search(smaller.problem, Effort(clock=Clock.of(seconds)))
-    if found.split is None:
-        if not found.optimal:
-            raise CutDoesNotFit(
-                "no cut was found that fits the memory of the devices, and the graph is too large to prove that there "
-                "is none: give the devices more memory, or tie nodes with the attribute 'together'",
-                list(graph),
-                0,
-            )
-        raise nearest(reading, cluster)
-    return _cut(reading, cluster, smaller.whole(found.split), found)
+    budget = Budget.of(seconds)
+    parsed = parse(graph, cluster, tensors, host)
+    check_memory(parsed, cluster)
+    smaller = presolve(parsed.problem)
+    found = search(smaller.problem, Effort(budget=budget))
+    if found.split is not None:
+        return _cut(parsed, cluster, smaller.restore(found.split), found)
+    if found.optimal:
+        raise nearest(parsed, cluster, budget)
+    limit = f"within {seconds} seconds" if budget.spent else "with the effort that a search may take"
+    raise CutDoesNotFit(
+        f"no cut was found {limit} that fits the memory of the devices, nor a proof that there is none: give the "
+        "devices more memory, allow more seconds, or tie nodes with the attribute 'together'",
+        list(graph),
+        0,
+    )
 
 
-def _cut(reading: Reading, cluster: Cluster, split: Split, found: Found) -> Cut:
-    problem = reading.problem
+def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, found: SearchResult) -> Cut:
+    problem = parsed.problem
     loads = tuple(
         problem.stage_seconds(nodes, problem.types[kind])
         for nodes, kind in zip(split.stages, split.types, strict=True)
     )
     return Cut(
-        stages=tuple([node for index in nodes for node in reading.members[index]] for nodes in split.stages),
+        stages=tuple([node for index in nodes for node in parsed.members[index]] for nodes in split.stages),
         devices=devices_of_types(cluster, problem.types, split.types),
         loads=loads,
         lower_bound=max(loads) if found.optimal else min(found.lower_bound, max(loads)),

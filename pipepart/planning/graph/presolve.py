@@ -1,4 +1,4 @@
-"""Takes nodes that cost nothing out of a problem, so that fewer downsets are left; no optimum is lost."""
+"""Presolve: removes nodes that cost nothing from a problem, so that it has fewer downsets; no optimum is lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Pins = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """A smaller problem, and how its cuts become cuts of the whole one.
+class Presolved:
+    """A smaller problem, and how its cuts become cuts of the whole problem.
 
     Attributes:
         problem: what is left.
@@ -29,8 +29,8 @@ class Reduced:
     steps: tuple[tuple[int, tuple[int, ...], Callable[[list[int]], int]], ...]
     nodes: int
 
-    def whole(self, split: Split) -> Split:
-        """The cut of the whole problem that costs the same."""
+    def restore(self, split: Split) -> Split:
+        """The cut of the whole problem with the same loads."""
         stage_of = [0] * self.nodes
         for node, stage in zip(self.kept, split.stage_of, strict=True):
             stage_of[node] = stage
@@ -39,8 +39,8 @@ class Reduced:
         return Split(tuple(stage_of), split.types)
 
 
-def reduced(problem: Problem) -> Reduced:
-    """The problem without the nodes that take no time and whose best stage is known from their neighbours'.
+def presolve(problem: Problem) -> Presolved:
+    """The problem without the zero-time nodes whose best stage follows from that of their neighbours.
 
     Nodes with bytes count as such only where all bytes fit any one device. Each rule moves a node from wherever it is
     to its known stage without raising the load of any stage:
@@ -50,7 +50,7 @@ def reduced(problem: Problem) -> Reduced:
     - a source whose tensors each go to all its successors goes with the first of them, a sink likewise with the last
       of its predecessors: the stages that touch these tensors are then those of the other nodes that do.
 
-    Edges beside a longer path say nothing, and go first: so more nodes have one neighbour only.
+    Edges beside a longer path are redundant and removed first: then more nodes have a single neighbour.
 
     Rules repeat until none applies: O(nodes + edges + pins) for each round.
     """
@@ -154,7 +154,7 @@ class _Shrinking:
             for pin in by:
                 self._nets[pin].add(by)
 
-    def result(self) -> Reduced:
+    def result(self) -> Presolved:
         """What is left, numbered anew in the same order."""
         whole = self._problem
         kept = [node for node in range(len(whole)) if node not in self._gone]
@@ -171,7 +171,7 @@ class _Shrinking:
             ),
             types=tuple(replace(kind, seconds=kind.seconds[kept]) for kind in whole.types),
         )
-        return Reduced(problem, tuple(kept), tuple(self._steps), len(whole))
+        return Presolved(problem, tuple(kept), tuple(self._steps), len(whole))
 
 
 def _needed(problem: Problem) -> list[set[int]]:

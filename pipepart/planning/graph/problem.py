@@ -1,17 +1,22 @@
-"""Problem: a layer graph and its devices as numbers, nodes 0, 1, ... in a topological order."""
+"""Problem: a layer graph and its devices as numbers; Split: an answer to it.
+
+Nodes are 0, 1, ... in a topological order. A tensor is a *net* (a hyperedge): its *pins* are the node that makes it and
+the nodes that use it. The load of a stage S on a device is the seconds of its nodes there plus the seconds of each net
+that S cuts, that is with a pin in S and a pin outside. So a tensor is paid for once by the stage that makes it and once
+by each stage that uses it; stages in between do not pay.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .bounds.weights import least, weights
+from .bounds.weights import device_weights, node_work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,12 +24,10 @@ Ints = NDArray[np.int64]
 # A device without a limit: no graph comes near, and sums of it stay within 64 bits.
 UNLIMITED = 2**60
 
-_Number = TypeVar("_Number", np.float64, np.int64)
-
 
 @dataclass(frozen=True)
 class Net:
-    """A tensor: the nodes that make or use it, and the seconds to move it over the border of one device."""
+    """A tensor: the seconds to move it over the border of one device, and the nodes that make or use it, ascending."""
 
     seconds: float
     pins: tuple[int, ...]
@@ -49,7 +52,7 @@ class DeviceType:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be cut.
+    """A graph to cut, and the devices.
 
     Attributes:
         successors: of each node, all of them with higher numbers.
@@ -76,14 +79,16 @@ class Problem:
         return tuple(map(tuple, found))
 
     @cached_property
-    def worth(self) -> Floats:
-        """Work that a second on each type of device is worth, 1 at the most."""
-        return weights([kind.seconds for kind in self.types], [len(kind.devices) for kind in self.types])
+    def device_weights(self) -> Floats:
+        """Of each type of device the work that it does in a second, at most 1; see :mod:`.bounds.weights`."""
+        return device_weights(
+            [kind.seconds for kind in self.types], [len(kind.devices) for kind in self.types]
+        )
 
     @cached_property
     def work(self) -> Floats:
-        """Of each node, the least that its seconds on any device are worth."""
-        return least([kind.seconds for kind in self.types], self.worth)
+        """Of each node the work: its least weighted seconds on any type of device."""
+        return node_work([kind.seconds for kind in self.types], self.device_weights)
 
     @cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:
@@ -94,13 +99,24 @@ class Problem:
                 found[pin].append(number)
         return tuple(map(tuple, found))
 
+    def spanning_seconds(self, low: int, high: int) -> float:
+        """Seconds of the nets with pins before node ``low`` and from node ``high`` on."""
+        firsts, lasts, seconds = self._net_ends
+        return float(seconds[(firsts < low) & (lasts >= high)].sum())
+
+    @cached_property
+    def _net_ends(self) -> tuple[Ints, Ints, Floats]:
+        firsts = np.array([net.pins[0] for net in self.nets], dtype=np.int64)
+        lasts = np.array([net.pins[-1] for net in self.nets], dtype=np.int64)
+        return firsts, lasts, np.array([net.seconds for net in self.nets])
+
     @property
     def device_count(self) -> int:
         """Number of devices."""
         return sum(len(kind.devices) for kind in self.types)
 
     def stage_seconds(self, nodes: Iterable[int], kind: DeviceType) -> float:
-        """The load of these nodes as one stage: compute, and each tensor that crosses its border, once."""
+        """The load of these nodes as one stage: compute, and each net that it cuts, once."""
         inside = set(nodes)
         compute = [float(kind.seconds[node]) for node in inside]
         if not kind.pays:
@@ -110,20 +126,6 @@ class Problem:
             self.nets[number].seconds for number in touched if not inside.issuperset(self.nets[number].pins)
         ]
         return math.fsum(compute + moved)
-
-    def merged(self, group: Sequence[int], count: int) -> Problem:
-        """The problem whose node ``group[v]`` holds node ``v``; the groups must be numbered in a topological order."""
-        index = np.asarray(group)
-        after: list[set[int]] = [set() for _ in range(count)]
-        for node, others in enumerate(self.successors):
-            after[group[node]].update(group[other] for other in others if group[other] != group[node])
-        return replace(
-            self,
-            successors=tuple(tuple(sorted(others)) for others in after),
-            bytes=_summed(self.bytes, index, count),
-            nets=tidy_nets(Net(net.seconds, tuple(group[pin] for pin in net.pins)) for net in self.nets),
-            types=tuple(replace(kind, seconds=_summed(kind.seconds, index, count)) for kind in self.types),
-        )
 
 
 @dataclass(frozen=True)
@@ -150,16 +152,10 @@ class Split:
 
 
 def tidy_nets(nets: Iterable[Net]) -> tuple[Net, ...]:
-    """The same tensors, those of the same pins as one, and without those that can never cross a border."""
+    """The nets with equal pins merged, without those that no border can cut."""
     seconds: dict[tuple[int, ...], list[float]] = {}
     for net in nets:
         pins = tuple(sorted(set(net.pins)))
         if len(pins) > 1 and net.seconds > 0:
             seconds.setdefault(pins, []).append(net.seconds)
     return tuple(Net(math.fsum(parts), pins) for pins, parts in sorted(seconds.items()))
-
-
-def _summed(values: NDArray[_Number], index: Ints, count: int) -> NDArray[_Number]:
-    total = np.zeros(count, dtype=values.dtype)
-    np.add.at(total, index, values)
-    return total

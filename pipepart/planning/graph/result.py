@@ -1,4 +1,4 @@
-"""Cut: the answer, as it is handed out."""
+"""Cut: the stages and devices that :func:`pipepart.planning.cut` returns, and how good they are known to be."""
 
 from __future__ import annotations
 

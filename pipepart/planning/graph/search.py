@@ -1,4 +1,33 @@
-"""Finds the best cut of a problem, and proves that it is."""
+"""Searches for the cut of a problem with the smallest bottleneck, and proves it or bounds it.
+
+The algorithm
+-------------
+A cut into a pipeline is a chain of *downsets* (sets of nodes that hold every predecessor of their nodes; *ideals* in
+the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes between two borders are a stage. ::
+
+      a ──► b ──► d ──► e          I1 = {a, c}      stage 0 = I1 \\ I0 = a c
+      │           ▲                I2 = {a, b, c, d}  stage 1 = I2 \\ I1 = b d
+      └───► c ────┘                I3 = V             stage 2 = I3 \\ I2 = e
+
+1. **Upper bound** (``initial_split``). The best cut into intervals of a few topological orders, by dynamic programming
+   (``exact/intervals.py``), improved by moves of single nodes (``heuristics/local_moves.py``).
+2. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? First the downsets that
+   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` and ``skips.py`` rule
+   out most. Then border I' is reached with one more device than border I if I' \\ I is a stage of at most T seconds
+   (``feasible_stages.py``). There is a cut if V is reached. *Dominance* leaves out borders to which a node can be added
+   at no cost.
+3. **Gap search** (``bounds/gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
+   the cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
+4. **Too many downsets** (``_bound_gap``). Minimum cuts bound from below (``bounds/crossing.py``), a beam of the least
+   crossed downsets improves the cut from above, and decisions at small T raise the bound (``heuristics/beam.py``).
+
+Invariants:
+
+- Nodes are numbered in a topological order: every prefix is a downset.
+- ``low <= optimum <= bottleneck(split)`` at any time. ``optimal`` is said only if the two meet to 1e-9.
+- Pruning is safe at T: it may only drop downsets that are no border of any cut with a bottleneck of at most T.
+  Families that were thinned yield cuts, never bounds.
+"""
 
 from __future__ import annotations
 
@@ -7,147 +36,146 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds.crossing import Barrier
-from .bounds.gap_search import RESOLUTION, Closing
-from .budget import NO_LIMIT, Clock
-from .device_states import Walk, walk
-from .exact.chains import best_of_chain, is_chain
+from .bounds.crossing import CrossingBound
+from .bounds.gap_search import RESOLUTION, GapSearch
+from .budget import NO_LIMIT, Budget
+from .device_states import DeviceStates, device_states
+from .exact.capacity import SLACK, Capacity
 from .exact.decision import Decider
-from .exact.ideals import blocks, downsets
+from .exact.downsets import blocks, downsets
 from .exact.intervals import best_intervals
-from .exact.spans import Spans
-from .exact.windows import SLACK, Windows
-from .heuristics.beam import beam, climb
-from .heuristics.moves import bettered
-from .heuristics.topological_orders import orders
+from .exact.skips import Skips
+from .heuristics.beam import beam, raise_bound
+from .heuristics.local_moves import improve_by_moves
+from .heuristics.topological_orders import topological_orders
 from .problem import Problem, Split
 
-# Borders of a family that is searched before the whole, and the fraction of a bottleneck that is left open there.
+# Borders of a thinned family that is searched before the whole one, and the gap that is left open there.
 FEW = 3000
 ENOUGH = 5e-4
+
+# Bits of the downsets kept at once: 512 MB.
+MOST_BITS = 2**32
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a search may do before it settles for less than a proof; counted, so that runs repeat.
+    """How much work a search may do before it settles for a bound; counted, so that equal calls give equal cuts.
 
     Attributes:
-        sets: borders kept at once.
+        sets: downsets kept at once.
         pairs: pairs of borders looked at.
-        clock: when to settle at the latest; with a time, runs need not repeat.
+        budget: the time after which it settles; with a limit, runs need not repeat.
     """
 
     sets: int = 400_000
     pairs: int = 200_000_000
-    clock: Clock = NO_LIMIT
+    budget: Budget = NO_LIMIT
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best cut found, None where none fits, and what no cut can beat; ``optimal`` where both are proven."""
+class SearchResult:
+    """The best cut found, None if none, and a lower bound; ``optimal`` if the cut, or that none fits, is proven."""
 
     split: Split | None
     lower_bound: float
     optimal: bool
 
 
-def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Found:
-    """The cut with the smallest bottleneck.
-
-    First a good cut: the best intervals of a few topological orders, bettered by moves. Then the question whether any
-    cut is better, answered over the downsets in the windows of that bottleneck. Usually the answer is no, and the
-    cut is proven optimal by one decision; otherwise the gap to the lower bound is halved until it is. With
-    ``any_will_do`` the first cut that fits is enough.
-    """
-    devices = walk(problem)
-    low = floor(problem)
+def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> SearchResult:
+    """The cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
+    states = device_states(problem)
+    low = simple_lower_bound(problem)
     one_order = all(high - start == 1 for start, high in blocks(problem))
-    if is_chain(problem):
-        split = best_of_chain(problem, devices, low, ceiling(problem), any_will_do=any_will_do)
-        value = split.bottleneck(problem) if split else math.inf
-        return Found(split, value if devices.complete else low, optimal=devices.complete and not any_will_do)
-    split = first_cut(problem, devices, low, effort.clock, one_order=one_order)
+    split = initial_split(problem, states, low, effort.budget, one_order=one_order)
     if split and any_will_do:
-        return Found(split, low, optimal=False)
-    if split and ((one_order and devices.complete) or split.bottleneck(problem) * (1 - RESOLUTION) <= low):
-        return Found(split, split.bottleneck(problem), optimal=True)
-    return _narrowed(problem, devices, split, low, effort)
+        return SearchResult(split, low, optimal=False)
+    if one_order:
+        # Each downset is a prefix, so the intervals of the one order are all cuts there are.
+        value = split.bottleneck(problem) if split else math.inf
+        return SearchResult(split, value if states.complete else low, optimal=states.complete)
+    if split and split.bottleneck(problem) * (1 - RESOLUTION) <= low:
+        return SearchResult(split, split.bottleneck(problem), optimal=True)
+    if effort.budget.spent:
+        return SearchResult(split, low, optimal=False)
+    return _close_gap(problem, states, split, low, effort)
 
 
-def floor(problem: Problem) -> float:
-    """Seconds that no cut can beat: the largest node, and all work shared out evenly."""
-    room = sum(
-        len(kind.devices) * float(worth) for kind, worth in zip(problem.types, problem.worth, strict=True)
-    )
+def simple_lower_bound(problem: Problem) -> float:
+    """Seconds that no cut can beat: the largest node, and all work spread evenly over the devices."""
+    each = zip(problem.types, problem.device_weights, strict=True)
+    total = sum(len(kind.devices) * float(weight) for kind, weight in each)
     largest = np.min([kind.seconds for kind in problem.types], axis=0).max()
-    return max(float(largest), math.fsum(problem.work) / room * (1 - SLACK))
+    return max(float(largest), math.fsum(problem.work) / total * (1 - SLACK))
 
 
-def ceiling(problem: Problem) -> float:
-    """Seconds that no stage can exceed."""
+def simple_upper_bound(problem: Problem) -> float:
+    """Seconds that no stage can exceed: all nodes on their slowest device, and all transfers."""
     slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
                zip(*(kind.seconds.tolist() for kind in problem.types), strict=True)]  # fmt: skip
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
 
 
-def first_cut(
-    problem: Problem, devices: Walk, low: float, clock: Clock, *, one_order: bool = False
+def initial_split(
+    problem: Problem, states: DeviceStates, low: float, budget: Budget, *, one_order: bool = False
 ) -> Split | None:
-    """A good cut, or None where no interval of the orders tried fits."""
+    """A good cut, or None if no intervals of the orders tried fit."""
     best: Split | None = None
-    limit, most = math.inf, ceiling(problem)
+    limit, most = math.inf, simple_upper_bound(problem)
     tried: set[tuple[int, ...]] = set()
-    for order in [range(len(problem))] if one_order else orders(problem):
+    for order in [range(len(problem))] if one_order else topological_orders(problem):
         if tuple(order) in tried:
             continue
         tried.add(tuple(order))
-        # Narrow first: short intervals are quick to look at, and mostly enough.
-        guess = min(2 * low, most) if best is None else limit
+        # A small limit first: short intervals are quick to look at, and mostly enough.
+        guess = min(1.25 * low, most) if best is None else limit
         while True:
-            found = best_intervals(problem, order, devices, guess)
+            found = best_intervals(problem, order, states, guess)
             if found or guess >= most or best:
                 break
-            guess = min(4 * guess, most) if guess else most
+            guess = min(2 * guess, most) if guess else most
         if not found:
             continue
-        better = bettered(problem, found)
+        better = found if one_order else improve_by_moves(problem, found)
         value = better.bottleneck(problem)
         if value < limit:
             best, limit = better, value * (1 - RESOLUTION)
-        if clock.over or value <= low * (1 + RESOLUTION):
+        if budget.spent or value <= low * (1 + RESOLUTION):
             break
     return best
 
 
-def _narrowed(problem: Problem, devices: Walk, split: Split | None, low: float, effort: Effort) -> Found:
-    if split and effort.clock.over:
-        return Found(split, low, optimal=False)
-    spans = Spans(problem)
-    high = split.bottleneck(problem) if split else ceiling(problem) * (1 + RESOLUTION)
-    sets = downsets(problem, Windows(problem, devices, high * (1 - RESOLUTION)), effort.sets, spans)
+def _close_gap(
+    problem: Problem, states: DeviceStates, split: Split | None, low: float, effort: Effort
+) -> SearchResult:
+    skips = Skips(problem)
+    high = split.bottleneck(problem) if split else simple_upper_bound(problem) * (1 + RESOLUTION)
+    most = min(effort.sets, max(1, MOST_BITS // len(problem)))
+    sets = downsets(problem, Capacity(problem, states, high * (1 - RESOLUTION)), most, skips)
     if sets is None:
-        return _approached(problem, devices, spans, effort.clock, split, low)
+        return _bound_gap(problem, states, skips, effort.budget, split, low)
     if split and len(sets) > FEW:
-        # Borders that the least crosses are the likeliest: mostly only the proof is left for the whole family.
-        likely = Closing(problem, split, high, low)
-        likely.close(Decider(problem, devices, sets.thinned(FEW), effort.pairs), effort.clock, ENOUGH)
+        # The least crossed borders are the likeliest: mostly only the proof is left for the whole family.
+        likely = GapSearch(problem, split, high, low)
+        likely.close(Decider(problem, states, sets.thinned(FEW), effort.pairs), effort.budget, ENOUGH)
         split, high = likely.split, likely.high
-    closing = Closing(problem, split, high, low)
-    if not closing.close(Decider(problem, devices, sets, effort.pairs), effort.clock):
-        return _approached(problem, devices, spans, effort.clock, closing.split, closing.low)
-    if closing.split is None:
-        return Found(None, math.inf, optimal=devices.complete)
-    return Found(closing.split, closing.high, optimal=devices.complete)
+    gap = GapSearch(problem, split, high, low)
+    if not gap.close(Decider(problem, states, sets, effort.pairs), effort.budget):
+        return _bound_gap(problem, states, skips, effort.budget, gap.split, gap.low)
+    if gap.split is None:
+        return SearchResult(None, math.inf, optimal=states.complete)
+    return SearchResult(gap.split, gap.high, optimal=states.complete)
 
 
-def _approached(
-    problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split | None, low: float
-) -> Found:
+def _bound_gap(
+    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split | None, low: float
+) -> SearchResult:
+    """The best cut and bound where the downsets are too many, or the effort is spent."""
     if split is None:
-        return Found(None, low, optimal=False)
-    if not clock.over:
-        low = Barrier(problem, devices, spans).bound(low, split.bottleneck(problem))
-    split = beam(problem, devices, spans, clock, split, low)
-    split, low = climb(problem, devices, spans, clock, split, low)
+        return SearchResult(None, low, optimal=False)
+    if not budget.spent:
+        low = CrossingBound(problem, states, skips).bound(low, split.bottleneck(problem))
+    split = beam(problem, states, skips, budget, split, low)
+    split, low = raise_bound(problem, states, skips, budget, split, low)
     high = split.bottleneck(problem)
-    return Found(split, min(low, high), optimal=devices.complete and low >= high * (1 - RESOLUTION))
+    return SearchResult(split, min(low, high), optimal=states.complete and low >= high * (1 - RESOLUTION))

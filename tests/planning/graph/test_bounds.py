@@ -8,11 +8,11 @@ import pytest
 from benchmarks.planning import nasnet, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
-from pipepart.planning.graph.bounds.crossing import Barrier
-from pipepart.planning.graph.device_states import walk
-from pipepart.planning.graph.exact.spans import Spans
-from pipepart.planning.graph.parse import read
-from pipepart.planning.graph.search import Effort, floor, search
+from pipepart.planning.graph.bounds.crossing import CrossingBound
+from pipepart.planning.graph.device_states import device_states
+from pipepart.planning.graph.exact.skips import Skips
+from pipepart.planning.graph.parse import parse
+from pipepart.planning.graph.search import Effort, search, simple_lower_bound
 from tests.planning.graph import oracle
 from tests.planning.graph.problems import random_problem
 from tests.planning.graph.test_baselines import random_graph
@@ -24,7 +24,7 @@ def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
     best = oracle.best(graph, cluster, tensors)
     if math.isinf(best):
         return
-    problem = read(graph, cluster, tensors, "cpu").problem
+    problem = parse(graph, cluster, tensors, "cpu").problem
     found = search(problem, Effort(sets=1))
     assert found.lower_bound <= best * (1 + 1e-9)
     assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
@@ -34,9 +34,9 @@ def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
 def test_minimum_cuts_bound_what_the_search_proves(seed: int):
     graph, cluster = random_graph(2 * seed + 1, 40), Cluster.parse(["1GB"] * (2 + seed % 4))
     found = cut(graph, cluster)
-    problem = read(graph, cluster, None, "cpu").problem
-    low = floor(problem)
-    bound = Barrier(problem, walk(problem), Spans(problem)).bound(low, 2 * found.bottleneck)
+    problem = parse(graph, cluster, None, "cpu").problem
+    low = simple_lower_bound(problem)
+    bound = CrossingBound(problem, device_states(problem), Skips(problem)).bound(low, 2 * found.bottleneck)
     assert found.optimal
     assert low <= bound <= found.bottleneck * (1 + 1e-9)
 
@@ -49,8 +49,10 @@ def test_minimum_cuts_know_that_each_border_is_crossed():
     for start in range(0, 58, 3):
         graph.add_edges_from([(start, start + 1), (start, start + 2), (start + 1, start + 2)])
         graph.add_edges_from([(start + 2, start + 3)] if start + 3 < 60 else [])
-    problem = read(graph, Cluster.parse(["1GB"] * 2), None, "cpu").problem
-    bound = Barrier(problem, walk(problem), Spans(problem)).bound(floor(problem), 100.0)
+    problem = parse(graph, Cluster.parse(["1GB"] * 2), None, "cpu").problem
+    bound = CrossingBound(problem, device_states(problem), Skips(problem)).bound(
+        simple_lower_bound(problem), 100.0
+    )
     assert 15.5 < bound <= 16.0
 
 

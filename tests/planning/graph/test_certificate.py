@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from pipepart.cluster import Cluster
 from pipepart.planning import cut
 from tests.planning.graph import oracle
-from tests.planning.graph.instances import needs_data, placement
+from tests.planning.graph.instances import placement
 from tests.planning.graph.test_baselines import random_graph
 
 
@@ -108,7 +108,6 @@ def test_an_integer_program_agrees(seed: int):
     assert found.bottleneck == pytest.approx(smallest_bottleneck(graph, None, 3), rel=1e-6)
 
 
-@needs_data
 @pytest.mark.slow
 def test_an_integer_program_agrees_on_a_published_graph():
     instance = placement("layers_bert24_inference", with_cpu=False)

@@ -6,7 +6,7 @@ import pytest
 
 from pipepart.planning import Cut, cut
 from tests.planning.graph import oracle
-from tests.planning.graph.instances import Instance, needs_data, placement, profile, reference
+from tests.planning.graph.instances import Instance, placement, profile, reference
 
 PLACEMENT = [(name, with_cpu) for name in reference()["placement"] for with_cpu in (False, True)]
 PROFILES = [(name, cell) for name, cells in reference()["profiles"].items() for cell in cells]
@@ -20,14 +20,12 @@ def check(instance: Instance, best: float) -> None:
     assert found.bottleneck == pytest.approx(value, rel=1e-12)
 
 
-@needs_data
 @pytest.mark.parametrize(("name", "with_cpu"), PLACEMENT)
 def test_placement_instances_reach_their_optimum(name: str, with_cpu: bool):
     best = reference()["placement"][name]["max_load_with_one_cpu" if with_cpu else "max_load"]
     check(placement(name, with_cpu=with_cpu), best)
 
 
-@needs_data
 @pytest.mark.parametrize(("name", "cell"), PROFILES)
 def test_profiles_reach_their_optimum(name: str, cell: str):
     devices, gigabits = map(int, re.findall(r"\d+", cell))

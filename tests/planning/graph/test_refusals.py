@@ -73,6 +73,23 @@ def test_the_stage_that_lacks_least_is_named_where_no_cut_fits():
     assert len(caught.value.nodes) == 2
 
 
+def test_a_time_budget_also_holds_where_nothing_fits():
+    # Without time the bisection for the nearest cut does not even begin: the error says so, and claims no minimum.
+    with pytest.raises(CutDoesNotFit, match=r"in the time given, stage .* bytes short") as caught:
+        cut(sized(600, 600, 600, 100), TWO, seconds=0.0)
+    assert caught.value.short_bytes >= 176
+
+
+def test_without_time_a_branched_graph_that_may_not_fit_is_refused_at_once():
+    graph = sized(600, 600, 600, 100)
+    graph.remove_edge("n0", "n1")
+    graph.add_edge("n0", "n2")
+    with pytest.raises(CutDoesNotFit, match=r"no cut was found within 0\.0 seconds"):
+        cut(graph, TWO, seconds=0.0)
+    with pytest.raises(CutDoesNotFit, match=r"in the nearest cut, stage .* bytes short"):
+        cut(graph, TWO)
+
+
 def test_memory_is_a_limit_to_the_byte():
     graph = sized(500, 524, 1024)
     found = cut(graph, TWO)

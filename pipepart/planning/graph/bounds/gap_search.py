@@ -1,12 +1,12 @@
-"""Closes the gap between a cut and a bound by asking for better cuts."""
+"""GapSearch: closes the gap between a cut and a lower bound by deciding bottlenecks in between."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..budget import Clock
+from ..budget import Budget
 from ..exact.decision import Decider, TooMuchWork
-from ..heuristics.moves import bettered
+from ..heuristics.local_moves import improve_by_moves
 from ..problem import Problem, Split
 
 # A bottleneck is taken for the smallest when none is smaller by more than this fraction of it.
@@ -20,14 +20,14 @@ STEP = 2e-3
 
 
 @dataclass
-class Closing:
-    """A cut, None as long as there is none, its bottleneck, and a bound; asking a decider moves them together.
+class GapSearch:
+    """A cut, its bottleneck and a lower bound; each decision moves one of them.
 
     Attributes:
         problem: what is cut.
-        split: the best cut so far.
-        high: its bottleneck; without a cut, seconds that no cut exceeds.
-        low: seconds that no cut of the decider's borders has less than.
+        split: the best cut so far, or None.
+        high: its bottleneck; without a cut, an upper bound on any.
+        low: no cut among the decider's borders has a smaller bottleneck.
         step: the first step down from a cut that was not the last, as a fraction.
     """
 
@@ -37,15 +37,15 @@ class Closing:
     low: float
     step: float = STEP
 
-    def close(self, decider: Decider, clock: Clock, resolution: float = RESOLUTION) -> bool:
-        """Asks until ``low`` comes within a fraction ``resolution`` of ``high``; whether the work granted was enough.
+    def close(self, decider: Decider, budget: Budget, resolution: float = RESOLUTION) -> bool:
+        """Decide until the gap is below ``resolution``. Return False if the effort or the budget was spent before.
 
-        Mostly nothing is left below a cut that was just found, so that is the first question. From a cut that does
-        have a better one the steps down grow, and what is between a step up and one down is halved.
+        Mostly no cut is better than one that was just found, so that is the first question. If there is a better one,
+        the steps down grow; once a step failed, the gap is bisected.
         """
         step, fresh = self.step, True
         while self.high - self.low > resolution * self.high:
-            if clock.over:
+            if budget.spent:
                 return False
             gap = self.high - self.low
             if fresh or gap <= LITTLE * self.high:
@@ -60,7 +60,7 @@ class Closing:
                 self.low = self.high if ask >= self.high * (1 - resolution) else ask
                 fresh = False
                 continue
-            self.split = bettered(self.problem, found)
+            self.split = improve_by_moves(self.problem, found)
             self.high = self.split.bottleneck(self.problem)
             step, fresh = (step, True) if not fresh else (4 * step, False)
         return True

@@ -1,4 +1,4 @@
-"""What a second on each type of device is worth, so that work on unlike devices can be added up."""
+"""Weights of device types: make the work that unlike devices do comparable, for a lower bound on the bottleneck."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from scipy.sparse import csr_array
 Floats = NDArray[np.float64]
 
 
-def weights(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
-    """Of each type of device, the worth of a second that makes the bound on the bottleneck largest.
+def device_weights(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
+    """The weight of each type of device that makes the lower bound on the bottleneck largest.
 
-    Whatever the weights, a device of type ``k`` does at most ``weights[k]`` x bottleneck of work if that of a node is
-    the least of ``weights[k]`` x its seconds there. So the bottleneck is at least all work over the sum of the weights
-    of all devices; the best weights are the dual of sharing the nodes out in fractions (a linear program, by HiGHS).
+    Let the work of a node be the least of ``weights[k] x seconds`` over the types k. Whatever the weights, a device of
+    type k does at most ``weights[k] x T`` of work in T seconds. So the bottleneck is at least the work of all nodes
+    over the sum of the weights of all devices. The best weights are the dual of the linear program that splits nodes
+    into fractions. Where the types differ only in speed, the speeds are these weights; else HiGHS solves the program.
 
     Args:
         seconds: of each node on each type, infinite where it may not run.
-        counts: devices of each type.
+        counts: number of devices of each type.
     """
     useful = [bool(np.isfinite(mine).any()) for mine in seconds]
     first = useful.index(True)
-    worth = np.zeros(len(seconds))
+    weights = np.zeros(len(seconds))
     for index, mine in enumerate(seconds):
-        worth[index] = _pace(seconds[first], mine) if useful[index] else 0.0
-    if np.isfinite(worth).all():
-        return worth / worth.max()
-    return _dual(seconds, counts)
+        weights[index] = _relative_speed(seconds[first], mine) if useful[index] else 0.0
+    if np.isfinite(weights).all():
+        return weights / weights.max()
+    return _dual_weights(seconds, counts)
 
 
-def least(seconds: Sequence[Floats], worth: Floats) -> Floats:
-    """The work of each node."""
+def node_work(seconds: Sequence[Floats], weights: Floats) -> Floats:
+    """The work of each node: its least weighted seconds on any type."""
     products = [
         np.where(np.isfinite(mine), np.nan_to_num(mine, posinf=0.0) * value, np.inf)
-        for mine, value in zip(seconds, worth, strict=True)
+        for mine, value in zip(seconds, weights, strict=True)
     ]
     return np.min(products, axis=0)
 
 
-def _pace(reference: Floats, mine: Floats) -> float:
-    """How many times quicker than the reference, NaN where that differs from node to node."""
+def _relative_speed(reference: Floats, mine: Floats) -> float:
+    """Speed relative to the reference, NaN if it differs between nodes."""
     if not np.array_equal(np.isfinite(reference), np.isfinite(mine)):
         return np.nan
     counted = np.isfinite(reference) & (reference + mine > 0)
@@ -55,7 +56,7 @@ def _pace(reference: Floats, mine: Floats) -> float:
     return float(ratios.min()) if 0 < ratios.min() >= ratios.max() * (1 - 1e-9) else np.nan
 
 
-def _dual(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
+def _dual_weights(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
     allowed = np.isfinite(np.array(seconds))
     kinds, nodes = np.nonzero(allowed)
     cost = np.array(seconds)[kinds, nodes]
@@ -84,5 +85,5 @@ def _dual(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
     )
     if solved.status != 0:
         return np.ones(len(counts))
-    worth = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
-    return worth / worth.max() if worth.max() > 0 else np.ones(len(counts))
+    weights = np.maximum(-np.asarray(solved.ineqlin.marginals), 0.0)
+    return weights / weights.max() if weights.max() > 0 else np.ones(len(counts))

@@ -1,1 +1,1 @@
-"""Exact search for the best cut of a graph."""
+"""Exact search over the downsets of a graph."""

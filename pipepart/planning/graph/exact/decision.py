@@ -1,4 +1,4 @@
-"""Decides whether some cut has a bottleneck of at most T seconds: reachable borders, device by device."""
+"""Decider: whether some cut has a bottleneck of at most T seconds, by reachable borders, device by device."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device_states import Walk
-from ..incidence import Incidence
+from ..device_states import DeviceStates
 from ..problem import Ints, Problem, Split
+from .capacity import SLACK, Capacity
 from .dominance import Dominance
-from .ideals import Downsets
-from .links import Links
-from .spans import levels
-from .windows import SLACK, Windows
-
-# Targets of one source that are worth a pass of their own.
-MANY = 800
+from .downsets import Downsets
+from .feasible_stages import FeasibleStages
+from .incidence import Incidence
+from .skips import stage_counts
 
 
 class TooMuchWork(Exception):
-    """The decision would look at more pairs of borders than it was given."""
+    """The decision would look at more pairs of borders than it may."""
 
 
 @dataclass
 class _Reached:
-    """Borders reached in one state of the walk, and from where."""
+    """Borders reached in one device state, and from where."""
 
     rows: list[Ints] = field(default_factory=list)
     origins: list[Ints] = field(default_factory=list)
@@ -51,87 +48,82 @@ class _Reached:
 
 
 class Decider:
-    """Asks for cuts of one problem whose borders are among given downsets.
+    """Answers whether there is a cut of at most T seconds whose borders are among given downsets.
 
-    A border ``I`` is reached with some devices used if it is empty, or a border inside it is reached with one device
-    fewer and the nodes between are a stage of at most T seconds that fits this device. What is reached is kept for
-    each state of the walk over the devices, so the order of unlike devices is part of the search; a border reached
-    with fewer devices is not looked at again with more.
+    The empty border is reached in state 0. A border I' is reached in the state that follows by taking a device, if a
+    border I inside it is reached before and I' \\ I is a stage of at most T seconds on that device. States are visited
+    in order, so the order of unlike devices is part of the search. A border that was reached with a set of devices is
+    not reached again with a larger one.
 
-    The load of the stage between two borders is compute + crossing(I) + crossing(I'), less what is cut at both: once
-    for a tensor that has a pin between, twice for one that has none. Only pairs that need it pay for that correction.
+    Takes O(states x pairs of borders that capacity allows); dominance makes these few.
     """
 
-    def __init__(self, problem: Problem, walk: Walk, sets: Downsets, most_pairs: int = 10**12) -> None:
-        self._problem, self._walk, self._sets = problem, walk, sets
+    def __init__(
+        self, problem: Problem, states: DeviceStates, sets: Downsets, most_pairs: int = 10**12
+    ) -> None:
+        self._problem, self._states, self._sets = problem, states, sets
         self._incidence = Incidence(problem, sets)
         self._dominance = Dominance(problem, sets, self._incidence)
         self._left_pairs = most_pairs
-        self._memory = _free_memory(problem, walk)
-        self._steps: list[list[tuple[int, int]]] = [[] for _ in range(len(walk))]
-        for kind, (before, after) in enumerate(walk.moves):
-            for state, target in zip(before.tolist(), after.tolist(), strict=True):
-                self._steps[state].append((kind, target))
+        self._memory = _free_memory(problem, states)
+        self._steps = states.steps()
 
     def split(self, seconds: float) -> Split | None:
-        """A cut whose bottleneck is at most ``seconds``, or None: there is none.
+        """A cut with a bottleneck of at most ``seconds``, or None if there is none.
 
         Raises:
-            TooMuchWork: the pairs granted to this decider are spent.
+            TooMuchWork: the pairs of borders that this decider may look at are spent.
         """
-        windows = Windows(self._problem, self._walk, seconds)
-        ahead, behind = levels(self._sets.work, self._sets.near, self._sets.limit, windows)
-        if ahead[-1] > windows.devices:
+        capacity = Capacity(self._problem, self._states, seconds)
+        ahead, behind = stage_counts(self._sets.work, self._sets.near, self._sets.limit, capacity)
+        if ahead[-1] > capacity.devices:
             return None
-        reached = np.zeros((len(self._walk), len(self._sets)), dtype=bool)
-        found = [_Reached() for _ in range(len(self._walk))]
+        reached = np.zeros((len(self._states), len(self._sets)), dtype=bool)
+        found = [_Reached() for _ in range(len(self._states))]
         reached[0, 0] = True
         found[0].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
-        for state in range(len(self._walk)):
+        for state in range(len(self._states)):
             if not found[state].rows:
                 continue
             news = np.concatenate(found[state].rows)
             sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
             for kind, target in self._steps[state]:
                 reached[target] |= reached[state]
-                free = int(self._walk.free[target].sum())
-                useful = (behind <= free) & (ahead <= windows.devices - free) & ~reached[target]
-                open_targets = np.nonzero(self._eligible(windows, target) & useful)[0]
-                rows, origins = self._stages(sources, open_targets, kind, windows)
+                free = int(self._states.available[target].sum())
+                useful = (behind <= free) & (ahead <= capacity.devices - free) & ~reached[target]
+                open_targets = np.nonzero(self._eligible(capacity, target) & useful)[0]
+                rows, origins = self._stages(sources, open_targets, kind, capacity)
                 reached[target, rows] = True
                 found[target].add(rows, origins, state, kind)
                 if reached[target, -1]:
                     return self._trace(found, target)
         return None
 
-    def _eligible(self, windows: Windows, state: int) -> NDArray[np.bool_]:
-        """Borders behind which the devices that are free in ``state`` have room for the rest."""
+    def _eligible(self, capacity: Capacity, state: int) -> NDArray[np.bool_]:
+        """Borders behind which the devices available in ``state`` have the capacity for the rest."""
         sets = self._sets
-        need = windows.mass[-1] - sets.work
-        if windows.pays[state]:
-            need = need + windows.charge * sets.crossing
+        need = capacity.prefix_work[-1] - sets.work
+        if capacity.pays[state]:
+            need = need + capacity.transfer_weight * sets.crossing
         fits = sets.bytes[-1] - sets.bytes <= self._memory[state]
-        return fits & (need <= windows.room[state] + SLACK * windows.room[0])
+        return fits & (need <= capacity.total[state] + SLACK * capacity.total[0])
 
-    def _stages(self, sources: Ints, targets: Ints, kind: int, windows: Windows) -> tuple[Ints, Ints]:
+    def _stages(self, sources: Ints, targets: Ints, kind: int, capacity: Capacity) -> tuple[Ints, Ints]:
         """The targets that are one stage on a device of type ``kind`` behind a source, and for each such a source."""
         work = self._sets.work
         goals = work[targets]
-        limit = work[sources] + windows.reach[kind] * (1 + SLACK) + SLACK * windows.mass[-1]
+        limit = (
+            work[sources] + capacity.device_capacity[kind] * (1 + SLACK) + SLACK * capacity.prefix_work[-1]
+        )
         low = np.searchsorted(goals, work[sources])
         counts = np.maximum(np.searchsorted(goals, limit, side="right") - low, 0)
         self._left_pairs -= int(counts.sum())
         if self._left_pairs < 0:
             raise TooMuchWork
-        links = Links(self._problem, self._sets, self._incidence, targets, kind, windows.seconds)
-        many = counts >= MANY
-        for source, start, amount in zip(
-            sources[many].tolist(), low[many].tolist(), counts[many].tolist(), strict=True
-        ):
-            links.from_one(source, start, start + amount)
-        links.from_several(sources[~many], low[~many], counts[~many])
-        hit = links.origin >= 0
-        return targets[hit], links.origin[hit]
+        stages = FeasibleStages(self._problem, self._sets, self._incidence, targets, kind, capacity.seconds)
+        stages.look(sources, low, counts)
+        hit = stages.origin >= 0
+        return targets[hit], stages.origin[hit]
 
     def _trace(self, found: list[_Reached], state: int) -> Split:
         row = len(self._sets) - 1
@@ -146,9 +138,9 @@ class Decider:
         return Split(tuple(stage_of.tolist()), tuple(types[::-1]))
 
 
-def _free_memory(problem: Problem, walk: Walk) -> list[int]:
+def _free_memory(problem: Problem, states: DeviceStates) -> list[int]:
     """Bytes that the free devices of each state have together."""
     return [
         sum(int(free) * kind.memory for free, kind in zip(row, problem.types, strict=True))
-        for row in walk.free
+        for row in states.available
     ]

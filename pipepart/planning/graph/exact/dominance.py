@@ -1,4 +1,4 @@
-"""Borders that need not be looked at, because a larger one is as good."""
+"""Dominance: drops borders to which a node can be added at no cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..incidence import Incidence
 from ..problem import Floats, Ints, Problem
-from .ideals import Downsets, blocks
+from .downsets import Downsets, blocks
+from .incidence import Incidence
 
 # Rows whose flags are unpacked at once.
 CHUNK = 1024
@@ -29,13 +29,13 @@ class _Part:
 
 
 class Dominance:
-    """Drops border ``I`` where ``I + v`` is reached with the same devices and moving ``v`` back cannot hurt.
+    """Drops border I if I + v is reached with the same devices and dominates it: moving v earlier cannot hurt.
 
-    Take any way on from ``I``. The stage that holds ``v`` loses it: its compute falls by the seconds of ``v``, and so
-    does its communication by each tensor of which ``v`` was the last pin outside ``I``; it may grow by each tensor
-    of ``v`` with no pin in ``I``. Where it cannot grow on balance, ``I + v`` has a way on that is as good, and for a
-    later stage than the next the balance is better still. Memory and banned nodes only gain, and a device that tensors
-    cost nothing gains as well. Chains of such steps end, as sets grow.
+    Take any chain of stages that starts at I. The stage that holds v loses it. Its compute falls by the seconds of v,
+    its transfers fall by each net of which v was the only pin outside I, and grow by each net of v with no pin in I.
+    If the sum does not grow, the same chain from I + v is as good. If v was in a later stage than the next, the sum is
+    smaller still. Memory and banned nodes only improve, and so does a device that pays nothing for transfers. Sets grow
+    with each such step, so a border that dominates others without being dominated remains.
     """
 
     def __init__(self, problem: Problem, sets: Downsets, incidence: Incidence) -> None:
@@ -52,7 +52,7 @@ class Dominance:
         self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
 
     def undominated(self, rows: Ints, reached: Ints) -> Ints:
-        """Those of ``rows`` that no set among ``reached`` (which holds them) makes superfluous."""
+        """Those of ``rows`` that no set among ``reached`` (which contains them) dominates."""
         order = reached[np.argsort(self._sets.key[reached], kind="stable")]
         keys = self._sets.key[order]
         rows = np.sort(rows)

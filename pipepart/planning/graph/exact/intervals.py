@@ -1,4 +1,4 @@
-"""The best cut along one topological order: stages are intervals of it."""
+"""The best cut into intervals of one topological order, by dynamic programming."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device_states import Walk
+from ..device_states import DeviceStates
 from ..problem import Floats, Problem, Split
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 
 
 def best_intervals(
-    problem: Problem, order: Sequence[int], walk: Walk, ceiling: float = math.inf
+    problem: Problem, order: Sequence[int], states: DeviceStates, ceiling: float = math.inf
 ) -> Split | None:
     """The cut into intervals of ``order`` with the smallest bottleneck, or None where none has one up to ``ceiling``.
 
-    Exact among intervals, by dynamic programming over suffixes: the best way to lay the nodes from ``a`` on over the
-    devices that are free in state ``s`` is a stage ``[a, b)`` on one of them and the best way from ``b`` on over the
-    rest. A tensor costs ``[a, b)`` nothing where the interval lies between two of its pins or holds all of them, so
-    the communication of all stages that begin at ``a`` is one running sum, which a step from ``a + 1`` to ``a``
-    changes at the pins of one node (the interval costs of Tarnawski et al., NeurIPS 2021, section 4, in that form).
+    Exact among intervals. ``best[s, a]`` is the smallest bottleneck of the nodes from ``a`` on over the devices that
+    are available in state ``s``: a stage ``[a, b)`` on one of them, then ``best`` from ``b`` on over the others. A net
+    costs ``[a, b)`` nothing if the interval lies between two consecutive pins or holds all of them. So the transfers
+    of all stages that begin at ``a`` are one running sum over ``b``; a step from ``a + 1`` to ``a`` changes it at the
+    pins of one node only (interval costs as in Tarnawski et al., NeurIPS 2021, section 4).
 
     Takes O(nodes × width × states × types), where width is how many nodes a stage of ``ceiling`` seconds can hold.
     """
     count = len(order)
-    best = np.full((len(walk), count + 1), np.inf)
+    best = np.full((len(states), count + 1), np.inf)
     best[:, count] = 0.0
-    ends = np.zeros((len(walk), count), dtype=np.int32)
-    taken = np.full((len(walk), count), -1, dtype=np.int16)
+    ends = np.zeros((len(states), count), dtype=np.int32)
+    taken = np.full((len(states), count), -1, dtype=np.int16)
     stages = _Stages(problem, order)
     for start, crossing in zip(range(count - 1, -1, -1), stages.crossing(), strict=True):
-        for index, (before, after) in enumerate(walk.moves):
+        for index, (before, after) in enumerate(states.transitions):
             load = stages.loads(start, index, crossing, ceiling)
             if not load.size:
                 continue
@@ -43,17 +43,19 @@ def best_intervals(
             choice = worst.argmin(axis=1)
             value = worst[np.arange(len(before)), choice]
             better = np.nonzero(value < best[before, start])[0]
-            states = before[better]
-            best[states, start] = value[better]
-            ends[states, start] = start + 1 + choice[better]
-            taken[states, start] = index
+            improved = before[better]
+            best[improved, start] = value[better]
+            ends[improved, start] = start + 1 + choice[better]
+            taken[improved, start] = index
     if best[0, 0] > ceiling or not math.isfinite(best[0, 0]):
         return None
-    return _trace(order, walk, ends, taken)
+    return _trace(order, states, ends, taken)
 
 
-def _trace(order: Sequence[int], walk: Walk, ends: NDArray[np.int32], taken: NDArray[np.int16]) -> Split:
-    follow = [dict(zip(before.tolist(), after.tolist(), strict=True)) for before, after in walk.moves]
+def _trace(
+    order: Sequence[int], states: DeviceStates, ends: NDArray[np.int32], taken: NDArray[np.int16]
+) -> Split:
+    follow = [dict(zip(before.tolist(), after.tolist(), strict=True)) for before, after in states.transitions]
     stage_of = [0] * len(order)
     types = []
     state = start = 0

@@ -1,1 +1,1 @@
-"""Good cuts of a graph without a proof."""
+"""Good cuts of a graph, without a proof."""

@@ -1,16 +1,16 @@
-"""Comes near the best cut where the downsets are too many to keep: from above by a beam, from below by proofs."""
+"""Narrows the gap where the downsets are too many to keep: a beam improves the cut, decisions raise the bound."""
 
 from __future__ import annotations
 
-from ..bounds.gap_search import Closing
-from ..budget import Clock
-from ..device_states import Walk
+from ..bounds.gap_search import GapSearch
+from ..budget import Budget
+from ..device_states import DeviceStates
+from ..exact.capacity import Capacity
 from ..exact.decision import Decider, TooMuchWork
-from ..exact.ideals import downsets
-from ..exact.spans import Spans
-from ..exact.windows import Windows
+from ..exact.downsets import downsets
+from ..exact.skips import Skips
 from ..problem import Problem, Split
-from .moves import bettered
+from .local_moves import improve_by_moves
 
 # Borders kept by a beam, and that number times the nodes of the graph; pairs of borders it looks at; how often it
 # starts anew below the cut that it found.
@@ -30,32 +30,34 @@ PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split, low: float) -> Split:
+def beam(
+    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
+) -> Split:
     """A cut as good as ``split`` or better, among borders that few tensors cross.
 
-    Of the downsets of each amount of work only those that the least crosses are kept, and the cut with the smallest
-    bottleneck among these borders is found by halving; each better one narrows the windows of the next beam.
+    For each amount of work only the downsets that the least crosses are kept. A gap search finds the best cut among
+    these borders; a better cut allows fewer borders, so the next beam sees more of those that matter.
     """
     most = min(BEAM_SETS, BEAM_CELLS // len(problem))
     for _ in range(BEAMS):
-        if clock.over:
+        if budget.spent:
             break
         high = split.bottleneck(problem)
-        sets = downsets(problem, Windows(problem, devices, high), most, spans, thin=True)
+        sets = downsets(problem, Capacity(problem, states, high), most, skips, thin=True)
         if sets is None:
             return split
-        closing = Closing(problem, split, high, low, step=STEP)
-        closing.close(Decider(problem, devices, sets, BEAM_PAIRS), clock, ENOUGH)
-        split = closing.split or split
-        if closing.high > high * (1 - ENOUGH):
+        search = GapSearch(problem, split, high, low, step=STEP)
+        search.close(Decider(problem, states, sets, BEAM_PAIRS), budget, ENOUGH)
+        split = search.split or split
+        if search.high > high * (1 - ENOUGH):
             break
     return split
 
 
-def climb(
-    problem: Problem, devices: Walk, spans: Spans, clock: Clock, split: Split, low: float
+def raise_bound(
+    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
 ) -> tuple[Split, float]:
-    """A bound raised by proofs: a small bottleneck leaves so few downsets open that all can be looked at.
+    """Raise the bound by decisions: a small bottleneck allows so few downsets that all can be looked at.
 
     Returns:
         The cut, or a better one where a proof fails because there is one, and the bound.
@@ -64,13 +66,13 @@ def climb(
     step = (high - low) / 8
     for _ in range(PROOFS):
         ask = min(low + step, high * (1 - 1e-9))
-        if clock.over or ask <= low * (1 + 1e-5):
+        if budget.spent or ask <= low * (1 + 1e-5):
             break
-        found = _decided(problem, devices, spans, ask)
+        found = _decided(problem, states, skips, ask)
         if found is None:
             step /= 4  # Too many downsets are open.
         elif found:
-            split = bettered(problem, found[0])
+            split = improve_by_moves(problem, found[0])
             high = split.bottleneck(problem)
             step = (high - low) / 2
         else:
@@ -80,13 +82,13 @@ def climb(
     return split, low
 
 
-def _decided(problem: Problem, devices: Walk, spans: Spans, seconds: float) -> list[Split] | None:
+def _decided(problem: Problem, states: DeviceStates, skips: Skips, seconds: float) -> list[Split] | None:
     """One cut of at most ``seconds``, none where there is none, and None where it takes too much to know."""
-    sets = downsets(problem, Windows(problem, devices, seconds), PROOF_SETS, spans)
+    sets = downsets(problem, Capacity(problem, states, seconds), PROOF_SETS, skips)
     if sets is None:
         return None
     try:
-        found = Decider(problem, devices, sets, BEAM_PAIRS).split(seconds)
+        found = Decider(problem, states, sets, BEAM_PAIRS).split(seconds)
     except TooMuchWork:
         return None
     return [found] if found else []

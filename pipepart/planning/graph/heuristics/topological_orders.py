@@ -1,4 +1,4 @@
-"""Topological orders that are worth cutting into intervals."""
+"""Topological orders whose intervals are likely to be good stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from ..problem import Problem
 
 
-def orders(problem: Problem) -> Iterator[list[int]]:
+def topological_orders(problem: Problem) -> Iterator[list[int]]:
     """Execution order first, then orders that follow a branch to its end, then orders that keep few tensors open.
 
     Each takes O(nodes + edges), the last two kinds O(nodes × ready nodes × pins of a node).

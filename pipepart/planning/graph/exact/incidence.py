@@ -1,4 +1,4 @@
-"""Which tensors are cut at which borders."""
+"""Incidence: which nets are cut at which borders, and by how much two borders of a stage count too much."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from .exact.ideals import Downsets
-from .problem import Floats, Ints, Problem
+from ..problem import Floats, Ints, Problem
+from .downsets import Downsets
 
 
 class Incidence:
-    """Nodes against tensors, and the questions about sets of nodes that it answers."""
+    """The incidence matrix of nodes and nets, and what it says of downsets."""
 
     def __init__(self, problem: Problem, sets: Downsets) -> None:
         self._sets = sets
@@ -21,7 +21,7 @@ class Incidence:
         self.matrix = csr_array((np.ones(len(pins)), (pins, owners)), shape=shape)
         self.costs: Floats = np.array([net.seconds for net in problem.nets])
         self.sizes: Ints = np.array([len(net.pins) for net in problem.nets], dtype=np.int64)
-        self._pins, self._nets_of = [np.array(net.pins) for net in problem.nets], problem.nets_of
+        self._pins = [np.array(net.pins) for net in problem.nets]
         self._lasts = np.array([net.pins[-1] for net in problem.nets], dtype=np.int64)
         self._firsts = np.array([net.pins[0] for net in problem.nets], dtype=np.int64)
         self._nodes = len(problem)
@@ -29,7 +29,7 @@ class Incidence:
         self._left: dict[int, dict[tuple[tuple[int, np.uint64], ...], float]] = {}
 
     def unpacked(self, rows: Ints, low: int = 0, high: int | None = None) -> NDArray[np.bool_]:
-        """Which of the nodes from ``low`` to ``high`` the sets hold, shape (rows, nodes)."""
+        """Whether each set holds each of the nodes from ``low`` to ``high``; shape (rows, nodes)."""
         end = self._nodes if high is None else high
         words = self._sets.words[rows, low >> 6 : (end + 63) >> 6].astype("<u8")
         flags = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
@@ -37,13 +37,13 @@ class Incidence:
         return flags[:, low - start : end - start].astype(bool)
 
     def pins_before(self, node: int, nets: Ints) -> Ints:
-        """How many pins each of the tensors has before a node."""
+        """Number of pins before ``node``, for each of the nets."""
         return np.array([int(np.searchsorted(self._pins[net], node)) for net in nets], dtype=np.int64)
 
     def cut_twice(self, source: int, rows: Ints) -> Floats:
-        """Seconds that crossing(source) + crossing(row) counts too much for the stage between, for each row.
+        """Seconds by which crossing(source) + crossing(row) exceeds the transfers of the stage between, for each row.
 
-        A tensor that is cut at both borders counts once where it has a pin in the stage, and else not at all.
+        A net that is cut at both borders counts once if it has a pin in the stage, and else not at all.
         """
         relief = np.zeros(len(rows))
         words = self._sets.words
@@ -57,12 +57,12 @@ class Incidence:
         return relief
 
     def _pins_left(self, source: int) -> dict[tuple[tuple[int, np.uint64], ...], float]:
-        """The pins outside a set of the tensors that it cuts, as masks of words, and the seconds of these tensors."""
+        """Of the nets that a set cuts: the pins outside it, as masks of words, and the seconds of these nets."""
         if source in self._left:
             return self._left[source]
         inside = self.unpacked(np.array([source]))[0]
         held = int.from_bytes(self._sets.words[source].astype("<u8").tobytes(), "little")
-        # Only tensors that begin before the last node inside and end behind the first one outside can be cut.
+        # Only nets that begin before the last node inside and end behind the first one outside can be cut.
         last = self._nodes - 1 - int(inside[::-1].argmax()) if inside.any() else -1
         first = int((~inside).argmax())
         found: dict[int, float] = {}
@@ -75,7 +75,7 @@ class Incidence:
 
 
 def _words(mask: int) -> tuple[tuple[int, np.uint64], ...]:
-    """The words of a mask that are not zero, by their places."""
+    """The words of a mask that are not zero, with their positions."""
     count = (mask.bit_length() + 63) >> 6
     parts = ((word, mask >> (64 * word) & 2**64 - 1) for word in range(count))
     return tuple((word, np.uint64(part)) for word, part in parts if part)

@@ -1,4 +1,4 @@
-"""Block: the downsets that end between two separators, enumerated node by node as columns of bits and sums."""
+"""Block: enumerates the downsets that end in one block of the graph, node by node, as columns of bits and sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..problem import Floats, Ints, Problem
-from .windows import Windows
+from .capacity import Capacity
+from .reachability import Reachability
 
 Words = NDArray[np.uint64]
 
@@ -15,38 +16,50 @@ THIN_BUCKETS = 256
 
 
 class Block:
-    """The downsets that hold every node before ``low`` and none from ``high`` on; columns of them grow together."""
+    """The downsets that hold every node before ``low`` and none from ``high`` on.
+
+    ``take(node)`` keeps each set of the nodes before as it is, and adds a copy with the node for each that holds all
+    its predecessors, so every downset comes up once. A node that was left out excludes its descendants for good: that
+    raises the lower bounds of the work outside and of what crosses the border, and sets that no capacity allows are
+    dropped at once.
+    """
 
     def __init__(
         self,
         problem: Problem,
-        windows: Windows,
+        capacity: Capacity,
         keys: Words,
         columns: Floats,
         start: Floats,
         low: int,
         high: int,
     ) -> None:
-        self._problem, self._windows, self._keys = problem, windows, keys
+        self._problem, self._capacity, self._keys = problem, capacity, keys
         self.low, self.high = low, high
         self.first_word = low >> 6
         base = np.zeros((1, ((high - 1) >> 6) - self.first_word + 1), dtype=np.uint64)
         base[0, 0] = (1 << (low & 63)) - 1
         self._base = self.words = base
         self._columns = columns
-        # Added up in node order, as everywhere: so rounding never makes a subset come out larger.
+        # Summed in node order everywhere, so that rounding never makes a subset come out larger.
         self.sums = start[None, :]
         self.bytes = problem.bytes[:low].sum()[None]
         self.crossing = np.zeros(1)
         self.key = np.atleast_1d(keys[:low].sum(dtype=np.uint64))
-        self._lost = np.full(1, high - low)
         self._local_nets(problem, low, high)
-        self._lost_mass = lost_mass(problem, low, high)
+        # Of each set the excluded node whose descendants have the most work; ``high - low`` stands for none.
+        self._excluded = np.full(1, high - low)
+        self._reachable = Reachability(problem, low, high)
+        after = problem.work[
+            high:
+        ].sum()  # a separator follows: all of it descends from every node of the block
+        self._excluded_work = np.append(self._reachable.summed(problem.work[low:high])[1] + after, 0.0)
+        self._excluded_rest = self._excluded_work.copy()
 
     def _local_nets(self, problem: Problem, low: int, high: int) -> None:
-        """Of the tensors with pins in the block, these pins, their cost, and whether others come before or behind.
+        """For each net with pins in the block: these pins, and whether others come before or behind.
 
-        Those that pass over the block with no pin in it are cut by each of its sets, but for the empty and full one.
+        Nets with pins on both sides and none inside are cut by each set of the block but the empty and the full one.
         """
         local = sorted({number for node in range(low, high) for number in problem.nets_of[node]})
         self._pins = {
@@ -54,10 +67,8 @@ class Block:
         }
         self._ends = {number: (problem.nets[number].pins[0] < low, problem.nets[number].pins[-1] >= high)
                       for number in local}  # fmt: skip
-        over = self._windows.spanning(low, high)
-        self._spanning = over - sum(
-            problem.nets[number].seconds for number in local if all(self._ends[number])
-        )
+        inside = sum(problem.nets[number].seconds for number in local if all(self._ends[number]))
+        self._spanning = problem.spanning_seconds(low, high) - inside
 
     @property
     def work(self) -> Floats:
@@ -65,7 +76,7 @@ class Block:
         return self.sums[:, 0]
 
     def enumerate(self, most: int, *, thin: bool) -> bool:
-        """Fills the columns; False where they would be longer than ``most``, unless some may be left out."""
+        """Fill the columns. Return False if they would be longer than ``most`` and ``thin`` does not shorten them."""
         for node in range(self.low, self.high):
             self._take(node)
             if len(self.work) > most:
@@ -76,14 +87,18 @@ class Block:
         return True
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
-        """Leaves out all other sets."""
+        """Drop all other sets."""
         if chosen.all():
             return
         self.words, self.sums, self.bytes = self.words[chosen], self.sums[chosen], self.bytes[chosen]
-        self.crossing, self.key, self._lost = self.crossing[chosen], self.key[chosen], self._lost[chosen]
+        self.crossing, self.key, self._excluded = (
+            self.crossing[chosen],
+            self.key[chosen],
+            self._excluded[chosen],
+        )
 
-    def cut(self, nets: Ints) -> Floats:
-        """Seconds of those of some tensors that cross the border behind each set, once all are enumerated."""
+    def cut_seconds(self, nets: Ints) -> Floats:
+        """Seconds of those of ``nets`` that cross the border behind each set, once all sets are enumerated."""
         seconds = np.zeros(len(self.words))
         for number in nets.tolist():
             net = self._problem.nets[number]
@@ -103,32 +118,35 @@ class Block:
             decided = [pin for pin in self._pins[number] if pin < node]
             if not decided and not early:
                 continue
-            # A tensor is cut for sure once one pin is in and one is out; before that all are on one side.
+            # A net counts as cut once one pin is in and one is out; before that all pins are on one side.
             self.crossing += np.where(self._all_in(decided), seconds, 0.0)
             if not early:
                 taken_cut = taken_cut + np.where(self._none_in(decided)[ready], seconds, 0.0)
         taken_words[:, (node >> 6) - self.first_word] |= np.uint64(1 << (node & 63))
-        mass, lost = self._lost_mass, self._lost[ready]
-        self._lost[ready] = np.where(mass[node - self.low, 0] > mass[lost, 0], node - self.low, lost)
-        taken_lost = lost
+        local, excluded = node - self.low, self._excluded[ready]
+        self._excluded[ready] = np.where(
+            self._excluded_work[local] > self._excluded_work[excluded], local, excluded
+        )
         self.words = np.concatenate([self.words, taken_words])
         self.sums = np.concatenate([self.sums, self.sums[ready] + self._columns[node]])
         self.bytes = np.concatenate([self.bytes, self.bytes[ready] + self._problem.bytes[node]])
         self.crossing = np.concatenate([self.crossing, taken_cut])
         self.key = np.concatenate([self.key, self.key[ready] + self._keys[node]])
-        self._lost = np.concatenate([self._lost, taken_lost])
+        self._excluded = np.concatenate([self._excluded, excluded])
+        # From here on the node is no longer among the nodes to come.
+        self._excluded_rest[:-1] -= self._problem.work[node] * self._reachable.ancestors(local)
         self._drop(node)
 
     def _drop(self, node: int) -> None:
-        """Leaves out the sets that are in no window, whatever is still added to them."""
-        rest = self._windows.mass[node + 1] - self.work + self._lost_mass[self._lost, node + 1 - self.low]
-        crossing = self.crossing + np.where(self._lost < self.high - self.low, self._spanning, 0.0)
-        self.keep(self._windows.allow(self.work, rest, crossing))
+        """Drop the sets that no capacity allows, whatever is still added to them."""
+        rest = self._capacity.prefix_work[node + 1] - self.work + self._excluded_rest[self._excluded]
+        crossing = self.crossing + np.where(self._excluded < self.high - self.low, self._spanning, 0.0)
+        self.keep(self._capacity.allows(self.work, rest, crossing))
 
     def _thin(self, most: int) -> None:
-        """Keeps about ``most`` sets: of each amount of work as many, those that the least crosses.
+        """Keep about ``most`` sets: for each amount of work equally many, those that the least crosses.
 
-        The last one, which holds all nodes so far, stays: all others of later blocks grow from it.
+        The last one, which holds all nodes so far, stays: the sets of later blocks grow from it.
         """
         chosen = least_crossed(self.work, self.crossing, most)
         chosen[-1] = True
@@ -142,8 +160,8 @@ class Block:
         self.crossing = self.crossing + self._spanning
         # The set of all nodes of the block is the empty one of the next.
         empty = (self.words == self._base).all(axis=1)
-        outside = self._windows.mass[-1] - self.work
-        self.keep(self._windows.allow(self.work, outside, self.crossing) & (~empty | (self.low == 0)))
+        outside = self._capacity.prefix_work[-1] - self.work
+        self.keep(self._capacity.allows(self.work, outside, self.crossing) & (~empty | (self.low == 0)))
 
     def _all_in(self, nodes: list[int]) -> NDArray[np.bool_]:
         result = np.ones(len(self.words), dtype=bool)
@@ -166,34 +184,15 @@ class Block:
 
 
 def columns_of(problem: Problem) -> Floats:
-    """What is added up for each set, a row a node: work, 1, seconds on each type, 1 where banned there."""
+    """What is summed for each set, a row a node: work, 1, seconds on each type, 1 where banned there."""
     allowed = [np.isfinite(kind.seconds) for kind in problem.types]
     seconds = [np.where(ok, kind.seconds, 0.0) for ok, kind in zip(allowed, problem.types, strict=True)]
     banned = [(~ok).astype(np.float64) for ok in allowed]
     return np.column_stack([problem.work, np.ones(len(problem)), *seconds, *banned])
 
 
-def lost_mass(problem: Problem, low: int, high: int) -> Floats:
-    """Seconds of the descendants of node ``low + i`` that come at or behind node ``low + j``, at ``[i, j]``.
-
-    The last row is for a set that has lost nothing.
-    """
-    size = high - low
-    reach = np.zeros((size + 1, size), dtype=bool)
-    for node in range(size - 1, -1, -1):
-        reach[node, node] = True
-        for after in problem.successors[low + node]:
-            if after < high:
-                reach[node] |= reach[after - low]
-    mass = np.zeros((size + 1, size + 1))
-    mass[:, :size] = np.cumsum((reach * problem.work[low:high])[:, ::-1], axis=1)[:, ::-1]
-    # A separator follows, or nothing: all behind the block descends from each node of it.
-    mass[:size] += problem.work[high:].sum()
-    return mass
-
-
 def least_crossed(work: Floats, crossing: Floats, most: int) -> NDArray[np.bool_]:
-    """About ``most`` sets: of each amount of work as many, those that the least crosses."""
+    """About ``most`` sets: for each amount of work equally many, those that the least crosses."""
     span = max(float(work.max() - work.min()), 1e-300)
     bucket = ((work - work.min()) / span * (THIN_BUCKETS - 1)).astype(np.int64)
     order = np.lexsort((crossing, bucket))
@@ -201,7 +200,7 @@ def least_crossed(work: Floats, crossing: Floats, most: int) -> NDArray[np.bool_
     starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)[:-1]])
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order)) - starts[bucket[order]]
-    # The most per bucket that keeps the total within bounds, by the sizes in ascending order.
+    # The largest number per bucket that keeps the total within bounds, by the sizes in ascending order.
     ascending = np.sort(sizes)
     total = np.cumsum(ascending) + ascending * np.arange(THIN_BUCKETS - 1, -1, -1)
     fitting = int(np.searchsorted(total, most, side="right"))

@@ -1,4 +1,4 @@
-"""Which borders are one stage behind which others: the loads of many pairs of borders at once."""
+"""Finds which borders are one feasible stage behind which others, for many pairs of borders at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from ..incidence import Incidence
 from ..problem import Floats, Ints, Problem
-from .ideals import Downsets
-from .windows import SLACK
+from .capacity import SLACK
+from .downsets import Downsets
+from .incidence import Incidence
 
 # Pairs of borders looked at in one go: enough for numpy, and a few hundred bytes each.
 CHUNK = 200_000
 
 
-class Links:
-    """Finds for each target border a source border inside it, such that the nodes between are a stage that fits.
+class FeasibleStages:
+    """Finds for each target border a source border such that the nodes between are a stage of at most T seconds.
 
-    The load of the stage between two borders is compute + crossing(I) + crossing(I'), less what is cut at both: once
-    for a tensor that has a pin between, twice for one that has none. Only pairs that need it pay for that correction.
+    The load of the stage between borders I and I' is compute + crossing(I) + crossing(I') - correction. The
+    correction is for nets cut at both borders: their seconds once if they have a pin in the stage (each tensor is paid
+    once), twice if they have none (a stage does not pay for what passes over it). It is evaluated last, for pairs
+    that are too long without it and could be short enough with it.
 
     Attributes:
         origin: for each target a source, or -1.
@@ -40,35 +42,12 @@ class Links:
         self._limit = seconds * (1 + SLACK)
         self._seconds = sets.seconds[kind, targets]
         self._crossing = sets.crossing[targets] if self._device.pays else np.zeros(len(targets))
-        self._binds = int(sets.bytes[-1]) > self._device.memory
-        self._bans = bool(sets.banned[kind, -1])
+        self._memory_binds = int(sets.bytes[-1]) > self._device.memory
+        self._some_banned = bool(sets.banned[kind, -1])
         self.origin: Ints = np.full(len(targets), -1, dtype=np.int64)
 
-    def from_one(self, source: int, low: int, high: int) -> None:
-        """Looks at the targets from ``low`` to ``high`` behind one source."""
-        sets, kind = self._sets, self._kind
-        crossing = float(sets.crossing[source]) if self._device.pays else 0.0
-        load = self._seconds[low:high] - sets.seconds[kind, source]
-        # What is cut at one border and not at the other is cut by the stage.
-        near = load + np.abs(self._crossing[low:high] - crossing) <= self._limit
-        near &= self.origin[low:high] < 0
-        places = np.nonzero(near)[0]
-        if not len(places):
-            return
-        rows = self._targets[low + places]
-        fits = self._fits(np.full(len(rows), source), rows)
-        fits &= sets.inside(np.full(len(rows), source), rows)
-        places, rows = places[fits], rows[fits]
-        most = load[places] + self._crossing[low + places] + crossing
-        unsure = most > self._limit
-        if unsure.any():
-            relief = np.zeros(len(rows))
-            relief[unsure] = self._incidence.cut_twice(source, rows[unsure])
-            places = places[most - relief <= self._limit]
-        self.origin[low + places] = source
-
-    def from_several(self, sources: Ints, low: Ints, counts: Ints) -> None:
-        """Looks at the ``counts`` targets from ``low`` on behind each of the sources."""
+    def look(self, sources: Ints, low: Ints, counts: Ints) -> None:
+        """Look at the ``counts`` targets from ``low`` on behind each of the sources."""
         ends = np.cumsum(counts)
         start = 0
         while start < len(sources):
@@ -88,6 +67,7 @@ class Links:
         sources, places = narrow(self.origin[places] < 0, sources, places)
         load = self._seconds[places] - sets.seconds[kind, sources]
         crossing = sets.crossing[sources] if self._device.pays else np.zeros(len(sources))
+        # What is cut at one border and not at the other is cut by the stage.
         near = load + np.abs(self._crossing[places] - crossing) <= self._limit
         near &= self._fits(sources, self._targets[places])
         sources, places, load, crossing = narrow(near, sources, places, load, crossing)
@@ -99,24 +79,23 @@ class Links:
         self._correct(*narrow(~sure & (self.origin[places] < 0), sources, places, most))
 
     def _correct(self, sources: Ints, places: Ints, most: Floats) -> None:
+        """Apply the correction to pairs whose load without it is ``most``."""
         if not len(sources):
             return
         starts = np.nonzero(np.append(True, sources[1:] != sources[:-1]))[0]
-        bounds = np.append(starts, len(sources))
-        for low, high in itertools.pairwise(bounds.tolist()):
-            source = int(sources[low])
+        for low, high in itertools.pairwise([*starts.tolist(), len(sources)]):
             todo = low + np.nonzero(self.origin[places[low:high]] < 0)[0]
-            if not len(todo):
-                continue
-            relief = self._incidence.cut_twice(source, self._targets[places[todo]])
-            self.origin[places[todo[most[todo] - relief <= self._limit]]] = source
+            if len(todo):
+                source = int(sources[low])
+                relief = self._incidence.cut_twice(source, self._targets[places[todo]])
+                self.origin[places[todo[most[todo] - relief <= self._limit]]] = source
 
     def _fits(self, sources: Ints, rows: Ints) -> NDArray[np.bool_]:
         """Whether the nodes between may run on the device, and their bytes fit."""
         sets = self._sets
         result = np.ones(len(rows), dtype=bool)
-        if self._binds:
+        if self._memory_binds:
             result &= sets.bytes[rows] - sets.bytes[sources] <= self._device.memory
-        if self._bans:
+        if self._some_banned:
             result &= sets.banned[self._kind, rows] == sets.banned[self._kind, sources]
         return result

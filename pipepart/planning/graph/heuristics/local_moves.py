@@ -1,4 +1,4 @@
-"""Betters a cut by moving single nodes to the stage before or behind theirs."""
+"""Improves a cut by moving single nodes to the stage before or behind theirs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ..problem import Problem, Split
 MOST_MOVES = 2000
 
 
-def bettered(problem: Problem, split: Split) -> Split:
-    """The cut after all moves off its worst stage that lower the larger load of the two stages they touch.
+def improve_by_moves(problem: Problem, split: Split) -> Split:
+    """Hill climbing: move nodes off the stage with the largest load while that lowers the larger load of both stages.
 
     A move between neighbours changes the load of these two alone: any other stage still meets the same tensors, and
     holds all pins of the same. Each step takes O(nodes of the stage × pins of the two stages).

@@ -1,4 +1,4 @@
-"""The downsets of a graph that can be the border between two stages, as rows of bits."""
+"""Downsets: the sets of nodes that can lie before a border between two stages, as rows of bits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..problem import Floats, Ints, Problem
-from .block import Block, Words, columns_of, least_crossed
-from .spans import Spans, levels
-from .windows import Windows
+from .capacity import Capacity
+from .enumeration import Block, Words, columns_of, least_crossed
+from .skips import Skips, stage_counts
 
 _ONES = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
 class Downsets:
-    """Sets of nodes that hold all predecessors of their nodes, sorted by their work.
+    """Sets of nodes that hold every predecessor of their nodes, sorted by their work.
 
     Attributes:
         words: bit ``v % 64`` of ``words[i, v // 64]`` says whether set ``i`` holds node ``v``.
-        block: the run of nodes between two separators in which the set ends: a set of an earlier block is a subset.
+        block: number of the block that the set ends in; a set of an earlier block is a subset.
         work: of its nodes.
         seconds: of its nodes on each type of device, those left out that may not run there; shape (types, sets).
         banned: nodes of it that may not run on each type; same shape.
@@ -31,8 +31,8 @@ class Downsets:
         key: a random hash, such that ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v``.
         keys: of the nodes.
         ranges: for each block the first word that its sets differ in, and the first one behind.
-        near: seconds of the tensors that cross it, of those that no stage above ``limit`` passes over.
-        limit: work of a stage above which each of these pays at both borders.
+        near: seconds of the nets that cross it, without those in ``Skips.far``.
+        limit: ``Skips.limit``: a stage of more work pays at both borders for each of these.
     """
 
     words: Words
@@ -89,20 +89,18 @@ class Downsets:
 
 
 def downsets(
-    problem: Problem, windows: Windows, most: int, spans: Spans, *, thin: bool = False
+    problem: Problem, capacity: Capacity, most: int, skips: Skips, *, thin: bool = False
 ) -> Downsets | None:
-    """All downsets that lie in the windows, or None where more than ``most`` would have to be kept.
+    """The downsets that can be borders, or None if more than ``most`` would have to be kept.
 
-    Of those some more are left out that can be no border: see :func:`.spans.levels`.
+    Nodes are taken in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
+    other node; it starts a new block from the one set that holds all nodes before it. So the work is the sum over the
+    blocks between separators, not their product. The sets that :func:`.skips.stage_counts` rules out go last. The
+    enumeration is that of Tarnawski et al., NeurIPS 2020; the tests on capacity and skips are ours.
 
-    With ``thin`` those that the most crosses are left out instead, for each amount of work as many.
+    With ``thin`` the sets are not complete: for each amount of work only the least crossed ones are kept.
 
-    Nodes are taken in turn; a set of those before stays as it is, and once more with the node where it holds all
-    predecessors, so each downset comes up once. A separator, a node that is comparable with every other, starts anew
-    from the one set that holds all before it: the work is the sum over the blocks between separators, not their
-    product. (Enumeration as in Tarnawski et al., NeurIPS 2020, whose graphs of ideals these are; the windows are ours.)
-
-    Takes O(sets × nodes of a block × tensors of a node).
+    Takes O(sets x nodes of a block x nets of a node).
     """
     keys = np.random.default_rng(0).integers(0, 2**64, len(problem), dtype=np.uint64)
     parts: list[Block] = []
@@ -110,17 +108,17 @@ def downsets(
     columns = columns_of(problem)
     start = np.zeros(columns.shape[1])
     for low, high in blocks(problem):
-        block = Block(problem, windows, keys, columns, start, low, high)
+        block = Block(problem, capacity, keys, columns, start, low, high)
         for node in range(low, high):
             start = start + columns[node]
         if not block.enumerate(most if thin else most - kept, thin=thin):
             return None
         kept += len(block.work)
         parts.append(block)
-    near = [block.crossing - block.cut(spans.far) for block in parts]
+    near = [block.crossing - block.cut_seconds(skips.far) for block in parts]
     work = np.concatenate([block.work for block in parts])
-    ahead, behind = levels(work, np.concatenate(near), spans.limit, windows)
-    useful = ahead + behind <= windows.devices
+    ahead, behind = stage_counts(work, np.concatenate(near), skips.limit, capacity)
+    useful = ahead + behind <= capacity.devices
     useful[[0, -1]] = True
     row = 0
     for index, block in enumerate(parts):
@@ -128,11 +126,11 @@ def downsets(
         row += len(chosen)
         block.keep(chosen)
         near[index] = near[index][chosen]
-    return _joined(problem, parts, keys, np.concatenate(near), spans.limit)
+    return _joined(problem, parts, keys, np.concatenate(near), skips.limit)
 
 
 def blocks(problem: Problem) -> list[tuple[int, int]]:
-    """Runs of nodes such that each downset holds all nodes of the runs before the one it ends in.
+    """The runs of nodes between separators: a downset holds all nodes of the blocks before the one it ends in.
 
     Node ``v`` is comparable with all others when no node behind it has all its predecessors before it, and no node
     before it all its successors behind it. Takes O(nodes + edges).
