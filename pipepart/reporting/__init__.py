@@ -1,19 +1,19 @@
 """Profiles, plans and timelines as people read them in a terminal or a log."""
 
-from .alternatives import alternatives_table
-from .checked import check_table
-from .console import report_console, show
-from .edited import edited_note
-from .infeasible import infeasible_report
+from .kit.console import report_console, show
 from .layers import layer_table, size_table
-from .measured import measured_against_plan
-from .memory import memory_table
-from .plan import plan_reports
-from .simulated import idle_table, simulation_summary
-from .stages import stage_table
-from .summary import plan_summary
-from .timeline import drawn_timeline
-from .traced import action_table, trace_reports, trace_summary
+from .plan.alternatives import alternatives_table
+from .plan.edited import edited_note
+from .plan.infeasible import infeasible_report
+from .plan.memory import memory_table
+from .plan.overview import plan_reports
+from .plan.stages import stage_table
+from .plan.summary import plan_summary
+from .steps.measured import measured_against_plan
+from .steps.simulated import idle_table, simulation_summary
+from .steps.timeline import drawn_timeline
+from .steps.traced import action_table, trace_reports, trace_summary
+from .verify import check_table
 
 __all__ = [
     "action_table",

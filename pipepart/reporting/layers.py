@@ -1,14 +1,14 @@
-"""What each layer of a profile costs, as a table."""
+"""Tables of a profile: costs per layer, and per micro-batch size."""
 
 from __future__ import annotations
 
 from ..profiling import Costs, LayerCost, Profile, Timing
-from .fitting import Column, FittingTable
-from .quantity import NONE, TimeUnit, bar, percent, size, spread
+from .kit.quantity import NONE, TimeUnit, bar, percent, size, spread
+from .kit.table import Column, FittingTable
 
 
 def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTable:
-    """One row a layer, the loss, and the totals.
+    """Make a table with one row per layer, the loss, and totals.
 
     Args:
         profile: measured costs.

@@ -77,7 +77,7 @@ def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
 
 def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2 --recompute always --schedule 1f1b")
-    assert "stages 0, 1 run the forward again" in result.stdout
+    assert "recompute   stages 0, 1: " in result.stdout
     assert "right before the backward of every micro-batch" in result.stdout
 
 
@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     )
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: the model does not fit: with 2 stages")
-    assert "What would fit, the cheapest change first" in result.stderr
+    assert "What would fit, shortest step first" in result.stderr
     for change in ("--schedule 1f1b", "--recompute auto", "1 more device like virtual:0"):
         assert result.stderr.count(change) == 1
 

@@ -204,3 +204,9 @@ def test_devices_without_a_limit_have_no_limit_column(
         update={"cluster": two_stages.cluster.model_copy(update={"devices": devices})}
     )
     assert "limit" not in printed(memory_table(free))
+
+
+def test_names_cannot_send_escape_codes_to_the_terminal(printed: Callable[..., str]) -> None:
+    table = FittingTable("Layers", [Column("layer", ["a\x1b[31mred"], text=True)])
+    assert "a\\x1b[31mred" in printed(table)
+    assert "\x1b" not in printed(table)

@@ -59,12 +59,10 @@ def test_the_worst_deviation_comes_first(printed: Printed, two_stages: Plan):
 
 def test_a_device_that_starts_late_is_told_from_one_that_waits(printed: Printed, two_stages: Plan):
     step = stretched(two_stages.simulate(), 1.0)
-    assert "Starts late" not in printed(idle_table(step))
+    assert "Delay:" not in printed(idle_table(step))
     starts = [[start + 1e-4 * (row == 1) for start in line] for row, line in enumerate(step.starts)]
     ends = [[end + 1e-4 * (row == 1) for end in line] for row, line in enumerate(step.ends)]
-    assert "Starts late" in printed(
-        idle_table(Timeline(step.schedule, starts, ends, transfers=step.transfers))
-    )
+    assert "Delay:" in printed(idle_table(Timeline(step.schedule, starts, ends, transfers=step.transfers)))
 
 
 def test_all_of_a_trace_prints(printed: Printed, two_stages: Plan):

@@ -1,4 +1,4 @@
-"""What a check has found, as a table, with the first layer that differs and why it may."""
+"""Table of a check's results, with the first layer that differs and the reason."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.text import Text
 
 from ..verify import CheckReport, CheckRow
 from ..verify.reasons import plain_notes
-from .fitting import Column, FittingTable
-from .quantity import NONE
+from .kit.quantity import NONE
+from .kit.table import Column, FittingTable
 
 
 def check_table(report: CheckReport) -> Group:
-    """One row a schedule and dtype: bit for bit, or the largest relative error; below it what a reader has to know."""
+    """Make a table with one row per schedule and dtype: bit for bit, or the largest relative error."""
     rows = report.rows
     columns = [
         Column("schedule", [row.schedule for row in rows], text=True),

@@ -1,18 +1,18 @@
-"""A model that does not fit: why, and the changes that would make it fit, the cheapest first."""
+"""Report on a model that does not fit: the reason, and changes that would make it fit, shortest step first."""
 
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..planning import InfeasiblePlanError, Suggestion
-from ..planning.feasibility.suggestions import suggestions_text
-from .fitting import Column, FittingTable
-from .quantity import TimeUnit, percent, size
+from ...planning import InfeasiblePlanError, Suggestion
+from ...planning.feasibility.suggestions import suggestions_text
+from ..kit.quantity import TimeUnit, percent, size
+from ..kit.table import Column, FittingTable
 
 
 def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
-    """The reason in a paragraph, and the changes as a table.
+    """Show the reason as a paragraph and the suggestions as a table.
 
     Args:
         error: what the planner raised.
@@ -30,7 +30,7 @@ def _table(suggestions: tuple[Suggestion, ...]) -> FittingTable:
     if any(suggestion.estimated for suggestion in suggestions):
         notes.append("*: estimated from the sizes that were profiled; profile this one to plan with it.")
     return FittingTable(
-        "What would fit, the cheapest change first",
+        "What would fit, shortest step first",
         [
             Column("", [str(number) for number, _ in enumerate(suggestions, 1)]),
             Column("change", [_change(suggestion) for suggestion in suggestions], text=True),

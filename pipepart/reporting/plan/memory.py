@@ -1,15 +1,15 @@
-"""What each device of a plan holds at once, as a table."""
+"""Table of the peak memory of each device of a plan."""
 
 from __future__ import annotations
 
-from ..planning import Plan, StagePlan
-from .fitting import Column, FittingTable
-from .owners import copies, owned_stages, stage_numbers
-from .quantity import NONE, bar, percent, size
+from ...planning import Plan, StagePlan
+from ..kit.quantity import NONE, bar, percent, size
+from ..kit.table import Column, FittingTable
+from .stage_names import owned_stages, stage_numbers
 
 
 def memory_table(plan: Plan) -> FittingTable:
-    """One row a device: the most that its stages hold at once, and what it has."""
+    """Make a table with one row per device: its peak memory and its limit."""
     owned = owned_stages(plan)
     everywhere = plan.all_stages
     stages = {device: [everywhere[number] for number in numbers] for device, numbers in owned.items()}
@@ -32,8 +32,8 @@ def memory_table(plan: Plan) -> FittingTable:
         # A single product is a number; a sum may fold.
         Column("in flight\n× stash", terms, rank=0 if plain else 3, text=not plain),
         *([] if plain else [Column("kept for\nbackward", [size(kept[device]) for device in owned])]),
-        Column("for a\nwhile", [size(transient[device]) for device in owned], rank=2),
-        Column("together", [size(needs[device]) for device in owned], style="bold"),
+        Column("workspace", [size(transient[device]) for device in owned], rank=2),
+        Column("total", [size(needs[device]) for device in owned], style="bold"),
     ]
     limits = [plan.cluster.device(device).memory_bytes for device in owned]
     if any(limits):
@@ -61,21 +61,20 @@ def _terms(stage: StagePlan) -> str:
 
 
 def _notes(plan: Plan, again: bool, waits: bool, single: bool) -> list[str]:
-    notes = ["Stash: what one micro-batch in flight keeps for its backward."]
+    notes = [
+        "Stash: kept per micro-batch in flight for its backward. Workspace: temporary memory of one layer."
+    ]
     if again:
         notes = [
-            "Stash: what one micro-batch in flight keeps for its backward; only the stage's input where its forward "
-            "runs again."
+            "Stash: kept per micro-batch in flight for its backward; only the stage's input if the stage recomputes. "
+            "Workspace: temporary memory of one layer."
         ]
     if waits:
         notes.append(
-            "From the first part of a backward to the second: what the gradients of the weights need, in place of the "
-            "stash."
+            "Between the backward for inputs and the backward for weights, what the latter needs replaces the stash."
         )
-    if copies(plan) > 1:
-        notes.append(
-            "Copies of the model have parameters and gradients of their own; the first has the optimizer's state."
-        )
+    if plan.replicas > 1:
+        notes.append("Each replica has its own parameters and gradients; only the first has optimizer state.")
     if not single:
-        notes.append("Kept: at once, at most; the stages of a device hold their most at different times.")
+        notes.append("Kept: the peak of all stages of the device together.")
     return notes

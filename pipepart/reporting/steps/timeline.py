@@ -1,4 +1,4 @@
-"""A timeline drawn as text, as wide as there is room."""
+"""Draws a timeline as text, as wide as the console."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from schedules import Kind, Timeline
 
-from ..units import format_seconds
+from ...units import format_seconds
 
 # A line in a file need not be longer to be legible.
 _WIDEST = 140
@@ -28,8 +28,8 @@ _WORDS = {
     Kind.B: "0b: its backward",
     Kind.I: "0i: its backward for the inputs",
     Kind.W: "0w: for the weights",
-    Kind.RECOMPUTE: "0r: its forward again",
-    Kind.REDUCE_GRAD: "g: the sum of the gradients of the copies of the model",
+    Kind.RECOMPUTE: "0r: recompute",
+    Kind.REDUCE_GRAD: "g: sum of the replicas' gradients",
     Kind.OVERLAP_F_B: "1x0x: a forward beside a backward",
 }
 

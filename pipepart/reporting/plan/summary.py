@@ -1,15 +1,14 @@
-"""A plan in a few lines: what it is, how long it takes, whether it fits, and how good it is known to be."""
+"""Summary of a plan: schedule, step time, bubble, memory, bottleneck, and what is proven."""
 
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from ..planning import Plan
-from ..units import counted, format_bytes, format_seconds
-from .owners import copies, loaded_stages, owned_stages, stage_numbers
-from .quantity import percent
+from ...planning import Plan
+from ...units import counted, format_bytes, format_seconds
+from ..kit.labels import labelled_lines
+from ..kit.quantity import percent
+from .stage_names import loaded_stages, owned_stages, stage_numbers
 
 
 def plan_summary(plan: Plan) -> Group:
@@ -19,7 +18,7 @@ def plan_summary(plan: Plan) -> Group:
         (
             "schedule",
             f"{plan.schedule}, {counted(plan.micro_batches, 'micro-batch', 'es')}, "
-            f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}{_copies(plan)}",
+            f"{counted(len(plan.stages), 'stage')} on {_devices(plan)}{chunks}{_replicas(plan)}",
         )
     ]
     if plan.asynchronous:
@@ -32,41 +31,29 @@ def plan_summary(plan: Plan) -> Group:
     return labelled_lines("Plan", lines)
 
 
-def labelled_lines(title: str, lines: list[tuple[str, str]]) -> Group:
-    """A title over lines of a label and a text each."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in lines:
-        grid.add_row(label, Text(value))
-    return Group(Text(title, style="bold"), grid)
-
-
 def _devices(plan: Plan) -> str:
     used, there = len(owned_stages(plan)), len(plan.cluster)
     return counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
 
 
-def _copies(plan: Plan) -> str:
-    """Where there are some: micro-batches are shared out among them."""
-    count = copies(plan)
-    return f", {count} copies of the model with a share of the micro-batches each" if count > 1 else ""
+def _replicas(plan: Plan) -> str:
+    return f", {plan.replicas} replicas with a share of the micro-batches each" if plan.replicas > 1 else ""
 
 
 def _order(plan: Plan) -> list[tuple[str, str]]:
-    """The devices along the model, where they stand there in another order than in the cluster, or not all."""
+    """The order of the devices, if it is not the cluster's, and unused devices."""
     used = list(owned_stages(plan))
     names = [device.name for device in plan.cluster.devices]
     lines = []
     if used != [name for name in names if name in used]:
-        lines.append(("order", f"{', '.join(used)} along the model, not as the cluster lists them"))
+        lines.append(("order", f"{', '.join(used)}: not the order of the cluster"))
     if unused := [name for name in names if name not in used]:
         lines.append(("unused", ", ".join(unused)))
     return lines
 
 
 def _shared(plan: Plan) -> list[tuple[str, str]]:
-    """Layers of different stages that share parameters, as only in a plan that was edited."""
+    """Layers of different stages that share parameters."""
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
     parted = [
         f"{other!r} (stage {stage_of[other]}) and {info.name!r} (stage {stage_of[info.name]})"
@@ -79,7 +66,7 @@ def _shared(plan: Plan) -> list[tuple[str, str]]:
     return [
         (
             "shared",
-            f"parameters or buffers of {', '.join(parted)}: a copy on the later one, which no figure counts",
+            f"parameters or buffers of {', '.join(parted)} are kept in sync; figures leave out the second copy",
         )
     ]
 
@@ -94,36 +81,34 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
             f"{speed_up:.2f}, against {format_seconds(predicted.serial_seconds)} "
             "for the same micro-batches on one device",
         ),
-        *_early(plan),
+        *_split_critical(plan),
         ("bubble", f"{percent(predicted.bubble)} of the devices' time is idle"),
         ("memory", _memory(plan)),
-        *_again(plan),
-        ("bottleneck", f"{_bottleneck(plan)}, {format_seconds(predicted.bottleneck_seconds)} a micro-batch"),
+        *_recompute(plan),
+        (
+            "bottleneck",
+            f"{_bottleneck(plan)}, {format_seconds(predicted.bottleneck_seconds)} per micro-batch",
+        ),
         ("cut", _proof(plan)),
     ]
 
 
-def _early(plan: Plan) -> list[tuple[str, str]]:
-    """How many backwards pass their gradient on before they are done, and what that gains."""
+def _split_critical(plan: Plan) -> list[tuple[str, str]]:
+    """How many full backwards run as I and W because the stage before waits for the gradient, and what that saves."""
     if not plan.split_critical:
         return []
-    count, plain = (
-        len(plan.split_critical),
-        plan.model_copy(update={"split_critical": ()}).simulate().makespan,
-    )
-    passes = "passes its" if count == 1 else "pass their"
-    of = "its" if count == 1 else "their"
+    full = plan.model_copy(update={"split_critical": ()}).simulate().makespan
     return [
         (
-            "early",
-            f"{counted(count, 'backward')} {passes} gradient on before {of} weights' are computed: "
-            f"{format_seconds(plain - plan.predicted.step_seconds)} less",
+            "split",
+            f"{counted(len(plan.split_critical), 'backward')} on the critical path split into input and weight "
+            f"gradients: {format_seconds(full - plan.predicted.step_seconds)} less",
         )
     ]
 
 
 def _memory(plan: Plan) -> str:
-    """The device that is fullest, by its limit where there are limits."""
+    """The device with the largest share of its limit in use, or with the most bytes if there are no limits."""
     needs = plan.device_bytes()
     limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
     parts = {name: needs[name] / limit for name, limit in limits.items() if limit}
@@ -140,24 +125,23 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _again(plan: Plan) -> list[tuple[str, str]]:
-    """Which stages run their forward again, what that costs, and what it saves."""
-    again = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
-    if not again:
+def _recompute(plan: Plan) -> list[tuple[str, str]]:
+    """Which stages recompute, what that costs, and what it saves."""
+    numbers = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
+    if not numbers:
         return []
-    stages = [plan.stages[number] for number in again]
+    stages = [plan.stages[number] for number in numbers]
     cost = sum(stage.recompute_seconds for stage in stages)
     saved = sum(
         (stage.in_flight - stage.deferred_weight_grads - stage.full_stashes) * stage.stash_bytes
         - stage.input_only * stage.boundary_bytes
         for stage in stages
     )
-    whose = f"stage{'s' if len(again) > 1 else ''} {stage_numbers(again)}"
     return [
         (
             "recompute",
-            f"{whose} run{'' if len(again) > 1 else 's'} the forward again: {format_seconds(cost)} more a micro-batch, "
-            f"{format_bytes(saved)} less held",
+            f"stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers)}: {format_seconds(cost)} more per "
+            f"micro-batch, {format_bytes(saved)} less stash",
         )
     ]
 
@@ -171,13 +155,13 @@ def _bottleneck(plan: Plan) -> str:
 
 
 def _proof(plan: Plan) -> str:
-    """What is known of other cuts."""
+    """Whether a cut with a smaller bottleneck can exist."""
     predicted, stages = plan.predicted, len(plan.stages)
     if stages == 1:
         return "one stage holds every layer"
     if predicted.optimal:
-        return f"proven: no cut into {stages} stages that is allowed and fits these devices has a smaller bottleneck"
+        return f"proven optimal: no allowed cut into {stages} stages that fits has a smaller bottleneck"
     if not predicted.bottleneck_bound:
-        return "how far its bottleneck is from the smallest is not known"
+        return "not compared with other cuts"
     above = predicted.bottleneck_seconds / predicted.bottleneck_bound - 1
-    return f"its bottleneck may be up to {above:.1%} above the smallest of {stages} stages on these devices"
+    return f"bottleneck at most {above:.1%} above the optimum for {stages} stages on these devices"

@@ -1,18 +1,18 @@
-"""The other plans that were looked at, and why they lost, as a table."""
+"""Table of the alternatives to a plan, and why they lost."""
 
 from __future__ import annotations
 
-from ..planning import Alternative, Plan
-from .fitting import Column, FittingTable
-from .quantity import NONE, TimeUnit, size
+from ...planning import Alternative, Plan
+from ..kit.quantity import NONE, TimeUnit, size
+from ..kit.table import Column, FittingTable
 
 
 def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
-    """The plan, and one row for each of its alternatives, the fastest first.
+    """Make a table of the plan and its alternatives, fastest first.
 
     Args:
         plan: with a prediction.
-        compact: of each schedule only the best that fits.
+        compact: show only the best of each schedule that fits.
     """
     predicted = plan.predicted
     shown = _best_of_each(plan) if compact else plan.alternatives
@@ -21,7 +21,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
     unit = TimeUnit.for_all(seconds for seconds in step if seconds is not None)
     both = [plan, *shown]
     hidden = len(plan.alternatives) - len(shown)
-    copies = [each.replicas for each in both]
+    replicas = [each.replicas for each in both]
     return FittingTable(
         "Alternatives",
         [
@@ -29,7 +29,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
             Column("micro-\nbatches", [str(each.micro_batches) for each in both]),
             Column("stages", [str(len(plan.stages)), *(str(other.stages) for other in shown)]),
             Column("chunks", [str(each.chunks) for each in both], rank=1),
-            *([Column("copies", [str(count) for count in copies])] if max(copies) > 1 else []),
+            *([Column("replicas", [str(count) for count in replicas])] if max(replicas) > 1 else []),
             Column(
                 f"step\n{unit.name}", [NONE if seconds is None else unit.text(seconds) for seconds in step]
             ),

@@ -1,17 +1,17 @@
-"""What a micro-batch costs each stage of a plan, and each device, as a table."""
+"""Table of the time that one micro-batch takes in each stage and on each device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..planning import Plan, StagePlan
-from .fitting import Column, FittingTable
-from .owners import copies, loaded_stages, span, stage_numbers
-from .quantity import NONE, TimeUnit, bar, percent
+from ...planning import Plan, StagePlan
+from ..kit.quantity import NONE, TimeUnit, bar, percent
+from ..kit.table import Column, FittingTable
+from .stage_names import loaded_stages, span, stage_numbers
 
 
 def stage_table(plan: Plan) -> FittingTable:
-    """One row a stage: its device, its layers, and what a micro-batch costs it; with chunks, one a device below."""
+    """Make a table with one row per stage and, if devices have several stages, one per device below."""
     stages, loaded = plan.all_stages, loaded_stages(plan)
     sums = list(loaded) if plan.chunks > 1 else []
     loads = [_sum(stages, numbers, lambda stage: stage.load_seconds) for numbers in loaded.values()]
@@ -44,7 +44,11 @@ def stage_table(plan: Plan) -> FittingTable:
                     *(stage_numbers(loaded[one], count) for one in sums),
                 ],
             ),
-            *([Column("copy", [str(copy) for copy, _ in [*places, *sums]])] if copies(plan) > 1 else []),
+            *(
+                [Column("replica", [str(replica) for replica, _ in [*places, *sums]])]
+                if plan.replicas > 1
+                else []
+            ),
             Column(
                 "device", [*(stage.device for stage in stages), *(device for _, device in sums)], text=True
             ),
@@ -63,7 +67,7 @@ def stage_table(plan: Plan) -> FittingTable:
             times("forward", "forward_seconds"),
             times("backward\ninput", "backward_input_seconds"),
             times("backward\nweight", "backward_weight_seconds"),
-            *([times("forward\nagain", "recompute_seconds")] if again else []),
+            *([times("recompute", "recompute_seconds")] if again else []),
             times("transfer", "transfer_seconds", rank=4),
             times("load", "load_seconds"),
             Column("share", [*blank, *map(percent, shares)], 1, name="share of the bottleneck"),
@@ -71,7 +75,7 @@ def stage_table(plan: Plan) -> FittingTable:
         ],
         totals=len(sums),
         notes=[
-            "Load: all of it; share: of the largest load of a device, the bottleneck.",
+            "Load: the sum. Share: of the bottleneck, the largest load of any device.",
             *([_again_note(plan)] if again else []),
         ],
     )
@@ -86,4 +90,4 @@ def _again_note(plan: Plan) -> str:
     which = "all but the last micro-batch" if modes == {"except-last"} else "every micro-batch"
     if len(modes) > 1:
         which = "the micro-batches (in some stages, all but the last)"
-    return f"Forward again: right before the backward of {which}, to save memory; {NONE}: kept instead."
+    return f"Recompute: the forward runs again right before the backward of {which}. {NONE}: not recomputed."

@@ -1,12 +1,12 @@
-"""Figures for a table: one unit for all its times, so that they can be compared by eye."""
+"""Formats figures for tables, with one unit for all times of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..profiling import Timing
-from ..units import format_bytes
+from ...profiling import Timing
+from ...units import format_bytes
 
 NONE = "–"
 
@@ -29,7 +29,7 @@ class TimeUnit:
         return cls(name, unit, digits=3 if largest < 10 * unit else 2 if largest < 100 * unit else 1)
 
     def text(self, seconds: float) -> str:
-        """The number alone; the unit stands in the head of the column."""
+        """Format the number without its unit, which stands in the column's header."""
         if seconds == 0:
             return NONE
         least = 10**-self.digits
@@ -39,12 +39,12 @@ class TimeUnit:
 
 
 def spread(timing: Timing) -> str:
-    """How far the middle half of the measurements lies from the median, in percent of it."""
+    """Half the distance between the quartiles, in percent of the median."""
     return f"{timing.spread / timing.seconds:.0%}" if timing.seconds else ""
 
 
 def size(count: int) -> str:
-    """A size for people, none as a dash."""
+    """Format bytes; zero is a dash."""
     return format_bytes(count) if count else NONE
 
 
@@ -55,5 +55,14 @@ def bar(part: float, width: int = 8) -> str:
 
 
 def percent(part: float) -> str:
-    """A part of a whole."""
+    """Format a fraction as percent."""
     return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which could change the terminal; layer names can hold any.
+
+    >>> printable("layer\x1b[31m")
+    'layer\\x1b[31m'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

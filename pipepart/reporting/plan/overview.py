@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from ..planning import Plan
+from ...planning import Plan
+from ..steps.timeline import drawn_timeline
 from .alternatives import alternatives_table
 from .memory import memory_table
 from .stages import stage_table
 from .summary import plan_summary
-from .timeline import drawn_timeline
 
 
 def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:

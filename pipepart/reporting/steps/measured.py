@@ -1,4 +1,4 @@
-"""The steps that ran, held against the step that was predicted."""
+"""One line that compares measured steps with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ..planning import Plan
-from ..units import format_seconds
+from ...planning import Plan
+from ...units import format_seconds
 
 
 def measured_against_plan(plan: Plan, step_seconds: Sequence[float]) -> Text:
-    """One line: the predicted step, the median of the measured ones, and how far apart they are.
+    """Compare the median of measured steps with the predicted step.
 
     Args:
         plan: what was run.

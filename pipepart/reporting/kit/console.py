@@ -1,4 +1,4 @@
-"""The console that reports are printed on."""
+"""Prints reports on a terminal, in a file or in a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE_WIDTH = 240
 
 
 def show(*reports: RenderableType, file: TextIO | None = None) -> None:
-    """Prints reports, an empty line between any two, to ``file`` or to standard output."""
+    """Print reports to ``file`` or standard output, with an empty line between them."""
     console = report_console(file)
     with console.capture() as captured:
         for index, report in enumerate(reports):
@@ -25,7 +25,7 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
 
 
 def report_console(file: TextIO | None = None) -> Console:
-    """A console for ``file``, by default standard output.
+    """Make a console for ``file``, by default standard output.
 
     A terminal gets colours and tables that fit it; a file or a pipe gets plain text with every column, unless the
     environment sets ``COLUMNS``.

@@ -1,14 +1,14 @@
-"""Which stages each device has, and how stages and their layers are called in a table."""
+"""Which stages each device has, and how tables name stages and layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..planning import Plan
+from ...planning import Plan
 
 
 def owned_stages(plan: Plan) -> dict[str, list[int]]:
-    """The stages of each device in use, in pipeline order; those of copies of the model behind those of the first."""
+    """Map each device in use to its stages, in pipeline order, the first replica's first."""
     owned: dict[str, list[int]] = {}
     for number, stage in enumerate(plan.all_stages):
         owned.setdefault(stage.device, []).append(number)
@@ -16,23 +16,18 @@ def owned_stages(plan: Plan) -> dict[str, list[int]]:
 
 
 def loaded_stages(plan: Plan) -> dict[tuple[int, str], list[int]]:
-    """The stages that a micro-batch passes on each device, by copy of the model and device."""
+    """Map (replica, device) to the stages that a micro-batch of that replica passes there."""
     loaded: dict[tuple[int, str], list[int]] = {}
     for number, stage in enumerate(plan.all_stages):
         loaded.setdefault((number // len(plan.stages), stage.device), []).append(number)
     return loaded
 
 
-def copies(plan: Plan) -> int:
-    """How many copies of the model there are."""
-    return len(plan.all_stages) // len(plan.stages)
-
-
 def stage_numbers(numbers: Sequence[int], stages: int | None = None) -> str:
-    """As in "0, 2"; with the number of ``stages`` of one copy of the model, those of others by their numbers in it."""
+    """Format stage numbers as in "0, 2"; with ``stages`` per replica, number within the replica."""
     return ", ".join(str(number % stages if stages else number) for number in numbers)
 
 
 def span(layers: Sequence[str]) -> str:
-    """The first and the last layer."""
+    """Format a range of layers by the first and the last one."""
     return layers[0] if len(layers) == 1 else f"{layers[0]} – {layers[-1]}"

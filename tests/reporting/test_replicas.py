@@ -52,7 +52,7 @@ def test_each_device_of_each_copy_is_in_the_table_of_memory(two_copies: Plan, pr
         ["0", "device:2"],
         ["1", "device:3"],
     ]
-    assert "the first has the optimizer's state" in text
+    assert "only the first has optimizer state" in text
 
 
 def test_a_device_of_two_directions_has_a_stage_of_each(two_stages: Plan, printed: Printed) -> None:
@@ -62,13 +62,13 @@ def test_a_device_of_two_directions_has_a_stage_of_each(two_stages: Plan, printe
 
 
 def test_the_summary_counts_the_copies(two_copies: Plan, two_stages: Plan, printed: Printed) -> None:
-    assert "2 stages on 4 devices, 2 copies of the model" in printed(plan_summary(two_copies))
+    assert "2 stages on 4 devices, 2 replicas" in printed(plan_summary(two_copies))
     assert "copies" not in printed(plan_summary(two_stages))
 
 
 def test_the_timeline_explains_the_sum_of_gradients(
     two_copies: Plan, two_stages: Plan, printed: Printed
 ) -> None:
-    what = "g: the sum of the gradients"
+    what = "g: sum of the replicas' gradients"
     assert what in printed(drawn_timeline(two_copies.simulate()))
     assert what not in printed(drawn_timeline(two_stages.simulate()))

@@ -1,4 +1,4 @@
-"""A table that leaves out its least important columns where they have no room, and says which."""
+"""A table that leaves out its least important columns if the terminal is narrow, and names them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from .quantity import printable
+
 # Names longer than this are folded before any column is left out; words up to the other length never are.
 _NAME_WIDTH = 24
 _WORD_WIDTH = 10
@@ -21,14 +23,14 @@ _BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of a table.
 
     Attributes:
         header: its title; a line break in it keeps the column narrow.
         cells: one text a row.
-        rank: 0 for a column that is always shown; of the others, those of the highest rank go first, together.
+        rank: 0 for a column that is always shown; the others are left out from the highest rank down.
         name: what to call it when it is left out; by default the title in one line.
-        text: names and other words, to the left and folded if need be; numbers stand to the right and never fold.
+        text: whether cells are words, aligned left and folded if needed. Numbers are aligned right and never fold.
         style: of its cells.
     """
 
@@ -41,24 +43,24 @@ class Column:
 
     @property
     def called(self) -> str:
-        """What a reader calls it."""
+        """The name that a note gives the column."""
         return self.header.replace("\n", " ") if self.name is None else self.name
 
     @property
     def folds(self) -> bool:
-        """Whether its cells may go over several lines."""
+        """Whether cells may take several lines."""
         return self.text and max(map(len, self.cells), default=0) > _WORD_WIDTH
 
 
 @dataclass(frozen=True)
 class FittingTable:
-    """A table as wide as its columns need, down to those of rank 0.
+    """A table that fits the console by leaving out columns of high rank.
 
     Attributes:
         title: the line above it.
         columns: from left to right, of the same number of cells.
-        totals: how many rows at the end stand apart as totals.
-        notes: lines below it.
+        totals: number of rows at the end that are totals, set apart by a line.
+        notes: lines below the table.
     """
 
     title: str
@@ -101,11 +103,12 @@ class FittingTable:
             if self.totals and index == len(rows) - self.totals:
                 table.add_section()
             table.add_row(
-                *(Text(cell) for cell in row), style="bold" if index >= len(rows) - self.totals else ""
+                *(Text(printable(cell)) for cell in row),
+                style="bold" if index >= len(rows) - self.totals else "",
             )
         return table
 
     def _width(self, console: Console, options: ConsoleOptions, columns: Sequence[Column]) -> int:
-        """What the columns take once long names are folded."""
+        """The width of the columns with long names folded."""
         wide = options.update(width=10_000)
         return Measurement.get(console, wide, self._table(columns, folded=True)).maximum

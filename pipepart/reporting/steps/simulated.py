@@ -1,4 +1,4 @@
-"""A schedule that was played: how long it takes, and why each device waits, as tables."""
+"""Summary of a simulated schedule, and a table of why each device waits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from rich.console import Group
 
 from schedules import Timeline
 
-from ..units import format_seconds
-from .fitting import Column, FittingTable
-from .owners import stage_numbers
-from .quantity import TimeUnit, bar, percent, size
-from .summary import labelled_lines
+from ...units import format_seconds
+from ..kit.labels import labelled_lines
+from ..kit.quantity import TimeUnit, bar, percent, size
+from ..kit.table import Column, FittingTable
+from ..plan.stage_names import stage_numbers
 
 
 def simulation_summary(timeline: Timeline, bound: float = 0.0, own: Timeline | None = None) -> Group:
-    """The schedule, its makespan and bubble.
+    """Summarise a schedule: makespan, bubble and lower bound.
 
     Args:
         timeline: simulated.
@@ -24,12 +24,12 @@ def simulation_summary(timeline: Timeline, bound: float = 0.0, own: Timeline | N
         own: of the plan's own schedule, to compare with.
     """
     schedule, makespan = timeline.schedule, timeline.makespan
-    copies = f", {schedule.replicas} copies of the model" if schedule.replicas > 1 else ""
+    replicas = f", {schedule.replicas} replicas" if schedule.replicas > 1 else ""
     lines = [
         (
             "schedule",
             f"{schedule.name}, {schedule.micro_batches} micro-batches, {schedule.model_stages} stages on "
-            f"{schedule.devices} devices{copies}",
+            f"{schedule.devices} devices{replicas}",
         ),
         ("makespan", f"{format_seconds(makespan)}{_against_own(timeline, own)}"),
         ("bubble", f"{percent(timeline.bubble)} of the devices' time is idle"),
@@ -60,7 +60,7 @@ def idle_table(
     other_bytes: Sequence[int] = (),
     limits: Sequence[int | None] = (),
 ) -> FittingTable:
-    """One row a device: how long it computes, what it waits for, and the most stash that it holds.
+    """Make a table with one row per device: busy time, waits, peak stash.
 
     Args:
         timeline: simulated or measured.
@@ -87,8 +87,8 @@ def idle_table(
         times("busy", timeline.busy),
         times("waits for\na device", [each.producer for each in idle]),
         times("waits for\na message", [each.transfer for each in idle]),
-        *([times("starts\nlate", [each.delay for each in idle])] if late else []),
-        times("done\nbefore", [each.finished for each in idle]),
+        *([times("delay", [each.delay for each in idle])] if late else []),
+        times("drained", [each.finished for each in idle]),
         Column("idle", list(map(percent, shares))),
         Column("", list(map(bar, shares)), rank=4, text=True, style="cyan"),
     ]
@@ -96,9 +96,9 @@ def idle_table(
         columns.append(Column("in flight,\nat most", [str(round(peak)) for peak in timeline.peak_bytes]))
     elif any(timeline.peak_bytes):
         columns.append(Column("stash,\nat most", [size(round(peak)) for peak in timeline.peak_bytes], rank=1))
-    notes = ["Done before: nothing left to do until the last device ends."]
+    notes = ["Drained: done, until the last device ends."]
     if late:
-        notes.insert(0, "Starts late: all is there, and the runtime or another program holds it up.")
+        notes.insert(0, "Delay: between an action's inputs being ready and its start.")
     if other_bytes:
         needs = [round(peak) + other for peak, other in zip(timeline.peak_bytes, other_bytes, strict=True)]
         columns.append(Column("memory", list(map(size, needs)), rank=2))
@@ -117,7 +117,7 @@ def idle_table(
 
 
 def _against_own(timeline: Timeline, own: Timeline | None) -> str:
-    """How it compares with the plan's own schedule, by the micro-batch where they have not the same number."""
+    """Compare with the plan's own schedule, per micro-batch if the numbers of these differ."""
     if own is None or not own.makespan or own.schedule == timeline.schedule:
         return ""
     counts = timeline.schedule.micro_batches, own.schedule.micro_batches
@@ -132,5 +132,5 @@ def _against_own(timeline: Timeline, own: Timeline | None) -> str:
 
 
 def _positive(seconds: float) -> float:
-    """Differences of sums may be a little below nothing."""
+    """Differences of sums can be slightly negative."""
     return seconds if seconds > 1e-12 else 0.0

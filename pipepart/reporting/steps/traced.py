@@ -1,4 +1,4 @@
-"""Steps that were traced, held against the plan: where their time went, and what took longer than predicted."""
+"""Reports on traced steps: where the time went, and which actions took longer than predicted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 
 from schedules import Kind, Timeline
 
-from ..runtime.observe.trace import Trace
-from ..units import format_seconds
-from .fitting import Column, FittingTable
-from .quantity import NONE, TimeUnit, percent
+from ...runtime.observe.trace import Trace
+from ...units import format_seconds
+from ..kit.labels import labelled_lines
+from ..kit.quantity import NONE, TimeUnit, percent
+from ..kit.table import Column, FittingTable
 from .simulated import idle_table
-from .summary import labelled_lines
 from .timeline import drawn_timeline
 
 _WORDS = {
@@ -23,8 +23,8 @@ _WORDS = {
     Kind.B: "backward",
     Kind.I: "backward for the inputs",
     Kind.W: "backward for the weights",
-    Kind.RECOMPUTE: "forward again",
-    Kind.REDUCE_GRAD: "sum over the copies",
+    Kind.RECOMPUTE: "recompute",
+    Kind.REDUCE_GRAD: "sum over replicas",
     Kind.OPT_STEP: "optimizer step",
 }
 _Durations = dict[tuple[int, Kind], list[float]]
@@ -97,15 +97,15 @@ def action_table(trace: Trace) -> FittingTable:
             Column(f"predicted\n{unit.name}", [unit.text(expected[key]) for key in keys]),
             Column("off by", [_off(found[key], expected[key]) for key in keys]),
             Column(
-                f"all of them\n{whole.name}",
+                f"in total\n{whole.name}",
                 [f"{surplus[key] / whole.seconds:+.{whole.digits}f}" for key in keys],
-                name="all of them",
+                name="in total",
             ),
         ]
     return FittingTable(
         "Actions: median of all micro-batches and steps",
         columns,
-        notes=["All of them: what they add to a step's work, measured less predicted."]
+        notes=["In total: what the actions add to a step's work, measured minus predicted."]
         if trace.predicted
         else [],
     )

@@ -1,0 +1,1 @@
+"""Reports on simulated and measured steps."""
