@@ -20,13 +20,18 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str, devices: int, micro_batches: int, chunks: int | None = None, **options: Any) -> Schedule:
-    """Return the named schedule for so many devices and micro-batches.
+    """Return the named schedule for a number of devices and micro-batches.
 
-    chunks: stages per device; None takes the default of the schedule.
-    options: further arguments of the schedule: `waves` (hanayo), `eager` (1f1b), `accumulate` (pipedream-2bw). For
-        "search", or "auto", which is the same, those of `schedules.search`; `costs` is required.
+    Args:
+        name: one of `names()`, or "search" (also called "auto").
+        devices: how many devices.
+        micro_batches: how many micro-batches one step has.
+        chunks: stages per device; None takes the default of the schedule.
+        options: further arguments of the schedule: ``waves`` (hanayo), ``eager`` (1f1b), ``accumulate``
+            (pipedream-2bw). For "search", those of `schedules.search`; ``costs`` is required.
 
-    Raises ScheduleError if there is no such name or option, or the schedule does not exist for these numbers.
+    Raises:
+        ScheduleError: there is no such name or option, or the schedule does not exist for these numbers.
 
     >>> print(build("1f1b", devices=2, micro_batches=2).to_csv(), end="")
     0F0,0F1,0B0,0B1

@@ -1,1 +1,1 @@
-"""What a timeline shows: idle time, critical path, drawings, traces."""
+"""Timelines and what they show: idle time, critical path, drawings, traces."""

@@ -1,4 +1,4 @@
-"""A timeline as text, to scale."""
+"""Draws a timeline as text, to scale."""
 
 from __future__ import annotations
 

@@ -22,11 +22,17 @@ _Span = tuple[Action, float, float, float, float]  # start, end, and when its in
 class Idle:
     """Seconds for which one device computes nothing within the makespan, split in two ways.
 
-    By phase: `warm_up` is up to the device's first backward, `cool_down` from its last forward on, and
-    `steady` what lies between. By cause: `producer` is waiting for another device to make what the next
-    action needs, `transfer` is waiting for it to arrive, `delay` is what an action takes to start that has all it
-    needs, which only measured timelines have, and `finished` is having nothing left to do. Both splits sum to
-    `total`. Where a message is awaited of which the timeline has no transfer, `delay` counts as `transfer`.
+    Both splits sum to `total`.
+
+    Attributes:
+        warm_up: up to the device's first backward.
+        steady: between the two others.
+        cool_down: from the end of its last forward on.
+        producer: waiting for another device to make what the next action needs.
+        transfer: waiting for that to arrive.
+        delay: between the arrival of an action's inputs and its start; only measured timelines have it. Where the
+            timeline has no transfer for a message, it counts as `transfer`.
+        finished: nothing left to do.
     """
 
     warm_up: float = 0.0

@@ -1,4 +1,4 @@
-"""A start and an end for each action of a schedule, simulated or measured."""
+"""Timeline: a start and an end for each action of a schedule, simulated or measured."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from .idle import Idle, idle
 class Timeline:
     """A start and an end for each action of a schedule, simulated from costs or measured.
 
-    schedule: the actions.
-    starts, ends: seconds, one sequence per device, one number per action, in the order of the schedule. Any
-        origin of time will do.
-    peak_bytes: the most stash that each device holds; empty where it is not known.
-    peak_at: the start, in seconds, of the action that reaches it; empty where it is not known.
-    transfers: the messages between devices; a simulated timeline has those that take time.
+    Args:
+        schedule: the actions.
+        starts: seconds, one sequence per device, one number per action, in the order of the schedule. Any origin of
+            time will do.
+        ends: likewise.
+        peak_bytes: the most stash that each device holds; empty where it is not known.
+        peak_at: the start, in seconds, of the action that reaches it; empty where it is not known.
+        transfers: the messages between devices; a simulated timeline has those that take time.
 
-    Raises ScheduleError when starts and ends do not match the actions, or an action ends before it starts.
+    Raises:
+        ScheduleError: starts and ends do not match the actions, or an action ends before it starts.
     """
 
     schedule: Schedule
@@ -71,12 +74,12 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The part of the makespan for which a device idles, mean over the devices: 0 to 1."""
+        """The idle part of the makespan, mean over the devices: 0 to 1."""
         return self._bubble(self.makespan)
 
     @property
     def zero_bubble(self) -> float:
-        """The bubble if each device began its next step when it is done with this one.
+        """The bubble if each device could begin its next step when it is done with this one.
 
         The cost of a step is then the longest time between the first start and the last end of one device,
         as in Qi et al. 2024, arXiv 2401.10241, §5.3; with equal stages, 1 - busy / cost.
@@ -104,7 +107,8 @@ class Timeline:
     def span(self, action: Action) -> tuple[float, float]:
         """Return start and end of an action, or of the overlapped action that it is part of.
 
-        Raises ScheduleError when the schedule has no such action.
+        Raises:
+            ScheduleError: the schedule has no such action.
         """
         if action not in self._place:
             raise ScheduleError(f"{self.schedule.name} has no action {action}")
@@ -112,12 +116,14 @@ class Timeline:
         return self.starts[device][position], self.ends[device][position]
 
     def draw(self, width: int | None = 100) -> str:
-        """Return the timeline as text, to scale: one line per device, `.` where it idles.
+        """Return the timeline as text, to scale: one line per device, ``.`` where it idles.
 
-        Each action shows its micro-batch and is filled up with the letter of its kind, in capitals on every
-        second chunk of the device; where there is no room for the number, its last digit. A line is `width`
-        characters long; a timeline that needs more goes on below, after an empty line, up to four times.
-        With None a line is as long as it has to be.
+        Each action shows its micro-batch, filled up with the letter of its kind, in capitals on every second chunk of
+        the device. Where there is no room for the number, its last digit is shown.
+
+        Args:
+            width: characters per line. A timeline that needs more goes on below, after an empty line, up to four
+                times. With None a line is as long as it has to be.
 
         >>> from schedules import StageCosts, build, simulate
         >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
@@ -130,9 +136,9 @@ class Timeline:
     def to_trace(self) -> dict[str, Any]:
         """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.
 
-        Each device is a process, with one thread for what it computes and one each for sends and receives, and a
-        row for each message on its way to it; arrows lead from what made a message to what takes it, and a counter
-        shows the micro-batches in flight.
+        Each device is a process. It has a thread for what it computes, one for its sends and one for its receives, a
+        row for each message on its way to it, and a counter of the micro-batches in flight. Arrows lead from the
+        action that makes a message to the one that takes it.
         """
         return to_trace(self.schedule, self.starts, self.ends, self.peak_bytes, self.peak_at, self.transfers)
 
@@ -140,7 +146,8 @@ class Timeline:
     def from_trace(trace: Mapping[str, Any]) -> Timeline:
         """Return the timeline that `to_trace` wrote, or the first that `side_by_side` did.
 
-        Raises ScheduleError if it was neither.
+        Raises:
+            ScheduleError: the trace was written by neither.
         """
         return Timeline(*from_trace(trace))
 

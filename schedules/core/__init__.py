@@ -1,1 +1,1 @@
-"""The values that every schedule is made of: actions, placements, costs, and what waits for what."""
+"""The values that schedules are made of, and the rule of what waits for what."""

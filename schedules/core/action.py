@@ -1,4 +1,4 @@
-"""One step of one device: what an action is, and how it reads as text."""
+"""Action: one step of one device, and its text form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be built, read or run; the message names the action or the numbers."""
+    """The schedule cannot be built, read or run; the message names the action or the numbers."""
 
 
 class Kind(StrEnum):

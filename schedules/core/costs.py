@@ -16,25 +16,30 @@ _SHARED = ("latency", "bandwidth", "overlap")  # not one number a stage
 class StageCosts:
     """Seconds and bytes of every stage, and of the links between the devices.
 
-    One number a stage, unless said otherwise; an empty sequence means none (zeros). A full backward passes its
+    Sequences have one number per stage; an empty one means zeros unless said otherwise. A full backward passes its
     gradient on when it ends.
 
-    forward, backward_input, backward_weight: seconds on the device where the stage lives.
-    backward: seconds of a full backward; left out, backward_input + backward_weight.
-    latency: seconds from device to device, one number or a matrix [from][to].
-    bandwidth: bytes per second from device to device, one number or a matrix [from][to].
-    message_bytes: the output of a stage, as sent to the next; its gradient on the way back is as large.
-    stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
-    weight_stash_bytes: what the backward for the inputs leaves to the one for the weights, which may be more than
-        the stash; left out, as much: then only W, or a full backward, releases memory.
-    boundary_bytes: what a micro-batch keeps instead until its RECOMPUTE.
-    recompute: seconds of a RECOMPUTE; left out, those of the forward.
-    reduce_grad, optimizer_step: seconds of these actions.
-    overlap: of an overlapped forward and backward, the part of the shorter one that is hidden, 0 to 1. With 0
-        they run one after the other; otherwise they begin and end together.
+    Args:
+        forward: seconds of a forward.
+        backward_input: seconds of a backward for the inputs.
+        backward_weight: seconds of a backward for the weights.
+        latency: seconds from device to device, one number or a matrix [from][to].
+        bandwidth: bytes per second from device to device, one number or a matrix [from][to].
+        message_bytes: size of a stage's output, as sent to the next stage; its gradient is as large.
+        stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
+        weight_stash_bytes: what is kept between I and W; it may be more than the stash. Left out, it is the stash: then
+            only W, or a full backward, releases memory.
+        boundary_bytes: what a micro-batch that is recomputed keeps until its RECOMPUTE.
+        recompute: seconds of a RECOMPUTE; left out, those of the forward.
+        reduce_grad: seconds of a REDUCE_GRAD.
+        optimizer_step: seconds of an OPT_STEP.
+        overlap: part of the shorter action that an overlapped pair hides, 0 to 1. With 0 the two run one after the
+            other; otherwise they begin and end together.
+        backward: seconds of a full backward; left out, backward_input + backward_weight.
 
-    Raises ScheduleError if two sequences differ in length, or a number is negative, not a number or infinite (only
-    bandwidth may be infinite).
+    Raises:
+        ScheduleError: two sequences differ in length, or a number is negative, not a number or infinite (only
+            bandwidth may be infinite).
     """
 
     forward: Sequence[float]
@@ -53,7 +58,7 @@ class StageCosts:
     backward: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        """Fill in what was left out, and hold every sequence as a tuple of floats."""
+        """Fill in what was left out, make every sequence a tuple of floats, and check the numbers."""
         stages = len(self.forward)
         zeros = (0.0,) * stages
         parts = tuple(map(sum, zip(self.backward_input, self.backward_weight, strict=False)))
@@ -95,7 +100,7 @@ class StageCosts:
 
     @property
     def cheapest(self) -> StageCosts:
-        """The costs with the parts of a backward cut down to where together they take no more than a full one."""
+        """The costs with I and W shortened, where together they take longer than a full backward: for bounds."""
         parts = list(map(sum, zip(self.backward_input, self.backward_weight, strict=True)))
         pairs = list(zip(self.backward, parts, strict=True))
         if all(whole >= split for whole, split in pairs):

@@ -71,7 +71,7 @@ CODE = {kind: code for code, kind in enumerate(_KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Dependencies:
-    """The actions of a schedule numbered device after device, and the edges between them.
+    """The actions of a schedule, numbered device after device, and the edges between them, as arrays.
 
     offsets: device d has the actions numbered offsets[d] to offsets[d + 1] - 1.
     code, stage, micro_batch, owner: of each leaf its kind (see CODE), stage and micro-batch (-1 for none),

@@ -1,4 +1,4 @@
-"""Which stage lives on which device: each function returns the device of every stage, in stage order."""
+"""Placements: each function returns the device of every stage, in stage order."""
 
 from .action import ScheduleError
 
@@ -30,9 +30,10 @@ def bidirectional(devices: int) -> tuple[int, ...]:
 
 
 def placements(stages: int, devices: int) -> list[tuple[int, ...]]:
-    """Return the placements of so many stages that are in use: linear, looped and to and fro.
+    """Return the usual placements of so many stages: linear for one per device, else wave and looped.
 
-    Raises ScheduleError when the stages do not divide evenly over the devices.
+    Raises:
+        ScheduleError: the stages do not divide evenly over the devices.
     """
     chunks, left = divmod(stages, devices)
     if left or not chunks:

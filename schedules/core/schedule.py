@@ -1,4 +1,4 @@
-"""A schedule: for each device, the ordered list of actions of one step."""
+"""Schedule: for each device, the ordered list of actions of one step; CSV and JSON forms."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _WEIGHT_SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD)")
 class Schedule:
     """For each device, the ordered list of actions of one step.
 
-    A schedule says only the order; time belongs to `simulate`. Stages are numbered along the model. A
-    bidirectional schedule holds `replicas` copies of the model: stage s of copy k has the number
-    k * model_stages + s, and each micro-batch runs through one copy.
+    A schedule fixes only the order; `simulate` computes times. Stages are numbered along the model. A schedule of
+    several `replicas` runs copies of the model: stage s of copy k has the number k * model_stages + s, and each
+    micro-batch runs through one copy.
 
-    name: what it was built as.
-    actions: one tuple of actions per device.
-    device_of: the device of each stage.
-    micro_batches: how many micro-batches one step has.
-    replicas: how many copies of the model it runs.
-    versions: of an asynchronous schedule, versions[stage][micro_batch] is the number of optimizer steps in
-        the weights that this micro-batch uses on that stage; empty when the schedule is synchronous.
-    meta: anything else worth keeping, JSON values only.
+    Args:
+        name: what it was built as.
+        actions: one tuple of actions per device.
+        device_of: the device of each stage.
+        micro_batches: how many micro-batches one step has.
+        replicas: how many copies of the model it runs.
+        versions: of an asynchronous schedule, versions[stage][micro_batch] is the number of optimizer steps in the
+            weights that this micro-batch uses on that stage; empty when the schedule is synchronous.
+        meta: anything else worth keeping, JSON values only.
     """
 
     name: str
@@ -82,7 +83,8 @@ class Schedule:
         which gather and free the weights of FSDP and do not change the order of the work. The placement and the number
         of micro-batches are read off the actions; CSV keeps no name, versions or meta.
 
-        Raises ScheduleError on a cell that is no action, or a stage that is on no device or on two.
+        Raises:
+            ScheduleError: a cell is no action, or a stage is on no device or on two.
         """
         rows = [list(filter(None, map(str.strip, row))) for row in csv.reader(io.StringIO(text))]
         while rows and not rows[-1]:  # blank lines at the end are no devices
@@ -114,8 +116,8 @@ class Schedule:
     def from_json(text: str) -> Schedule:
         """Return the schedule that `to_json` wrote.
 
-        Raises ScheduleError if the text is no JSON, a field is missing, unknown or of another type, or a cell is no
-        action.
+        Raises:
+            ScheduleError: the text is no JSON, a field is missing, unknown or of another type, or a cell is no action.
         """
         from .schedule_file import read_fields  # pydantic, which takes long to import
 
@@ -132,7 +134,7 @@ class Schedule:
 
 
 def without_micro_batches(schedule: Schedule, first_surplus: int) -> Schedule:
-    """Return the schedule without the micro-batches from `first_surplus` on; what is legal stays legal."""
+    """Return the schedule without the micro-batches from `first_surplus` on; a legal schedule stays legal."""
     rows = tuple(
         tuple(kept for action in row if (kept := _without(action, first_surplus)) is not None)
         for row in schedule.actions

@@ -1,4 +1,4 @@
-"""A message from one device to another, and when it was on its way."""
+"""Transfer: a message from one device to another, and when it travelled."""
 
 from __future__ import annotations
 

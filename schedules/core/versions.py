@@ -1,4 +1,4 @@
-"""Which weights an asynchronous schedule needs at once, and whose gradients each of its optimizer steps applies."""
+"""Weight versions of asynchronous schedules: which are needed at once, and which gradients each step applies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from .schedule import Schedule
 
 
 def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]:
-    """Return, for each optimizer step of a stage, the versions before the one it makes that are needed after it.
+    """Return, for each optimizer step of a stage, the older versions of its weights that are still needed after it.
 
-    Version v is the weights after v steps. A version is needed while an action of a micro-batch that uses it is to
-    come. For a synchronous schedule nothing is returned.
+    Version v is the weights after v steps. A version is needed while actions of a micro-batch that uses it are left.
+    A synchronous schedule has none.
 
     >>> from schedules import build
     >>> [sorted(needed) for needed in older_versions(build("pipedream", devices=3, micro_batches=4), 0)]
@@ -33,7 +33,7 @@ def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]
 
 
 def live_versions(schedule: Schedule) -> tuple[int, ...]:
-    """Return, per stage, how many versions of its weights are there at once, at most.
+    """Return, per stage, the largest number of weight versions kept at the same time.
 
     >>> from schedules import build
     >>> live_versions(build("pipedream", 4, 8)), live_versions(build("pipedream-2bw", 4, 8))
@@ -45,7 +45,7 @@ def live_versions(schedule: Schedule) -> tuple[int, ...]:
 
 
 def stepped_together(schedule: Schedule) -> tuple[range, ...]:
-    """Return the micro-batches whose gradients each optimizer step applies; all in one where it is synchronous.
+    """Return the micro-batches whose gradients each optimizer step applies; a synchronous schedule has one step.
 
     >>> from schedules import build
     >>> stepped_together(build("pipedream-2bw", devices=2, micro_batches=4))

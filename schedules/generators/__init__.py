@@ -1,1 +1,1 @@
-"""Schedules of the literature, one family a file."""
+"""Schedules of the literature, one family per file."""

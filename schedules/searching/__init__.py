@@ -1,1 +1,1 @@
-"""Searches for schedules of unequal stages, and bounds on what any schedule can reach."""
+"""Searches for short schedules of unequal stages, and lower bounds."""

@@ -1,4 +1,4 @@
-"""What no schedule can beat."""
+"""Lower bounds: seconds that no schedule can beat."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ def bound(
 ) -> float:
     """Return seconds that no schedule can beat.
 
-    memory: bytes of stash per device; left out, no limit.
-    placement: the device of each stage; left out, the best of those that `search` tries.
-    objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
+    For each device, the bound is the largest of three: its work after the first forward can have reached it; its work
+    after the first gradient can have come back, less the forwards that fit in its memory before that; and its
+    micro-batches in groups of as many as fit, each taking a round trip to the last stage and back (Little's law).
+    What must follow the device's last backward is added. The whole way of one micro-batch is a bound, too.
 
-    For each device the largest of: its work after the first forward can have reached it; its work after the
-    first gradient can have come back, less the forwards that fit in its memory before that; the same, with
-    what must follow its last backward for the inputs; and its micro-batches in groups of as many as fit, each
-    taking at least a round trip to the last stage and back (Little's law). And the way of one micro-batch.
+    Args:
+        costs: of the stages and links.
+        devices: how many devices.
+        micro_batches: how many micro-batches one step has.
+        memory: bytes of stash per device; left out, no limit.
+        placement: the device of each stage; left out, the best of those that `search` tries.
+        objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
 
-    Raises ScheduleError when a single micro-batch does not fit, or the numbers do not go together.
+    Raises:
+        ScheduleError: a single micro-batch does not fit, or the numbers do not go together.
 
     >>> bound(StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[1, 1]), 2, 4, memory=[1, 1])
     20.0
@@ -59,11 +64,11 @@ def problem_bound(problem: Problem, objective: str) -> float:
 
 
 class _Trips:
-    """The way of one micro-batch that nothing holds up.
+    """The trip of one micro-batch through all stages and back, without any waiting; one number per stage.
 
-    head: when its forward can begin on each stage.
-    turn: seconds from then until its backward can begin there.
-    tail: seconds from the end of that until all stages before are done.
+    head: when its forward can begin.
+    turn: seconds from then until its backward can begin.
+    tail: seconds from the end of its I until all earlier stages are done with it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -86,7 +91,7 @@ class _Trips:
 
 
 def _work_bound(problem: Problem, trips: _Trips, device: int, from_zero: bool) -> float:
-    """All work of a device: what memory lets it do before its first backward, and put off past its last."""
+    """All work of a device, less what memory lets it do before its first backward, or put off past its last."""
     costs, m = problem.costs, problem.micro_batches
     stages = [stage for stage, home in enumerate(problem.device_of) if home == device]
     first, last = stages[0], stages[-1]
@@ -105,7 +110,7 @@ def _work_bound(problem: Problem, trips: _Trips, device: int, from_zero: bool) -
 def _most_seconds(
     problem: Problem, stages: Sequence[int], seconds: Sequence[float], sizes: Sequence[float], room: float
 ) -> float:
-    """The most seconds of one kind of work whose stash fits at once; of several stages, parts count."""
+    """The most seconds of one kind of work whose stashes fit at once; with several stages, fractions count."""
     m = problem.micro_batches
     total = 0.0
     for stage in sorted(
@@ -120,7 +125,7 @@ def _most_seconds(
 
 
 def _slot_bound(problem: Problem, trips: _Trips, stage: int, from_zero: bool) -> float:
-    """Micro-batches in groups of as many as fit on a stage, one group after the other."""
+    """The micro-batches of a stage in groups of as many as fit, one group after the other."""
     costs, m = problem.costs, problem.micro_batches
     size = costs.stash_bytes[stage]
     slots = int(min(m, problem.memory[problem.device_of[stage]] * _SLACK / size)) if size else m
@@ -134,7 +139,7 @@ def _slot_bound(problem: Problem, trips: _Trips, stage: int, from_zero: bool) ->
 
 
 def _turnover_bound(problem: Problem, trips: _Trips, device: int, from_zero: bool) -> float:
-    """Bytes times the seconds for which each must be held, over the bytes there are."""
+    """Bytes times the seconds for which each is kept, over the bytes that the device has."""
     costs = problem.costs
     stages = [stage for stage, home in enumerate(problem.device_of) if home == device]
     held = sum(

@@ -1,4 +1,4 @@
-"""List scheduling: makes an order by letting every device decide, whenever it is free, what to run next."""
+"""List scheduling: whenever a device is free, a rule decides what it runs next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local search: moves operations of the critical path to other places in their device's row."""
+"""Simulated annealing: moves operations of the critical path to other places in the row of their device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ def improve(
     deadline: float = math.inf,
     heat: float = 0.5,
 ) -> list[Row]:
-    """Return rows at least as good, after simulated annealing with so many plays.
+    """Return rows at least as good, after simulated annealing.
 
-    Each round moves one operation of the critical path; it stops early when the objective reaches `goal`,
-    or `time.monotonic()` the deadline.
-    `heat` is the first temperature, in mean lengths of an operation.
+    Each round moves one operation of the critical path.
+
+    plays: how many rounds.
+    goal: the value of the objective at which to stop early.
+    deadline: on the clock of `time.monotonic()`.
+    heat: the first temperature, in mean lengths of an operation.
     """
     rows = [list(row) for row in rows]
     ends, done = play(problem.table, rows)
@@ -64,7 +67,7 @@ def improve(
 
 
 def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
-    """The row with W's brought forward to where a forward has no room; None where none can make it."""
+    """Return the row with W's moved before forwards that have no room; None if that is not enough."""
     room = problem.memory[device] * (1 + _TOLERANCE)
     taken = problem.taken
     level, highest = 0.0, 0.0
@@ -99,7 +102,7 @@ def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
 
 
 def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | None:
-    """The row with one operation a few places further or back; None where an order forbids it."""
+    """Return the row with one operation moved a few places; None if its dependencies forbid that."""
     distance = min(int(random.expovariate(0.5)) + 1, len(row) - 1)
     target = position + (distance if random.random() < 0.5 else -distance)
     if not 0 <= target < len(row):
@@ -116,7 +119,7 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
 
 
 def _critical(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> list[tuple[int, int]]:
-    """Device and position of the operations on the critical path that share their device with a neighbour."""
+    """Return device and position of the operations on the critical path, last first."""
     source, delay = problem.source, problem.delay
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
     device = max(range(len(rows)), key=lambda d: ends[rows[d][-1]])

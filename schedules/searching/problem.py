@@ -1,4 +1,4 @@
-"""A scheduling problem in numbers: the operations of one step, their lengths, and what each waits for."""
+"""Problem: the operations of one step as numbers, with their lengths and inputs."""
 
 from __future__ import annotations
 

@@ -54,16 +54,22 @@ def search(
     (stages on a line); and list scheduling under some dozens of rules. Simulated annealing then moves operations on
     the critical path of the best. It stops when the objective meets `bound`. The result passes `check`.
 
-    memory: bytes of stash per device; left out, no limit.
-    placement: the device of each stage; left out, the linear, looped and wave placements of as many stages as the costs
-        have are tried.
-    objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
-    effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends
-        on it, on the seed and on the arguments alone.
-    seconds: a limit on the time; the best schedule found by then is returned.
+    Args:
+        costs: of the stages and links.
+        devices: how many devices.
+        micro_batches: how many micro-batches one step has.
+        memory: bytes of stash per device; left out, no limit.
+        placement: the device of each stage; left out, the linear, looped and wave placements of as many stages as the
+            costs have are tried.
+        objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
+        seed: of the random moves.
+        effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
+            it, on the seed and on the other arguments alone.
+        seconds: a limit on the time; the best schedule found by then is returned.
 
-    Raises ScheduleError if a single micro-batch does not fit, no order is found that fits, or the numbers do not go
-    together.
+    Raises:
+        ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
+            together.
 
     >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
     >>> found = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])

@@ -1,4 +1,4 @@
-"""Full backwards that pass their gradient on before they are done with their weights."""
+"""Splits the full backwards on the critical path, so that their gradient leaves before W is done."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from ..simulation.simulate import simulate
 from ..transforms.passes import split_backward, split_overlaps
 
 _ROUNDS = 4
-_WORTH = 0.995  # of the makespan, at most, for what is gained to be more than the error of what was measured
-_CHEAPER = 0.98  # of a full backward, at most, that the parts of it take where all are run so
+_WORTH = 0.995  # of the makespan: a smaller gain would be lost in the error of measured costs
+_CHEAPER = 0.98  # of a full backward: where the parts take no more than this, all are split
 _SLACK = 1 + 1e-9
 
 
 def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float] = ()) -> Schedule:
-    """Return the schedule with a full backward as I and at once W wherever that shortens the makespan.
+    """Return the schedule with full backwards on its critical path split into I and W, where that is shorter.
 
-    The order of the work is the same, and so is what is computed: only the gradient of the stage's input leaves before
-    those of its weights are computed, as in zero-bubble schedules (Qi et al. 2024, arXiv 2401.10241, §2). That helps
-    where it is awaited on the critical path, above all behind the last micro-batch, and where the parts take no longer
-    than the whole. Where nothing is gained the schedule comes back as it is.
+    I sends the gradient of the stage's input before W computes those of its weights (Qi et al. 2024, arXiv 2401.10241,
+    §2). W follows I at once, so the order of the work and its result stay the same. This helps where another device
+    waits for the gradient, above all after the last micro-batch, and where the parts take no longer than the whole.
+    The schedule comes back unchanged if nothing is gained.
 
-    memory: bytes of stash per device that the result may hold; left out, no limit.
+    Args:
+        schedule: to be improved; an asynchronous one comes back unchanged.
+        costs: of its stages.
+        memory: bytes of stash per device that the result may hold; left out, no limit.
 
     >>> from schedules import build
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
-    >>> early = split_critical(build("1f1b", devices=2, micro_batches=4), costs)
-    >>> print(*early.actions[1])
+    >>> split = split_critical(build("1f1b", devices=2, micro_batches=4), costs)
+    >>> print(*split.actions[1])
     1F0 1B0 1F1 1B1 1F2 1B2 1F3 1I3 1W3
     """
     if schedule.versions:
@@ -46,13 +49,13 @@ def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float
 
 
 def _candidates(plain: Schedule, timeline: Timeline, costs: StageCosts) -> Iterator[Timeline]:
-    """Timelines of the schedule with some backwards split: few at first."""
+    """Yield timelines of the schedule with some backwards split, from few to many."""
     awaited = set(_awaited(timeline))
     last = {action for action in awaited if action.micro_batch == plain.micro_batches - 1}
     if last and last != awaited:
         yield simulate(split_backward(plain, last), costs)
     yield from _more_and_more(plain, awaited, costs)
-    # Where stages are alike the critical path is one of many, and all of them have to become shorter.
+    # Equal stages have many critical paths, and all of them have to become shorter.
     every = [action for row in plain.actions for action in row if action.kind is Kind.B]
     sent = [action for action in every if plain.previous_stage(action.stage) is not None]
     if sent:
@@ -63,7 +66,7 @@ def _candidates(plain: Schedule, timeline: Timeline, costs: StageCosts) -> Itera
 
 
 def _more_and_more(schedule: Schedule, chosen: set[Action], costs: StageCosts) -> Iterator[Timeline]:
-    """Some backwards split, then also those that are then awaited, and so on."""
+    """Yield timelines with the chosen backwards split, then also those that are critical after that, and so on."""
     for _ in range(_ROUNDS):
         if not chosen:
             return
@@ -76,7 +79,7 @@ def _more_and_more(schedule: Schedule, chosen: set[Action], costs: StageCosts) -
 
 
 def _awaited(timeline: Timeline) -> Iterator[Action]:
-    """The full backwards whose gradient the critical path takes to another device."""
+    """Yield the full backwards whose gradient the critical path takes to another device."""
     home = timeline.schedule.device_of
     for action, following in pairwise(timeline.critical_path):
         if action.kind is Kind.B and home[action.stage] != home[following.stage]:
@@ -84,6 +87,6 @@ def _awaited(timeline: Timeline) -> Iterator[Action]:
 
 
 def _cheap_in_parts(costs: StageCosts) -> set[int]:
-    """The stages whose backward takes less time in two parts."""
+    """Return the stages whose backward takes less time in two parts."""
     parts = zip(costs.backward, costs.backward_input, costs.backward_weight, strict=True)
     return {stage for stage, (whole, *split) in enumerate(parts) if sum(split) < whole * _CHEAPER}

@@ -1,4 +1,4 @@
-"""The automatic scheduler of the zero-bubble paper: a heuristic for stages on a line, from their costs."""
+"""The heuristic scheduler of the zero-bubble paper, for one stage per device."""
 
 from __future__ import annotations
 

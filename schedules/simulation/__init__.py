@@ -1,1 +1,1 @@
-"""From a schedule and costs to a timeline and its memory."""
+"""Simulation: from a schedule and its costs to a timeline and its memory."""

@@ -1,4 +1,4 @@
-"""How much a schedule keeps between forwards and backwards; a matter of order alone, not of time."""
+"""Counts what a schedule keeps between forwards and backwards; the order decides, not the time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
-    """Return, per device, how much its stages keep at the same moment, for the moments that can be the peak.
+    """Return, per device, how much its stages keep at each moment that can be the peak of its memory.
 
-    One array a device, of shape (moments, its stages, 3): of how many micro-batches a stage keeps the whole stash, of
-    how many the input alone, until their RECOMPUTE, and of how many what the gradients of the weights need, from the
-    end of I to that of W. A stash is there until its B or I has ended. Moments that another exceeds in every number are
-    left out, so whatever each of the three weighs, the peak of the device is the largest weighted sum of any moment,
-    and that of a stage the largest of its own three numbers.
+    A moment is left out if another one has at least as much of everything. So for any sizes, the peak of a device is
+    the largest weighted sum of one of its moments, and the peak of a stage the largest of its own part.
+
+    Returns:
+        One array per device, of shape (moments, stages of the device, 3). The three numbers count micro-batches: with
+        their full stash, from F (or RECOMPUTE) to the end of B or I; with their input alone, from F to RECOMPUTE; and
+        with what W needs, from the end of I to the end of W.
 
     >>> from schedules import build, insert_recompute
     >>> peak_candidates(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
@@ -73,12 +75,12 @@ def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> l
 
 
 def _spans(found: Dependencies) -> list[tuple[int, int]]:
-    """The leaves of each device, from the first to behind the last."""
+    """Return the span of leaves of each device, as first and last + 1."""
     return list(pairwise(np.searchsorted(found.owner, found.offsets).tolist()))
 
 
 def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
-    """Bytes that each leaf adds (when it starts) or releases (when it ends)."""
+    """Return the bytes that each leaf adds when it starts (positive) or releases when it ends (negative)."""
     stash = np.asarray(costs.stash_bytes)[found.stage]
     weight = np.asarray(costs.weight_stash_bytes)[found.stage]
     boundary = np.asarray(costs.boundary_bytes)[found.stage]
@@ -96,7 +98,7 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
 
 
 def _count_changes(found: Dependencies) -> np.ndarray:
-    """Whole stashes, inputs alone, and what waits for W, that each leaf adds or releases, in three columns."""
+    """Return the full stashes, inputs alone and stashes for W that each leaf adds or releases, as [leaves, 3]."""
     recomputed = _recomputed(found)
     change = np.zeros((found.code.size, 3), dtype=np.int64)
     change[found.is_kind(Kind.F) & ~recomputed] = (1, 0, 0)
@@ -109,7 +111,7 @@ def _count_changes(found: Dependencies) -> np.ndarray:
 
 
 def _recomputed(found: Dependencies) -> np.ndarray:
-    """Whether the forward of the leaf's stage and micro-batch runs again."""
+    """Return for each leaf whether its stage and micro-batch has a RECOMPUTE."""
     recomputes = found.is_kind(Kind.RECOMPUTE)
     if not recomputes.any():
         return recomputes
@@ -118,7 +120,7 @@ def _recomputed(found: Dependencies) -> np.ndarray:
 
 
 def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:
-    """The peak of the running sum, and where."""
+    """Return the peak of the running sum, and its position."""
     if not change.size:
         return 0, 0
     level = _levels(np.maximum(change, 0), np.minimum(change, 0), position)
@@ -127,7 +129,7 @@ def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:
 
 
 def _levels(added: np.ndarray, released: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The running sum at each leaf: each action adds when it starts and releases when it ends."""
+    """Return the running sum at each leaf; each action adds when it starts and releases when it ends."""
     ends_action = _ends_action(position)
     released_before = np.cumsum(released, axis=0) - released
     starts = np.append(0, np.flatnonzero(ends_action)[:-1] + 1)
@@ -136,12 +138,12 @@ def _levels(added: np.ndarray, released: np.ndarray, position: np.ndarray) -> np
 
 
 def _ends_action(position: np.ndarray) -> np.ndarray:
-    """Whether each leaf is the last of its action."""
+    """Return for each leaf whether it is the last of its action."""
     return np.append(position[1:] != position[:-1], True)
 
 
 def _largest(levels: np.ndarray) -> np.ndarray:
-    """The different ones that no other exceeds in every number."""
+    """Return the distinct levels that no other level exceeds in every number."""
     rest = np.unique(levels.reshape(len(levels), -1), axis=0)
     kept = []
     while len(rest):

@@ -1,4 +1,4 @@
-"""A schedule and its costs, played: when each action starts and ends."""
+"""Simulates a schedule: when each action starts and ends, given the costs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _Rows = tuple[tuple[float, ...], ...]
 
 
 def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) -> Timeline:
-    """Return when each action starts and ends, if each device runs its list in order as early as it can.
+    """Return when each action starts and ends if each device runs its list in order, as early as it can.
 
-    A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends) and
-    arrives after the time on the link plus its latency; it holds up neither device. With `contention`, a link
-    carries one message at a time, in the order in which they are sent; otherwise any number. The time is
-    linear in the number of actions. Where the model has several copies, the costs are those of the stages of
-    one, or of all, copy after copy.
+    A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends). It arrives
+    after the time on the link plus its latency, and blocks neither device. Where nothing of an overlapped pair is
+    hidden (``costs.overlap`` is 0), the pair runs as a forward and then a backward. The time taken is linear in the
+    number of actions.
 
-    Where nothing of an overlapped pair is hidden (`costs.overlap` is 0), the timeline is that of the schedule
-    with its pairs taken apart.
+    Args:
+        schedule: one that passes `check`.
+        costs: of the stages of one copy of the model, or of all copies, copy after copy.
+        contention: whether a link carries one message at a time, in the order of their sending; otherwise it carries
+            any number.
 
-    Raises ScheduleError when the costs are for another number of stages, or the devices wait for each other
-    for ever. The schedule is taken to be one that passes `check`.
+    Raises:
+        ScheduleError: the costs are for another number of stages, or the devices wait for each other for ever.
 
     >>> from schedules import build
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])

@@ -1,4 +1,4 @@
-"""The messages of a simulated step that take time."""
+"""The messages of a simulated step, made when they are asked for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _make = partial(tuple.__new__, Transfer)  # what a Transfer(...) does, without i
 
 
 class Transfers(Sequence[Transfer]):
-    """Those of a simulated step that take time, in the order in which they leave; made when somebody looks.
+    """The messages of a simulated step that take time, in the order in which they leave.
 
-    Whoever looks for the best of many schedules simulates each of them, and asks for nothing but the makespan.
+    They are made at the first access: a search simulates thousands of schedules and reads only the makespan.
 
     found: the edges.
     costs: of the stages.
@@ -28,7 +28,7 @@ class Transfers(Sequence[Transfer]):
     """
 
     def __init__(self, found: Dependencies, costs: StageCosts, sent_and_arrived: SentAndArrived) -> None:
-        """Keep what they are made of."""
+        """Keep what the transfers are made of."""
         self._made_of = found, costs, sent_and_arrived
 
     def __getitem__(self, index: Any) -> Any:

@@ -18,7 +18,8 @@ def insert_messages(schedule: Schedule) -> Schedule:
     where a send blocks until its receive. Stages on one device need no message. A schedule that has messages comes
     back unchanged.
 
-    Raises ScheduleError if the schedule deadlocks.
+    Raises:
+        ScheduleError: the schedule deadlocks.
 
     Source: the lowering of torch.distributed.pipelining, `_add_send_recv`.
     """

@@ -1,4 +1,4 @@
-"""Passes: each takes a schedule and returns it with something taken apart, put together or added."""
+"""Passes that split, fuse or add actions: each takes a schedule and returns a changed one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def split_overlaps(schedule: Schedule) -> Schedule:
 def split_backward(schedule: Schedule, only: Iterable[Action] | None = None) -> Schedule:
     """Return the schedule with each full backward as I and then W; overlapped pairs come apart too.
 
-    only: the full backwards to split; left out, all of them.
+    Args:
+        schedule: to be changed.
+        only: the full backwards to split; left out, all of them.
 
-    Raises ScheduleError when one of these is no full backward of the schedule.
+    Raises:
+        ScheduleError: one of these is no full backward of the schedule.
     """
     apart = split_overlaps(schedule)
     full = {action for row in apart.actions for action in row if action.kind is Kind.B}
@@ -45,11 +48,17 @@ def fuse_backward(schedule: Schedule) -> Schedule:
 def insert_recompute(
     schedule: Schedule, stages: Iterable[int] | None = None, micro_batches: Iterable[int] | None = None
 ) -> Schedule:
-    """Return the schedule with a RECOMPUTE before each backward of these stages and micro-batches, all by default.
+    """Return the schedule with a RECOMPUTE before each backward of these stages and micro-batches.
 
-    Recomputes that are there already stay as they are; overlapped pairs with such a backward come apart.
+    Recomputes that exist stay as they are; overlapped pairs with such a backward come apart.
 
-    Raises ScheduleError when there is no such stage.
+    Args:
+        schedule: to be changed.
+        stages: all of them by default.
+        micro_batches: all of them by default.
+
+    Raises:
+        ScheduleError: there is no such stage.
     """
     chosen = set(range(schedule.stages)) if stages is None else set(stages)
     for stage in chosen:
@@ -72,8 +81,8 @@ def insert_recompute(
 def insert_reduce_grad(schedule: Schedule) -> Schedule:
     """Return the schedule with a REDUCE_GRAD after the last backward of each stage.
 
-    Where the model has several copies they wait for each other, and the reductions stand at the end of each
-    device, in the order of the model. A schedule that has reductions comes back as it is.
+    With several copies of the model, the reductions stand at the end of each device, in the order of the model, and
+    wait for each other. A schedule that has reductions comes back unchanged.
     """
     if any(action.kind is Kind.REDUCE_GRAD for row in schedule.actions for action in row):
         return schedule
@@ -87,11 +96,12 @@ def insert_reduce_grad(schedule: Schedule) -> Schedule:
 
 
 def insert_optimizer_step(schedule: Schedule) -> Schedule:
-    """Return the schedule with an OPT_STEP for each stage as soon as all its gradients are there.
+    """Return the schedule with an OPT_STEP for each stage as soon as all its gradients are complete.
 
-    That is after its last backward, and after its REDUCE_GRAD where it has one. A stage that has an OPT_STEP keeps it.
+    It follows the stage's last backward, and its REDUCE_GRAD if it has one. A stage that has an OPT_STEP keeps it.
 
-    Raises ScheduleError for an asynchronous schedule, which steps by itself.
+    Raises:
+        ScheduleError: the schedule is asynchronous and has its own optimizer steps.
     """
     if schedule.versions:
         raise ScheduleError(f"{schedule.name} is asynchronous: it has its optimizer steps where they belong")
@@ -99,9 +109,10 @@ def insert_optimizer_step(schedule: Schedule) -> Schedule:
 
 
 def permute_devices(schedule: Schedule, order: Sequence[int]) -> Schedule:
-    """Return the schedule with what device d does moved to device order[d].
+    """Return the schedule with the work of device d moved to device order[d].
 
-    Raises ScheduleError when order is no permutation of the devices.
+    Raises:
+        ScheduleError: `order` is no permutation of the devices.
     """
     if sorted(order) != list(range(schedule.devices)):
         raise ScheduleError(f"{tuple(order)} is no permutation of the devices 0 to {schedule.devices - 1}")
@@ -120,13 +131,13 @@ def _halves(action: Action) -> tuple[Action, ...]:
 
 def _fused(row: _Row) -> Iterator[Action]:
     actions = iter(row)
-    held = next(actions, None)
-    while held is not None:
+    current = next(actions, None)
+    while current is not None:
         following = next(actions, None)
-        if held.kind is Kind.I and following == held._replace(kind=Kind.W):
-            held, following = held._replace(kind=Kind.B), next(actions, None)
-        yield held
-        held = following
+        if current.kind is Kind.I and following == current._replace(kind=Kind.W):
+            current, following = current._replace(kind=Kind.B), next(actions, None)
+        yield current
+        current = following
 
 
 def _with_reductions(row: _Row) -> Iterator[Action]:
@@ -141,7 +152,7 @@ def _with_steps(row: _Row) -> Iterator[Action]:
 def _after_last(
     row: _Row, kinds: tuple[Kind, ...], added: Kind, but: Collection[int] = ()
 ) -> Iterator[Action]:
-    """The row with an action for each stage, but for some, behind the last one of some kinds."""
+    """Yield the row with an action added for each stage, except some, after its last action of some kinds."""
     last = {leaf.stage: action for action in row for leaf in action.leaves if leaf.kind in kinds}
     for action in row:
         yield action
@@ -151,7 +162,7 @@ def _after_last(
 
 
 def _apart(action: Action, stages: set[int]) -> tuple[Action, ...]:
-    """The leaves of an overlapped pair whose backward is on one of the stages; else the action itself."""
+    """Return the two leaves of an overlapped pair whose backward is on one of the stages; else the action itself."""
     if action.parts and action.parts[1].stage in stages:
         return action.parts
     return (action,)

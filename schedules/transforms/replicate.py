@@ -17,11 +17,14 @@ def replicate(schedule: Schedule, replicas: int, micro_batches: int | None = Non
     the micro-batches k, k + replicas, k + 2 * replicas and so on. Each device ends with a REDUCE_GRAD for each of
     its stages, which waits for that stage on all replicas. A schedule that has reductions keeps them where they are.
 
-    micro_batches: of the whole step; left out, `replicas` times those of the schedule. If fewer are given, the last
-        ones of some replicas are left out; two replicas never differ by more than one.
+    Args:
+        schedule: of one replica; synchronous.
+        replicas: how many.
+        micro_batches: of the whole step; left out, `replicas` times those of the schedule. If fewer are given, the
+            last ones of some replicas are left out; two replicas never differ by more than one.
 
-    Raises ScheduleError if `replicas` is less than 1, if there are too many micro-batches, or if the schedule is
-    asynchronous.
+    Raises:
+        ScheduleError: `replicas` is less than 1, there are too many micro-batches, or the schedule is asynchronous.
 
     >>> from schedules import build
     >>> print(replicate(build("1f1b", devices=1, micro_batches=2), replicas=2).to_csv(), end="")

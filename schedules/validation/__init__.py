@@ -1,1 +1,1 @@
-"""Checks that say why a schedule is impossible."""
+"""Checks that say why a schedule cannot run."""

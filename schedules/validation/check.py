@@ -27,12 +27,16 @@ def check(
     the stage, in an order in which no device waits for ever. If the schedule has sends and receives, recomputes,
     gradient reductions or optimizer steps, these must be in their places too.
 
-    costs, memory: if given, both: the stash of each device must fit its bytes in `memory`.
-    sends: the transport, for a schedule with messages. "rendezvous": a send blocks its device until the other one has
-        come to the receive, as NCCL's point-to-point calls may; a schedule that passes runs on any transport.
-        "buffered": a send never blocks, as in pipepart's own runtime.
+    Args:
+        schedule: to be checked.
+        costs: with `memory`, to check that the stash of each device fits.
+        memory: bytes of stash per device.
+        sends: the transport, for a schedule with messages. "rendezvous": a send blocks its device until the other one
+            has come to the receive, as NCCL's point-to-point calls may; a schedule that passes runs on any transport.
+            "buffered": a send never blocks, as in pipepart's own runtime.
 
-    Raises ScheduleError, naming the action and what it conflicts with.
+    Raises:
+        ScheduleError: something is wrong; the message names the action and what it conflicts with.
     """
     if sends not in get_args(Sends):
         raise ScheduleError(f"sends is one of {', '.join(get_args(Sends))}, got {sends!r}")

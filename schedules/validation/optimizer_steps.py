@@ -21,10 +21,10 @@ class Place(NamedTuple):
 
 
 def check_steps(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """Return if the weights change where they may.
+    """Return if the optimizer steps are where they may be.
 
-    A synchronous schedule steps once on every stage, or on none, when all gradients of the stage are there.
-    An asynchronous one steps alike on all stages, and each micro-batch uses a version that exists by then.
+    A synchronous schedule steps once on every stage, or on none, when all gradients of the stage are complete.
+    An asynchronous one steps at the same micro-batches on all stages, and each micro-batch uses weights that exist.
 
     place: where each action stands, the actions of a device in their order.
 
@@ -65,7 +65,7 @@ def _check_last(step: Action, backward: Action | None, place: Mapping[Action, Pl
 
 
 def _check_asynchronous(schedule: Schedule, steps: list[list[Action]], place: Mapping[Action, Place]) -> None:
-    """Each micro-batch uses weights that exist, all gradients are applied, and the stages step alike."""
+    """Check that micro-batches use weights that exist, that all gradients are applied, and that the stages agree."""
     if [len(row) for row in schedule.versions] != [schedule.micro_batches] * schedule.stages:
         raise ScheduleError(
             f"versions must hold {schedule.stages} rows of {schedule.micro_batches} numbers, "
@@ -85,7 +85,7 @@ def _check_asynchronous(schedule: Schedule, steps: list[list[Action]], place: Ma
 
 
 def _check_intervals(schedule: Schedule, stage: int, own: list[Action], first: list[Action]) -> None:
-    """Steps after equally many micro-batches each, the same on all stages, down to the last micro-batch."""
+    """Check that the stage steps after equal numbers of micro-batches, as stage 0 does, and after the last."""
     numbers = [step.micro_batch for step in own]
     if numbers != [step.micro_batch for step in first]:
         others = [step.micro_batch for step in first]
@@ -100,7 +100,7 @@ def _check_intervals(schedule: Schedule, stage: int, own: list[Action], first: l
 
 
 def _check_applied(step: Action | None, before: Action | None, place: Mapping[Action, Place]) -> None:
-    """Every gradient that a step applies, those since the step before, is there when it is taken."""
+    """Check that every gradient since the step before is complete when a step applies it."""
     if step is None or step.micro_batch is None:
         return
     first = -1 if before is None or before.micro_batch is None else before.micro_batch
