@@ -1,4 +1,4 @@
-"""Deep copies of modules, TorchScript ones included."""
+"""Makes deep copies of modules that share nothing with the original, TorchScript modules included."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import nn
 
 
 def deep_copies(*things: Any) -> tuple[Any, ...]:
-    """Copies of modules and other things, which share among themselves what the things share, and nothing with them.
+    """Copy modules and other objects. What they share with each other, the copies share with each other.
 
-    ``copy.deepcopy`` by itself clones the parameters of TorchScript layers under autograd, so that a backward of the
-    copy would add to the gradients of the first.
+    ``copy.deepcopy`` alone clones the parameters of TorchScript layers under autograd: a backward of the copy would
+    add to the gradients of the original.
 
     Raises:
-        Exception: whatever a part raises that cannot be copied.
+        Exception: an object that cannot be copied raises it.
     """
     with torch.no_grad():
         copies = copy.deepcopy(things)

@@ -1,4 +1,4 @@
-"""Runs a model so that nothing of it is different afterwards."""
+"""Runs a model without a trace: parameters, buffers, gradients, attributes and random states come back as they were."""
 
 from __future__ import annotations
 
@@ -9,22 +9,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Puts back, after the block, the random states and what each module's attributes were bound to.
+def shadow_parameters(model: nn.Module) -> Iterator[None]:
+    """Within the block the model runs on copies of its parameters and buffers; afterwards it is :func:`restored`.
 
-    Covers the states of torch, ``random`` and numpy, and attributes of every kind: parameters, buffers and what
-    a ``forward`` binds, such as a counter. A value that is changed in place, as a list is by ``append``, stays so.
+    Gradients are accumulated in the copies. Layers that write into their parameters or buffers write into the copies.
+    Hooks on a parameter or its gradient are not called. Each trained copy starts with a gradient of zeros, so that a
+    backward adds to it.
+    """
+    shadows: dict[Tensor, Tensor] = {parameter: _shadow(parameter) for parameter in model.parameters()}
+    shadows |= {buffer: buffer.clone() for buffer in model.buffers()}
+    try:
+        _exchange(model, shadows)
+        with restored(model):
+            yield
+    finally:
+        _exchange(model, {shadow: original for original, shadow in shadows.items()})
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """After the block, restore the random states and what each module's attributes were bound to.
+
+    The random states are those of torch, ``random`` and numpy. Attributes are parameters, buffers, the mode and
+    anything that a ``forward`` assigns, such as a counter. A value that is changed in place, such as a list that is
+    appended to, stays changed.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(
         {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     )
     kind = devices[0].type if devices else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind), bindings_kept(model):
+    with torch.random.fork_rng(devices=devices, device_type=kind), bindings_restored(model):
         try:
             yield
         finally:
@@ -33,8 +52,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def bindings_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back, after the block, what each module's attributes, parameters and buffers were bound to."""
+def bindings_restored(model: nn.Module) -> Iterator[None]:
+    """After the block, restore what each module's attributes, parameters and buffers were bound to."""
+    modes = [(module, module.training) for module in model.modules()]
     before = [
         [(table, dict(table)) for table in (vars(module), module._parameters, module._buffers)]
         for module in model.modules()
@@ -44,14 +64,32 @@ def bindings_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for tables in before:
             for table, bound in tables:
-                _put_back(table, bound)
+                _rebind(table, bound)
+        for module, training in modes:  # a TorchScript module has its mode elsewhere
+            if module.training is not training:
+                module.training = training
 
 
-def _put_back(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:
-    """Binds again what is bound to something else, and nothing more: some modules refuse to be written to."""
+def _rebind(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:
+    """Bind what has changed, and nothing else: some modules cannot be written to."""
     now = dict(table)
     for name in now.keys() - bound.keys():
         del table[name]
     for name, value in bound.items():
         if name not in now or now[name] is not value:
             table[name] = value
+
+
+def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
+    # By setattr: a module such as an LSTM keeps its parameters in a second place, too, and updates it there.
+    for module in model.modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and tensor in tensors:
+                setattr(module, name, tensors[tensor])
+
+
+def _shadow(parameter: nn.Parameter) -> nn.Parameter:
+    shadow = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+    if parameter.requires_grad:
+        shadow.grad = shadow.new_zeros(shadow.shape)
+    return shadow

@@ -1,36 +1,33 @@
-"""Capture of an ``nn.Sequential``: its layers in order, with shapes from fake tensors."""
+"""Captures an ``nn.Sequential``: finds its layers in order, describes them, and runs them once for their shapes."""
 
 from __future__ import annotations
 
-import copy
-import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 
+from ..autograd import graph_cut
 from ..autograd.sparse import bytes_of
 from .graph import LayerGraph, LayerInfo, SharedTensor, TensorSpec
-from .restore import untouched
+from .restore import shadow_parameters
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of an ``nn.Sequential`` in order, nested ones opened, each with its path in ``model``.
+    """The layers of an ``nn.Sequential`` in execution order, each with its path in ``model``.
 
-    A nested ``nn.Sequential`` with hooks or a ``forward`` of its own stays one layer.
+    A nested ``nn.Sequential`` is opened, unless it has hooks or a ``forward`` of its own.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, or has a ``forward`` of its own.
-        ValueError: it holds no layer, or a lazy one whose parameters have no shape yet.
+        TypeError: ``model`` is not an ``nn.Sequential``, or has a ``forward`` of its own.
+        ValueError: it has no layers, or a lazy layer whose parameters have no shape yet.
     """
     layers = _checked_layers(model)
     if _has_hooks(model):
@@ -41,13 +38,20 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return layers
 
 
-def describe(model: nn.Module) -> list[LayerInfo]:
-    """What can be said of each layer of an ``nn.Sequential`` without a sample: all but its outputs.
+def describe(model: nn.Module, outputs: Sequence[tuple[TensorSpec, ...]] | None = None) -> list[LayerInfo]:
+    """Describe the layers of an ``nn.Sequential`` without running them.
+
+    Args:
+        model: the ``nn.Sequential``.
+        outputs: the specs of each layer's outputs, if they are known.
 
     Raises:
         TypeError, ValueError: as :func:`flatten` does.
     """
-    return _infos(_checked_layers(model))
+    layers = _checked_layers(model)
+    owners: dict[Tensor, tuple[str, str]] = {}
+    specs = [()] * len(layers) if outputs is None else outputs
+    return [_info(name, layer, owners, made) for (name, layer), made in zip(layers, specs, strict=True)]
 
 
 def _checked_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -93,32 +97,39 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
-    """The layer graph of an ``nn.Sequential``.
+    """Capture the layer graph of an ``nn.Sequential`` by running it once.
 
-    Shapes come from fake tensors: no layer computes, no BatchNorm statistic, gradient or random state changes.
-    A layer that fake tensors cannot pass (its control flow reads values) runs once, on a copy in evaluation mode.
+    The layers run forward on copies of their parameters and buffers, with gradients enabled and in the mode that the
+    model is in. The model and all random states stay as they are.
 
     Args:
-        model: the ``nn.Sequential``; nested ones are opened, names stay those of the model.
-        args, kwargs: the arguments of the model, tensors or nests of tensors.
+        model: the ``nn.Sequential``. Nested ones are opened; names are those of the model.
+        args, kwargs: the arguments of the model: tensors or nests of tensors.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``.
-        Exception: whatever a layer raises on its input, with a note that names the layer.
+        TypeError: ``model`` is not an ``nn.Sequential``.
+        Exception: whatever a layer raises, with a note that names the layer.
     """
     layers = flatten(model)
-    infos = []
-    given = (args, kwargs)
-    with untouched(model), torch.no_grad():
-        for (name, layer), info in zip(layers, _infos(layers), strict=True):
-            value = _fake_call(name, layer, *given)
-            infos.append(info.model_copy(update={"outputs": tensor_specs(value)}))
-            given = ((value,), {})
-    return LayerGraph.chain(infos, tensor_specs((args, kwargs)))
+    outputs = []
+    given = graph_cut.cut((args, kwargs))[0]
+    with shadow_parameters(model), torch.enable_grad():
+        for name, layer in layers:
+            positional, named = graph_cut.alias(given)
+            try:
+                output = layer(*positional, **named)
+            except Exception as error:
+                error.add_note(
+                    f"pipepart: in the forward of layer {name!r} ({type(layer).__name__}), while the model was captured"
+                )
+                raise
+            outputs.append(tensor_specs(output))
+            given = ((graph_cut.cut(output)[0],), {})
+    return LayerGraph.chain(describe(model, outputs), tensor_specs((args, kwargs)))
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:
-    """The parameters and buffers of a layer, by which layers that share one are known."""
+    """The parameters and buffers of a layer."""
     yield from layer.parameters()
     yield from layer.buffers()
 
@@ -128,12 +139,9 @@ def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _infos(layers: Sequence[tuple[str, nn.Module]]) -> list[LayerInfo]:
-    owners: dict[Tensor, tuple[str, str]] = {}
-    return [_info(name, layer, owners) for name, layer in layers]
-
-
-def _info(name: str, layer: nn.Module, owners: dict[Tensor, tuple[str, str]]) -> LayerInfo:
+def _info(
+    name: str, layer: nn.Module, owners: dict[Tensor, tuple[str, str]], outputs: tuple[TensorSpec, ...]
+) -> LayerInfo:
     """Describe one layer. ``owners`` maps each tensor to the first layer that holds it, and its path there."""
     parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
     state = [*parameters.values(), *buffers.values()]
@@ -160,6 +168,7 @@ def _info(name: str, layer: nn.Module, owners: dict[Tensor, tuple[str, str]]) ->
         buffer_bytes=sum(bytes_of(b) for b in own_buffers),
         dtypes=_dtypes(state),
         shared=shared,
+        outputs=outputs,
     )
 
 
@@ -169,54 +178,6 @@ def _dtypes(state: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _describe(layer: nn.Module) -> str:
-    """The class and its arguments, without what differs from one process to the next: where a function lies."""
+    """The class and its arguments, without addresses, which differ from process to process."""
     text = _ADDRESS.sub("", repr(layer).split("\n", 1)[0])
     return text if text.endswith(")") else type(layer).__name__
-
-
-def _fake_call(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The layer's output in shape and dtype only: fake tensors, which have no values."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
-            state: dict[str, Tensor] = {
-                key: mode.from_tensor(tensor.detach())
-                for key, tensor in (*layer.named_parameters(), *layer.named_buffers())
-            }
-            return torch.func.functional_call(layer, state, _as_fake(args), _as_fake(kwargs))
-    except Exception:
-        pass  # fake tensors reach less far than real ones: what counts is the real layer's verdict
-    try:
-        return copy.deepcopy(layer).eval()(*_as_real(args), **_as_real(kwargs))
-    except Exception as error:
-        error.add_note(
-            f"pipepart: layer {name!r} ({type(layer).__name__}), while its output's shape was found"
-        )
-        raise
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from logging what a fake tensor could not do: the real layer speaks for itself."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
-def _as_fake(value: Any) -> Any:
-    return pytree.tree_map_only(
-        Tensor, lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device), value
-    )
-
-
-def _as_real(value: Any) -> Any:
-    """Zeros in place of fake tensors, which have no values."""
-    return pytree.tree_map_only(
-        Tensor,
-        lambda t: (
-            torch.zeros(tuple(t.shape), dtype=t.dtype, device=t.device) if isinstance(t, FakeTensor) else t
-        ),
-        value,
-    )

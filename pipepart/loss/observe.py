@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import bindings_kept
+from ..capture import bindings_restored
 from .calls import Diverged
 from .scalar import check_scalar
 from .survey import survey
@@ -128,7 +128,7 @@ class Halves:
 
 def _call(loss_fn: LossFunction, target: Any, output: Any) -> Any:
     """The loss, which keeps nothing of having been tried."""
-    with bindings_kept(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext():
+    with bindings_restored(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext():
         return loss_fn(output) if target is None else loss_fn(output, target)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import bindings_kept
+from ..capture import bindings_restored
 from .calls import READS, Classes, Kind, Numbered, Record, Term, may_be_shared, writes
 from .counting import REDUCING, arguments, divisor, ignored_index, is_over_classes
 from .pair import is_pair, number
@@ -94,7 +94,7 @@ def _survey(
     given = pytree.tree_map_only(Tensor, watch.output, output)
     pytree.tree_map_only(Tensor, watch.target, target)
     try:
-        kept = bindings_kept(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext()
+        kept = bindings_restored(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext()
         with torch.no_grad(), kept, watch:
             value = loss_fn(given) if target is None else loss_fn(given, target)
     except Exception:  # it needs values, which it will get: what was seen before counts

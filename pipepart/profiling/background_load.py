@@ -1,4 +1,4 @@
-"""Keeps the rest of the CPU as busy as a pipeline will, while layers are timed on one part of it."""
+"""Keeps other CPU cores busy with copies of the model while its layers are timed."""
 
 from __future__ import annotations
 
@@ -6,72 +6,60 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..autograd import graph_cut
 from ..capture import flatten
 from ..capture.deep_copies import deep_copies
-from ..data.arguments import call
 from ..workers.worker import start_workers
-from .timing import Loss, fresh
+from .layer_pass import LayerPass, Observer
 
-# Copies of a larger model than this are not worth the memory: it is then timed on an idle machine.
-_LARGEST_COPY_BYTES = 2**30
+# The copies must not need more memory than this; otherwise the model is timed without background load.
+_LARGEST_COPIES_BYTES = 2**30
 
 
 @contextmanager
-def neighbours(model: nn.Module, sample: Any, loss: Loss, count: int, threads: int | None) -> Iterator[None]:
-    """While the block runs, ``count`` other workers train copies of ``model`` on ``sample``.
+def background_load(model: nn.Module, micro_batch: Any, workers: int, threads: int | None) -> Iterator[None]:
+    """Within the block, ``workers`` threads train copies of ``model`` on ``micro_batch``, without a loss.
 
-    Virtual devices share caches, memory bandwidth and often execution units, so that a layer takes longer beside
-    others than alone: up to a third longer was seen on two virtual CPUs. A model that cannot be copied, or is larger
-    than 1 GiB, gets no neighbours.
+    Virtual devices share caches, memory bandwidth and often the execution units of a core, so a layer takes longer
+    beside others than alone: up to a third longer was measured on two virtual CPUs. There is no load if the model
+    cannot be copied, or if its copies would need more than 1 GiB.
     """
-    copies = _copies(model, count)
+    copies = _copies(model, workers)
     if not copies:
         yield
         return
     stop = threading.Event()
-    done: SimpleQueue[None] = SimpleQueue()
     cpu = torch.device("cpu")
-    workers = start_workers([(f"neighbour-{index}", cpu, threads) for index in range(len(copies))])
+    running = start_workers([(f"load-{index}", cpu, threads) for index in range(len(copies))])
     try:
-        for worker, twin in zip(workers, copies, strict=True):
-            worker.submit(partial(_train, twin, sample, loss, stop, done))
+        for worker, copied in zip(running, copies, strict=True):
+            worker.submit(partial(_train, copied, micro_batch, stop))
         yield
     finally:
         stop.set()
-        for worker in workers:
-            done.get()
+        for worker in running:
             worker.stop()
-        for worker in workers:
+        for worker in running:
             worker.join()
 
 
 def _copies(model: nn.Module, count: int) -> list[nn.Module]:
-    if sum(parameter.nbytes for parameter in model.parameters()) * count > _LARGEST_COPY_BYTES:
+    if sum(parameter.nbytes for parameter in model.parameters()) * count > _LARGEST_COPIES_BYTES:
         return []
     try:
-        return [twin for _ in range(count) for twin in deep_copies(model)]
+        return [copied for _ in range(count) for copied in deep_copies(model)]
     except Exception:
         return []
 
 
-def _train(model: nn.Module, sample: Any, loss: Loss, stop: threading.Event, done: SimpleQueue[None]) -> None:
+def _train(model: nn.Module, micro_batch: Any, stop: threading.Event) -> None:
     try:
-        while not stop.is_set():
-            value = fresh(sample)
-            for _, layer in flatten(model):
-                value = call(layer, value)
-                if stop.is_set():
-                    return
-            roots = graph_cut.cut(value if loss is None else loss(value))
-            graph_cut.backward(roots[1], [torch.ones_like(leaf) for leaf in graph_cut.leaves(roots[0])])
+        chain = LayerPass(flatten(model), None, stop)
+        while True:
+            chain.run(micro_batch, Observer())
     except Exception:
-        return  # the layers are timed elsewhere, and fail there if they fail
-    finally:
-        done.put(None)
+        return  # stopped; or a layer fails here, and then it fails where it is timed, too

@@ -1,4 +1,4 @@
-"""Counts the memory of each layer of a chain: what is kept for backward, and what is needed for a while."""
+"""Counts the memory of each layer of a chain: inputs, outputs, saved tensors, workspace and deferred gradients."""
 
 from __future__ import annotations
 
@@ -7,67 +7,70 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..autograd import graph_cut
 from ..autograd.sparse import dense_parts
-from ..data.arguments import call
+from ..autograd.split_backward import WeightGradients
+from ..capture import TensorSpec, tensor_specs
 from .costs import SavedTensor
-from .timing import Layers, Loss, blaming, fresh, named_calls
+from .layer_pass import LayerPass, Observer
 
 
 @dataclass
 class Memory:
-    """Bytes of each layer, the loss counted with the last one, and the pieces that are kept for backward."""
+    """Bytes of each layer, with the loss counted in the last one, and the specs of each layer's outputs."""
 
     saved_bytes: list[int]
     input_bytes: list[int]
     output_bytes: list[int]
     workspace_bytes: list[int]
+    deferred_bytes: list[int]
     saved: tuple[SavedTensor, ...]
+    outputs: list[tuple[TensorSpec, ...]]
 
 
-def count_memory(model: nn.Module, layers: Layers, loss: Loss, sample: Any) -> Memory:
-    """One forward and backward of the chain with every tensor counted.
+def count_memory(model: nn.Module, layers: int, chain: LayerPass, micro_batch: Any) -> Memory:
+    """Count the memory of a chain by one pass with a whole backward and one with a split backward.
 
-    Storage that several tensors share counts once, that of parameters and buffers not at all. What a kernel
-    allocates inside itself is not seen.
+    Storage that several tensors share counts once; parameters and buffers do not count. Memory that a kernel allocates
+    for itself is not seen.
+
+    Args:
+        model: the module that holds the parameters and buffers of all layers.
+        layers: the number of layers in the chain, without its loss.
+        chain: the layers with their loss.
+        micro_batch: the input of the first layer.
     """
-    counter = _Counter(len(layers), (*model.parameters(), *model.buffers()))
-    names, modules = named_calls(layers, loss)
-    steps = []
-    message = fresh(sample)
-    with torch.enable_grad(), counter:
-        for index, module in enumerate(modules):
-            counter.enter(min(index, len(layers) - 1), message)
-            with saved_tensors_hooks(counter.pack, _Kept.unpack), blaming(names[index], "forward"):
-                output = call(module, graph_cut.alias(message))
-            given, message = message, None
-            message, roots = graph_cut.cut(output)
-            del output
-            counter.leave_forward(message if index < len(layers) else None)
-            steps.append((given, roots))
-            del given
-        gradients: graph_cut.Gradients = [torch.ones_like(leaf) for leaf in graph_cut.leaves(message)]
-        del message
-        for index in reversed(range(len(steps))):
-            given, roots = steps.pop()
-            counter.enter(min(index, len(layers) - 1), None)
-            with blaming(names[index], "backward"):
-                graph_cut.backward(roots, gradients)
-            gradients = [leaf.grad for leaf in graph_cut.leaves(given)]
-            del given, roots
-            counter.leave_backward()
-    return counter.memory()
+    state = _storages((*model.parameters(), *model.buffers()))
+    counter, deferred = _Counter(layers, state), _DeferredBytes(layers, state)
+    with counter, saved_tensors_hooks(counter.pack, _Kept.unpack):
+        chain.run(micro_batch, counter)
+    chain.run(micro_batch, deferred, split=True)
+    return counter.memory(deferred.bytes)
+
+
+class _DeferredBytes(Observer):
+    """Counts what each layer keeps between the two parts of its backward."""
+
+    def __init__(self, layers: int, state: set[int]) -> None:
+        self.bytes = [0] * layers
+        self._state = state
+
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        assert deferred is not None
+        parts = (part for tensor in deferred.tensors() for part in dense_parts(tensor))
+        storages = {storage._cdata: storage for storage in (part.untyped_storage() for part in parts)}
+        self.bytes[min(index, len(self.bytes) - 1)] += sum(
+            storage.nbytes() for key, storage in storages.items() if key not in self._state
+        )
 
 
 @dataclass
 class _Piece:
-    """One storage: the layers that save it, and those that have it as their input."""
+    """One storage: the layers that save it, and those that it is an input of."""
 
     bytes: int
     layers: set[int] = field(default_factory=set)
@@ -75,21 +78,21 @@ class _Piece:
 
 
 class _Token:
-    """Lives as an attribute of a storage for as long as the storage does, and counts its bytes as alive."""
+    """An attribute of a storage that counts the storage's bytes as allocated until the storage is freed."""
 
-    __slots__ = ("counter", "layer", "size")
+    __slots__ = ("counter", "size")
 
     def __init__(self, counter: _Counter, size: int) -> None:
-        self.counter, self.size, self.layer = counter, size, counter.layer
-        counter.alive += size
-        counter.peak = max(counter.peak, counter.alive)
+        self.counter, self.size = counter, size
+        counter.allocated += size
+        counter.peak = max(counter.peak, counter.allocated)
 
     def __del__(self) -> None:
-        self.counter.alive -= self.size
+        self.counter.allocated -= self.size
 
 
 class _Kept:
-    """What autograd holds in place of a saved tensor, for as long as it would hold that."""
+    """What autograd holds in place of a saved tensor, for as long as it would hold the tensor."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -100,20 +103,21 @@ class _Kept:
         return self.tensor
 
 
-class _Counter(TorchDispatchMode):
-    """Sees each tensor that comes to be, and when its memory goes."""
+class _Counter(TorchDispatchMode, Observer):
+    """Sees when each storage is allocated and freed, and which storages autograd saves for the backward."""
 
-    def __init__(self, layers: int, state: Iterable[Tensor]) -> None:
+    def __init__(self, layers: int, state: set[int]) -> None:
         super().__init__()
-        self.alive = self.peak = 0
-        self.layer = -1
+        self.allocated = self.peak = 0
+        self._state = state
         self._start = 0
-        self._state = storages_of(state)
+        self._in_forward = False
         self._pieces: dict[int, _Piece] = {}
         self._packed: list[weakref.ref[_Kept]] = []
         self._inputs = [0] * layers
         self._outputs = [0] * layers
-        self._peaks = [0] * layers
+        self._workspace = [0] * layers
+        self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -123,40 +127,44 @@ class _Counter(TorchDispatchMode):
             self._track(tensor)
         return result
 
-    def enter(self, layer: int, message: Any) -> None:
-        """A layer begins."""
-        if layer != self.layer and message is not None:
-            self._inputs[layer] = sum(tensor.nbytes for tensor in _tensors(message))
-            for tensor in _tensors(message):
-                self._piece(tensor).input_of.add(layer)
-        self.layer = layer
-        self._start = self.peak = self.alive
+    def forward_starts(self, index: int, value: Any) -> None:
+        if index < len(self._inputs):
+            self._inputs[index] = sum(tensor.nbytes for tensor in _tensors(value))
+            for tensor in _tensors(value):
+                self._piece(tensor).input_of.add(index)
+        self._in_forward = True
+        self._start = self.peak = self.allocated
 
-    def leave_forward(self, message: Any) -> None:
-        """A layer's forward is done; what it newly saved is its stash, the rest of its peak was for a while."""
-        self._outputs[self.layer] += sum(tensor.nbytes for tensor in _tensors(message))
+    def forward_ends(self, index: int, output: Any) -> None:
+        self._in_forward = False
+        if index < len(self._outputs):
+            self._outputs[index] = sum(tensor.nbytes for tensor in _tensors(output))
+            self._specs[index] = tensor_specs(output)
+        newly_saved = 0
         for kept in filter(None, (reference() for reference in self._packed)):
             for part in dense_parts(kept.tensor):
                 if part.untyped_storage()._cdata not in self._state:
-                    self._piece(part).layers.add(self.layer)
+                    piece = self._piece(part)
+                    newly_saved += 0 if piece.layers else piece.bytes
+                    piece.layers.add(self._layer(index))
         self._packed.clear()
-        kept = sum(
-            piece.bytes for piece in self._pieces.values() if min(piece.layers, default=-1) == self.layer
-        )
-        self._note_peak(self.peak - self._start - kept)
+        self._note_workspace(index, self.peak - self._start - newly_saved)
 
-    def leave_backward(self) -> None:
-        """A layer's backward is done."""
-        self._note_peak(self.peak - self._start)
+    def backward_starts(self, index: int) -> None:
+        self._start = self.peak = self.allocated
+
+    def backward_ends(self, index: int) -> None:
+        self._note_workspace(index, self.peak - self._start)
 
     def pack(self, tensor: Tensor) -> _Kept:
-        """Autograd keeps ``tensor`` for the backward of the layer that runs, unless its graph is dropped before."""
+        """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
         kept = _Kept(tensor.detach())
-        self._packed.append(weakref.ref(kept))
+        if self._in_forward:  # and not in the forward that a checkpoint repeats during the backward
+            self._packed.append(weakref.ref(kept))
         return kept
 
-    def memory(self) -> Memory:
-        """What was counted."""
+    def memory(self, deferred_bytes: list[int]) -> Memory:
+        """The counts of the pass."""
         saved = [0] * len(self._inputs)
         for piece in self._pieces.values():
             for layer in piece.layers:
@@ -167,10 +175,17 @@ class _Counter(TorchDispatchMode):
             )
             for piece in self._pieces.values()
         )
-        return Memory(saved, self._inputs, self._outputs, self._peaks, pieces)
+        return Memory(
+            saved, self._inputs, self._outputs, self._workspace, deferred_bytes, pieces, self._specs
+        )
 
-    def _note_peak(self, size: int) -> None:
-        self._peaks[self.layer] = max(self._peaks[self.layer], size)
+    def _layer(self, index: int) -> int:
+        """The layer that the index of a layer, or of the loss, counts in."""
+        return min(index, len(self._inputs) - 1)
+
+    def _note_workspace(self, index: int, size: int) -> None:
+        layer = self._layer(index)
+        self._workspace[layer] = max(self._workspace[layer], size)
 
     def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -179,12 +194,11 @@ class _Counter(TorchDispatchMode):
 
     def _piece(self, tensor: Tensor) -> _Piece:
         storage = tensor.untyped_storage()
-        # Steps keep every message and graph alive until their backward, so that no address is used twice here.
+        # A pass keeps every input and graph until the backward, so no address is used again during the forward.
         return self._pieces.setdefault(storage._cdata, _Piece(storage.nbytes()))
 
 
-def storages_of(tensors: Iterable[Tensor]) -> set[int]:
-    """The memory that tensors are in, to tell whether others are there, too."""
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
     return {part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor)}
 
 

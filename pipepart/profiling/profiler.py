@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..capture import capture, flatten
+from ..capture import describe, flatten, shadow_parameters, tensor_specs
 from ..data.arguments import Arguments, check_arguments
-from ..data.split import MicroBatches, Splitter, micro_batches_of
+from ..data.split import Splitter, micro_batches_of
 from ..loss import scalar_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
-from .background_load import neighbours
+from .background_load import background_load
 from .costs import Costs, LayerCost
-from .deferred import count_waiting
+from .layer_pass import LayerPass, Loss, fresh
 from .memory import Memory, count_memory
 from .profile_document import Profile, check_optimizer
 from .progress import watch
-from .shadow_parameters import stand_ins
-from .timing import ChainTimer, LayerTimes, Loss, fresh
+from .timing import LayerTimer, LayerTimes
 
-LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
+LossFunction = Callable[..., Any]  # returns a scalar tensor, or (sum, count)
+
+_PASSES = (5, 50)  # of each kind, least and most
+_THREADS_A_CORE = 16  # beyond some thousands, OpenMP ends the process by a segmentation fault
 
 
 def profile(
@@ -43,141 +46,186 @@ def profile(
     seconds: float = 1.0,
     progress: bool | None = None,
 ) -> Profile:
-    """Measures each layer of ``model`` on micro-batches of ``sample``.
+    """Measure the time and memory of each layer of ``model`` on micro-batches of ``sample``.
 
-    The model is measured in the mode it is in and comes back as it went in: parameters, gradients, buffers, random
-    states, flags and hooks.
+    The layers run for real, on copies of their parameters and buffers. Afterwards the model is as it was: parameters,
+    gradients, buffers, random states, modes and hooks. A model in evaluation mode is measured in training mode, with a
+    warning; layers in evaluation mode within a model in training mode stay so. ``loss_fn`` is called on the output and
+    the target of one micro-batch, once in each pass, and on no other values.
 
     Args:
         model: an ``nn.Sequential``; nested ones are opened.
         sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of positional
             arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
-        loss_fn: called as ``loss_fn(output, target)``; without it the output's own gradient is taken as ones.
-        target: what the loss compares with, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
-        micro_batches: how many parts the mini-batch will be split into; several numbers measure several sizes.
-        split: how, where not along dimension 0 of all tensors; as for :class:`pipepart.Pipeline`.
-        optimizer: whose state to count: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
-        devices: how many virtual devices will share the CPU: as many keep it busy while layers are timed. Without
-            meaning on an accelerator.
-        threads: intra-operation threads to measure with on CPU; by default torch's number shared out over ``devices``,
+        loss_fn: called as ``loss_fn(output, target)``; without it the backward starts with ones at the output.
+        target: the target of the loss, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
+        micro_batches: how many micro-batches to split the mini-batch into; several numbers measure several sizes. At
+            most one micro-batch a sample is measured and recorded.
+        split: a function that splits the mini-batch, if not along dimension 0; as for :class:`pipepart.Pipeline`.
+        optimizer: the optimizer whose state counts: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
+        devices: the number of virtual devices that will share the CPU. While layers are timed, copies of the model
+            keep as many cores busy as the other devices will, as far as there are cores: at most
+            ``cores // threads - 1`` copies. Not used on an accelerator.
+        threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
-        seconds: time to spend on each size once each layer has been timed five times.
-        progress: show a progress bar on standard error; by default when a terminal watches.
+        seconds: time to spend on each size; each layer is timed at least 20 times, whatever that takes.
+        progress: show a progress bar on standard error; by default if that is a terminal.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, or its first layer does not take ``sample``.
-        ValueError: a number of micro-batches or devices below 1, batches that differ, or a loss that is no scalar.
-        Exception: whatever a layer raises, with a note that names it.
+        TypeError: ``model`` is not an ``nn.Sequential``, or its first layer does not take ``sample``.
+        ValueError: a number is out of range, sizes of batches differ, or the loss is not a scalar.
+        Exception: whatever a layer raises, with a note that names the layer.
     """
     counts = _counts(micro_batches)
-    if devices < 1:
-        raise ValueError(f"devices must be at least 1, got {devices}")
-    state = check_optimizer(optimizer)
+    _require(devices >= 1, f"devices must be at least 1, got {devices}")
+    _require(seconds >= 0, f"seconds must be at least 0, got {seconds}")
+    optimizer = check_optimizer(optimizer)
     layers = flatten(model)
     given = Arguments.of(sample)
     check_arguments(*layers[0], given, target)
-    value = given.input
-    batch = sum(micro_batches_of(value, target, 1, split).sizes)
-    part = Arguments.of_input(micro_batches_of(value, target, min(counts), split).inputs[0])
-    graph = capture(model, *part.args, **part.kwargs)
+    batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
+    if split is None:
+        counts = sorted({min(count, batch) for count in counts})
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_cpu = device.type == "cpu"
-    threads = (threads or max(1, torch.get_num_threads() // devices)) if on_cpu else None
-    others = min(devices, os.cpu_count() or 1) - 1 if on_cpu else 0
+    cores = os.cpu_count() or 1
+    threads = _checked_threads(threads, devices, cores) if on_cpu else None
+    others = min(devices, cores // (threads or 1)) - 1 if on_cpu else 0
+    if not model.training:
+        warnings.warn(
+            "the model is in evaluation mode and was profiled in training mode: its costs are those of training. "
+            "Call model.train() before to say so yourself",
+            stacklevel=2,
+        )
 
     everything = nn.ModuleList([model, loss_fn]) if isinstance(loss_fn, nn.Module) else model
     stop = threading.Event()
     modes = Modes.current()
 
-    def work() -> list[Costs]:
+    def work() -> list[_Measured]:
         with (
-            stand_ins(everything),
+            shadow_parameters(everything),
             modes.autocasting(),
             watch(progress, f"profiling {len(layers)} layers") as tick,
         ):
+            if not model.training:
+                model.train()
             found = []
             for count in counts:
-                part = _Largest(micro_batches_of(value, target, count, split), loss_fn)
-                timer = ChainTimer(layers, part.loss, device, stop)
-                memory = count_memory(model, layers, part.loss, part.sample)
-                waiting = count_waiting(model, layers, part.loss, part.sample)
-                with neighbours(model, part.sample, part.loss, others, threads):
-                    timer.measure(part.sample, budget=seconds, passes=(5, 50))
-                found.append(_costs(count, part.parts, part.samples, timer, memory, waiting))
+                part = _largest_micro_batch(given.input, target, count, split, loss_fn)
+                chain = LayerPass(layers, part.loss, stop)
+                memory = count_memory(everything, len(layers), chain, part.value)
+                timer = LayerTimer(chain, device)
+                with background_load(model, part.value, others, threads):
+                    timer.measure(part.value, budget=seconds, passes=_PASSES)
+                found.append(_Measured(part, _costs(count, part, timer, memory), memory))
                 tick(len(found) / len(counts))
             return found
 
-    costs = _on_own_thread(work, stop, device, threads)
+    measured = _on_own_thread(work, stop, device, threads)
+    outputs = measured[0].memory.outputs
     return Profile(
         model=type(model).__name__,
         batch=batch,
-        inputs=graph.inputs,
-        outputs=graph.layers[-1].outputs,
-        layers=tuple(graph.layers),
-        costs=tuple(costs),
-        optimizer=state,
+        inputs=tensor_specs(measured[0].part.value),
+        outputs=outputs[-1],
+        layers=tuple(describe(model, outputs)),
+        costs=tuple(one.costs for one in measured),
+        optimizer=optimizer,
         device=str(device),
         threads=threads,
         torch_version=torch.__version__,
     )
 
 
-class _Largest:
-    """The micro-batch with the most samples, with the loss of its output."""
+class _MicroBatch(NamedTuple):
+    """The micro-batch that is measured, with the loss of its output, and how many micro-batches there are."""
 
-    def __init__(self, parts: MicroBatches, loss_fn: LossFunction | None) -> None:
-        self.parts = len(parts.sizes)
-        self.samples = max(parts.sizes)
-        index = parts.sizes.index(self.samples)
-        self.sample = parts.inputs[index]
-        self.loss: Loss = None
-        if loss_fn is not None:
-            target = parts.targets[index]
-            arguments = () if target is None else (fresh(target),)
-            self.loss = lambda output: scalar_of(loss_fn(output, *arguments))
+    value: Any
+    loss: Loss
+    samples: int
+    parts: int
 
 
-def _costs(
-    count: int, parts: int, samples: int, timer: ChainTimer, memory: Memory, waiting: Sequence[int]
-) -> Costs:
-    timings = timer.timings(parts)
+class _Measured(NamedTuple):
+    part: _MicroBatch
+    costs: Costs
+    memory: Memory
+
+
+def _largest_micro_batch(
+    value: Any, target: Any, count: int, split: Splitter | None, loss_fn: LossFunction | None
+) -> _MicroBatch:
+    """The micro-batch with the most samples."""
+    parts = micro_batches_of(value, target, count, split)
+    samples = max(parts.sizes)
+    index = parts.sizes.index(samples)
+    loss: Loss = None
+    if loss_fn is not None:
+        target = parts.targets[index]
+        targets = () if target is None else (fresh(target),)
+
+        def loss(output: Any) -> torch.Tensor:
+            return scalar_of(loss_fn(output, *targets))
+
+    return _MicroBatch(parts.inputs[index], loss, samples, len(parts.sizes))
+
+
+def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> Costs:
+    timings = timer.timings(part.parts)
     layers = len(memory.saved_bytes)
     return Costs(
         micro_batches=count,
-        samples=samples,
-        layers=tuple(_cost(index, timings[index], memory, waiting[index]) for index in range(layers)),
+        samples=part.samples,
+        layers=tuple(_cost(index, timings[index], memory) for index in range(layers)),
         loss=LayerCost(**timings[-1]._asdict()) if len(timings) > layers else LayerCost(),
         saved=memory.saved,
-        repeats=len(timer.times.forward),
+        repeats=timer.repeats,
     )
 
 
-def _cost(index: int, times: LayerTimes, memory: Memory, waiting: int) -> LayerCost:
+def _cost(index: int, times: LayerTimes, memory: Memory) -> LayerCost:
     return LayerCost(
         **times._asdict(),
         saved_bytes=memory.saved_bytes[index],
         input_bytes=memory.input_bytes[index],
         output_bytes=memory.output_bytes[index],
         workspace_bytes=memory.workspace_bytes[index],
-        deferred_bytes=waiting,
+        deferred_bytes=memory.deferred_bytes[index],
     )
 
 
 def _counts(micro_batches: int | Sequence[int]) -> list[int]:
-    counts = list(micro_batches) if isinstance(micro_batches, list | tuple) else [micro_batches]
+    counts = [micro_batches] if isinstance(micro_batches, int | float | str) else list(micro_batches)
     if not counts or any(type(count) is not int or count < 1 for count in counts):
-        raise ValueError(f"micro_batches must be at least 1, got {micro_batches!r}")
-    return sorted({count for count in counts if isinstance(count, int)})
+        raise ValueError(f"micro_batches must be whole numbers of at least 1, got {micro_batches!r}")
+    return sorted(set(counts))
+
+
+def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
+    if threads is None:
+        return max(1, torch.get_num_threads() // devices)
+    most = _THREADS_A_CORE * cores
+    _require(
+        1 <= threads <= most,
+        f"threads must be between 1 and {most} ({_THREADS_A_CORE} a core, {cores} cores), got {threads}",
+    )
+    return threads
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
 
 
 def _on_own_thread(
-    work: Callable[[], list[Costs]], stop: threading.Event, device: torch.device, threads: int | None
-) -> list[Costs]:
-    """Runs ``work`` as a pipeline's worker would: on a thread of its own, with so many intra-operation threads.
+    work: Callable[[], list[_Measured]], stop: threading.Event, device: torch.device, threads: int | None
+) -> list[_Measured]:
+    """Run ``work`` as a pipeline's worker would: on a thread of its own with ``threads`` intra-operation threads.
 
-    An interrupt has it stop, and arrives when it has.
+    On an interrupt, set ``stop`` and wait for the thread's end.
     """
-    outcome: SimpleQueue[list[Costs] | BaseException] = SimpleQueue()
+    outcome: SimpleQueue[list[_Measured] | BaseException] = SimpleQueue()
 
     def run() -> None:
         try:
@@ -194,7 +242,9 @@ def _on_own_thread(
         stop.set()
         outcome.get()
         raise
-    torch.set_num_threads(torch.get_num_threads())  # for threads to come, which the workers set to their own
+    torch.set_num_threads(
+        torch.get_num_threads()
+    )  # for later threads, which would get the number of the workers
     if isinstance(found, BaseException):
         raise found
     return found

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..capture import flatten, untouched
+from ..capture import flatten, restored
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
@@ -111,7 +111,7 @@ def check(
         for label, dtype in labels.items()
     }
     rows, plain = [], []
-    with untouched(model), _threads(plans[0].workers[0].threads), torch.enable_grad():
+    with restored(model), _threads(plans[0].workers[0].threads), torch.enable_grad():
         for tried in plans:
             with _pipeline(next(iter(cases.values())).start(), tried):
                 pass  # what is impossible is refused before anything is trained

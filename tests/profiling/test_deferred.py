@@ -12,7 +12,7 @@ ACTIVATION = N * D * 4
 
 def waiting(*modules: nn.Module, x: Tensor | None = None) -> list[int]:
     profile = pipepart.profile(
-        nn.Sequential(*modules), torch.randn(N, D) if x is None else x, seconds=0.01, progress=False
+        nn.Sequential(*modules), torch.randn(N, D) if x is None else x, seconds=0, devices=1, progress=False
     )
     return [layer.deferred_bytes for layer in profile.costs[0].layers]
 

@@ -16,7 +16,7 @@ from tests.support import plain
 
 
 def measure(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:
-    return pipepart.profile(model, x, seconds=0.01, progress=False, **options)
+    return pipepart.profile(model, x, seconds=0, devices=1, progress=False, **options)
 
 
 def hook_based(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -52,7 +52,7 @@ MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "spectral norm by hook": lambda: nn.Sequential(hook_based(nn.utils.spectral_norm), nn.Linear(4, 4)),
     "frozen first": frozen_first,
     "used twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 3),
-    "evaluation": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(),
+    "partly in evaluation": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval()),
 }
 
 
@@ -100,8 +100,29 @@ def test_the_model_comes_back_as_it_was(kind, trained):
     if trained:
         model(x.clone()).sum().backward()
     before = snapshot(model)
-    measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), micro_batches=[2, 3])
+    measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), micro_batches=2)
     assert_unchanged(before, snapshot(model))
+
+
+class Dropped(nn.Module):
+    """Dropout on TorchScript, whose mode is not an attribute in Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_in_evaluation_mode_is_measured_in_training_mode_and_comes_back_in_evaluation_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), torch.jit.script(Dropped()))
+    x = torch.randn(6, 4)
+    trained = measure(model, x)
+    model.eval()
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.warns(UserWarning, match="evaluation mode and was profiled in training mode"):
+        profile = measure(model, x)
+    plain.assert_same(model.state_dict(), values)
+    assert not any(module.training for module in model.modules())
+    assert profile.costs[0].saved == trained.costs[0].saved
 
 
 def test_weights_that_a_forward_changes_are_put_back():

@@ -1,5 +1,8 @@
 """Times of layers: which costs more is seen, and parts that do not exist cost nothing."""
 
+import threading
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -100,10 +103,39 @@ def test_layers_run_with_the_threads_that_are_asked_for(threads):
     seen: set[int] = set()
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(4, 4), Ask())
-    pipepart.capture.capture(model, torch.randn(8, 4))
-    seen.clear()
     profile = pipepart.profile(model, torch.randn(8, 4), seconds=0.01, threads=threads)
     assert profile.threads == threads
-    assert threads in seen
-    assert seen <= {1, threads}
+    assert seen == {threads}
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads):
+    with pytest.raises(ValueError, match=rf"threads must be between 1 and \d+ .*, got {threads}"):
+        pipepart.profile(nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4), threads=threads)
+
+
+class Notes(nn.Module):
+    """Notes the threads that it runs on."""
+
+    threads: ClassVar[set[str]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.threads.add(threading.current_thread().name)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "threads", "load"),
+    [(1, 8, 1, 0), (4, 8, 1, 3), (8, 4, 1, 3), (8, 4, 2, 1), (8, 1, 1, 0)],
+)
+def test_as_many_copies_of_the_model_run_beside_it_as_there_will_be_devices_and_cores(
+    monkeypatch, devices, cores, threads, load
+):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    Notes.threads.clear()
+    model = nn.Sequential(nn.Linear(4, 4), Notes())
+    pipepart.profile(model, torch.randn(8, 4), seconds=0.2, devices=devices, threads=threads)
+    beside = {name for name in Notes.threads if "load" in name}
+    assert len(beside) == load
+    assert len(Notes.threads) == load + 1
