@@ -90,18 +90,18 @@ class LayerPass:
         Gradients are added to the parameters. With ``split`` the backward of each layer runs in two parts, as
         schedules with actions I and W run it.
         """
-        steps = []
+        steps: list[_Step] = []
         value = fresh(micro_batch)
         with torch.enable_grad():
             for index in range(len(self.calls)):
-                value, step = self._forward(index, value, observer)
-                steps.append(step)
+                value = self._forward(index, value, observer, steps)
             gradients: graph_cut.Gradients = [torch.ones_like(leaf) for leaf in graph_cut.leaves(value)]
-            del value, step
+            del value
             while steps:
                 gradients = self._backward(len(steps) - 1, steps.pop(), gradients, observer, split)
 
-    def _forward(self, index: int, value: Any, observer: Observer) -> tuple[Any, _Step]:
+    def _forward(self, index: int, value: Any, observer: Observer, steps: list[_Step]) -> Any:
+        """Run the forward of one layer and return its output as a message for the next one."""
         if self._stop is not None and self._stop.is_set():
             raise Stopped
         given, received = entrance(value)
@@ -110,7 +110,8 @@ class LayerPass:
             output = call(self.calls[index], given)
         observer.forward_ends(index, output)
         message, roots = graph_cut.cut(output)
-        return message, _Step(value, roots, received)
+        steps.append(_Step(value, roots, received))
+        return message
 
     def _backward(
         self, index: int, step: _Step, gradients: graph_cut.Gradients, observer: Observer, split: bool

@@ -119,6 +119,11 @@ class _Counter(TorchDispatchMode, Observer):
         self._workspace = [0] * layers
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports all of its compiler, for seconds. The compiler skips what runs in such a mode anyway.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

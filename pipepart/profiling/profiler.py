@@ -160,13 +160,13 @@ def _largest_micro_batch(
     parts = micro_batches_of(value, target, count, split)
     samples = max(parts.sizes)
     index = parts.sizes.index(samples)
-    loss: Loss = None
-    if loss_fn is not None:
-        target = parts.targets[index]
-        targets = () if target is None else (fresh(target),)
+    if loss_fn is None:
+        return _MicroBatch(parts.inputs[index], None, samples, len(parts.sizes))
+    target = parts.targets[index]
+    targets = () if target is None else (fresh(target),)
 
-        def loss(output: Any) -> torch.Tensor:
-            return scalar_of(loss_fn(output, *targets))
+    def loss(output: Any) -> torch.Tensor:
+        return scalar_of(loss_fn(output, *targets))
 
     return _MicroBatch(parts.inputs[index], loss, samples, len(parts.sizes))
 
