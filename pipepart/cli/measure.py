@@ -27,6 +27,7 @@ def measure(
     optimizer: str,
     threads: int | None,
     seconds: float,
+    devices: int = 2,
 ) -> Profile:
     """Load and profile a model.
 
@@ -34,7 +35,7 @@ def measure(
         name: file or module, and factory.
         sample: a description of a sample to make up, instead of the factory's own.
         micro_batches: returns the numbers to measure, for the number of samples in the mini-batch.
-        optimizer, threads, seconds: as for :func:`pipepart.profile`.
+        optimizer, threads, seconds, devices: as for :func:`pipepart.profile`.
 
     Raises:
         UsageError: the model cannot be loaded, or there is no sample.
@@ -61,6 +62,7 @@ def measure(
             optimizer=optimizer,
             threads=threads,
             seconds=seconds,
+            devices=devices,
         )
 
 

@@ -8,7 +8,7 @@ from .feedback.model_changes import ModelChanged, model_changes, warn_of_changes
 from .feedback.refine import refine, replan
 from .graph import Cut, CutDoesNotFit, cut
 from .plan_document import Alternative, Plan, Prediction
-from .planner import check_devices, micro_batches_worth_trying, plan
+from .planner import check_choices, check_devices, micro_batches_worth_trying, plan
 from .stage_plan import StagePlan
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Prediction",
     "StagePlan",
     "Suggestion",
+    "check_choices",
     "check_devices",
     "cut",
     "estimate",

@@ -15,7 +15,7 @@ from ..data.split import Splitter, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
 from ..runtime import refuse_asynchronous
-from . import Plan, check_devices, micro_batches_worth_trying, plan
+from . import Plan, check_choices, check_devices, micro_batches_worth_trying, plan
 
 
 def plan_for(
@@ -40,6 +40,7 @@ def plan_for(
     """
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)
+    check_choices(schedule, len(cluster), recompute=recompute, replicas=replicas)
     refuse_asynchronous(schedule)
     layers = flatten(model)
     if replicas == 1:

@@ -76,12 +76,9 @@ def plan(
         InfeasiblePlanError: no cut fits; it names the stage, the missing bytes and changes that fit.
     """
     constraints = read_constraints(profile, pin, colocate, no_cut_before, cut_before)
-    if recompute not in MODES:
-        raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {recompute!r}")
+    copies = check_choices(schedule, len(cluster), chunks=chunks, recompute=recompute, replicas=replicas)
     if stages is None and constraints.stages is not None:
         stages = constraints.stages
-    _check_schedule(schedule, chunks)
-    copies = _replicas(replicas, len(cluster))
     if stages is None:
         check_devices(len(cluster), len(profile.layers), copies[-1])
     _check_stages(stages, len(cluster) // copies[0], len(profile.layers), chunks or CHUNKS.get(schedule) or 1)
@@ -143,6 +140,28 @@ def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
     """
     most = max(batch // 2, min(batch, stages))
     return sorted({min(most, stages * factor) for factor in (1, 2, 4)})
+
+
+def check_choices(
+    schedule: str,
+    devices: int,
+    *,
+    chunks: int | None = None,
+    recompute: str = "auto",
+    replicas: int | Literal["auto"] = 1,
+) -> tuple[int, ...]:
+    """Check the arguments of :func:`plan` that need no profile, so that mistakes show before anything is measured.
+
+    Returns:
+        The numbers of replicas to try.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+    """
+    if recompute not in MODES:
+        raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {recompute!r}")
+    _check_schedule(schedule, chunks)
+    return _replicas(replicas, devices)
 
 
 def _check_schedule(schedule: str, chunks: int | None) -> None:

@@ -150,7 +150,13 @@ def plan_command(
                 return sorted({min(each, max_micro_batches or each) for each in worth})
 
             profile = measure(
-                model_or_profile, sample, sizes, optimizer, threads or where.devices[0].threads, time_budget
+                model_or_profile,
+                sample,
+                sizes,
+                optimizer,
+                threads or where.devices[0].threads,
+                time_budget,
+                devices=len(where),
             )
         made = plan(
             profile,
