@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,16 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     assert "What would fit, shortest step first" in result.stderr
     for change in ("--schedule 1f1b", "--recompute auto", "1 more device like virtual:0"):
         assert result.stderr.count(change) == 1
+
+
+def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None:
+    result = run(f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never --json")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert found["error"] == "infeasible"
+    assert "is short by" in found["reason"]
+    assert found["deficit_bytes"] > 0
+    assert {"schedule": "1f1b"} in [change["options"] for change in found["suggestions"]]
 
 
 @pytest.mark.parametrize(

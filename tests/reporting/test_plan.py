@@ -89,16 +89,16 @@ def test_devices_that_are_not_used_are_named(printed: Printed, profile: Profile)
     assert "unused      virtual:2" in text
 
 
-def test_what_early_gradients_gain_is_told(printed: Printed, profile: Profile) -> None:
+def test_what_split_backwards_gain_is_told(printed: Printed, profile: Profile) -> None:
     cut = [profile.layers[1].name]
     plain = plan(profile, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=cut)
-    assert "early" not in printed(plan_summary(plain))
+    assert "critical path" not in printed(plan_summary(plain))
     early = plain.model_copy(update={"split_critical": ("1B3",)}).refreshed()
     gain = plain.predicted.step_seconds - early.predicted.step_seconds
     assert gain > 0
     text = printed(plan_summary(early))
     assert "1 backward on the critical path split into input and weight gradients" in text
-    assert f"computed: {format_seconds(gain)} less" in text
+    assert f"gradients: {format_seconds(gain)} less" in text
 
 
 def test_whether_it_fits_is_told_by_the_fullest_device(printed: Printed, two_stages: Plan) -> None:

@@ -125,11 +125,12 @@ def plan_command(
     """
     pins = parsers.pins(pin or ())
     with user_errors():
-        from ...planning import micro_batches_worth_trying, plan
+        from ...planning import InfeasiblePlanError, micro_batches_worth_trying, plan
         from ...profiling import Profile
         from ...reporting import plan_reports
         from ..devices import make_cluster
         from ..files import check_writable, read
+        from ..infeasible import infeasible_json
         from ..measure import measure
         from ..output import deliver
 
@@ -158,20 +159,25 @@ def plan_command(
                 time_budget,
                 devices=len(where),
             )
-        made = plan(
-            profile,
-            where,
-            schedule=schedule,
-            micro_batches=micro_batches,
-            recompute=recompute,
-            stages=stages,
-            chunks=chunks,
-            replicas=replicas,
-            allow_split_ties=allow_split_ties,
-            max_micro_batches=max_micro_batches,
-            pin=pins or None,
-            colocate=colocate or [],
-            no_cut_before=no_cut_before or [],
-            cut_before=cut_before or None,
-        )
+        try:
+            made = plan(
+                profile,
+                where,
+                schedule=schedule,
+                micro_batches=micro_batches,
+                recompute=recompute,
+                stages=stages,
+                chunks=chunks,
+                replicas=replicas,
+                allow_split_ties=allow_split_ties,
+                max_micro_batches=max_micro_batches,
+                pin=pins or None,
+                colocate=colocate or [],
+                no_cut_before=no_cut_before or [],
+                cut_before=cut_before or None,
+            )
+        except InfeasiblePlanError as error:
+            if as_json:
+                typer.echo(infeasible_json(error))
+            raise
         deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
