@@ -110,7 +110,9 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
 
 
 def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never --json")
+    result = run(
+        f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never --json"
+    )
     assert result.exit_code == 2
     found = json.loads(result.stdout)
     assert found["error"] == "infeasible"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from pipepart.cli import app
@@ -111,3 +112,18 @@ def words(text: str) -> str:
     text = re.sub(r"[─█▏▎▍▌▋▊▉]+|\b(?:µs|ms|s|KiB|MiB|GiB|B)\b", " ", text)
     text = re.sub(r"[<+-]?\d[\d.,]*(?:e[+-]?\d+)?%?", " ", text)
     return " ".join(text.split()) + "\n" if text.strip() else ""
+
+
+def test_every_option_that_pages_write_about_exists() -> None:
+    command = get_command(app)
+    known = {
+        option
+        for sub in getattr(command, "commands", {}).values()
+        for parameter in sub.params
+        for option in parameter.opts
+    }
+    known |= {"--help", "--version", "--seed"}
+    for page in PAGES:
+        shells = [block.text for block in blocks_of(page) if block.language in ("sh", "console")]
+        text = "\n".join([*shells, *re.findall(r"`(--[^`]*)`", page.read_text(encoding="utf-8"))])
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known, page.name
