@@ -12,7 +12,7 @@ def infeasible_json(error: InfeasiblePlanError) -> str:
     return json.dumps(
         {
             "error": "infeasible",
-            "reason": error.reason,
+            "reason": str(error),
             "stage": error.stage,
             "deficit_bytes": error.deficit_bytes,
             "suggestions": [
