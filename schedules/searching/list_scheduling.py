@@ -63,7 +63,7 @@ class _Clockwork:
         for on in self.stages_on:
             for at, stage in enumerate(on):
                 self.needs[stage] = sum(costs.stash_bytes[later] for later in on[at:])
-        self.held = [0.0] * problem.devices
+        self.used = [0.0] * problem.devices
         self.arrivals: list[list[list[float]]] = [[[] for _ in range(stages)] for _ in range(2)]
         self.arrivals[F][0] = [0.0] * problem.micro_batches
         self.free = [0.0] * problem.devices
@@ -118,7 +118,7 @@ class _Clockwork:
         return best
 
     def _has_room(self, device: int, stage: int) -> bool:
-        return self.held[device] + self.needs[stage] <= self.problem.memory[device] * (1 + _EPSILON)
+        return self.used[device] + self.needs[stage] <= self.problem.memory[device] * (1 + _EPSILON)
 
     def _pending_weight(self, device: int) -> int:
         """The stage whose W has been put off longest; -1 for none."""
@@ -145,7 +145,7 @@ class _Clockwork:
         end = now + self.seconds[kind][stage]
         self.free[device] = end
         heapq.heappush(self.events, (end, device))
-        self.held[device] += problem.taken[operation]
+        self.used[device] += problem.taken[operation]
         if kind != W:
             self._send(kind, stage, k, end, now)
 

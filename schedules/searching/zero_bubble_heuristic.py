@@ -64,7 +64,7 @@ class _Making:
         self.count = [[0] * self.stages for _ in range(3)]
         self.ends: list[list[list[float]]] = [[[] for _ in range(self.stages)] for _ in range(3)]
         self.clock = [0.0] * self.stages
-        self.held = [0.0] * self.stages
+        self.used = [0.0] * self.stages
         self.bubble = [0.0] * self.stages
         self.stage_rows: list[Row] = [[] for _ in range(self.stages)]
 
@@ -95,7 +95,7 @@ class _Making:
         for stage in range(self.stages):
             if not required[stage]:
                 continue
-            while self.held[stage] + self.stash[stage] > self.room[stage]:
+            while self.used[stage] + self.stash[stage] > self.room[stage]:
                 if not self._has_weight(stage):
                     raise ScheduleError(f"the heuristic finds no room for a forward on stage {stage}")
                 self._put(W, stage)
@@ -125,15 +125,15 @@ class _Making:
         last = self.stages - 1
         done = self.ends[F][last][0] + self.seconds[I][last]
         for stage in reversed(range(last)):
-            held, clock = self.held[stage], self.clock[stage]
+            used, clock = self.used[stage], self.clock[stage]
             arrival = done + self._delay(I, stage)
             length = self.seconds[F][stage]
             while (
-                self.count[F][stage] + extra[stage] < self.m and held + self.stash[stage] <= self.room[stage]
+                self.count[F][stage] + extra[stage] < self.m and used + self.stash[stage] <= self.room[stage]
             ):
                 if (clock + length > arrival) if self.choice.delay_first_backward else (clock >= arrival):
                     break
-                held, clock = held + self.stash[stage], clock + length
+                used, clock = used + self.stash[stage], clock + length
                 extra[stage] += 1
             done = max(clock, arrival) + self.seconds[I][stage]
         for stage in range(1, self.stages):
@@ -165,7 +165,7 @@ class _Making:
     def _weights_to_make_room(self, stage: int) -> int:
         freed = self.problem.costs.weight_stash_bytes[stage]
         pending = self.count[I][stage] - self.count[W][stage]
-        over = self.held[stage] + self.stash[stage] - self.room[stage]
+        over = self.used[stage] + self.stash[stage] - self.room[stage]
         return min(pending, int(-(-over // freed))) if freed and over > 0 else 0
 
     def _fill_wait(self, stage: int, arrival: float) -> None:
@@ -204,6 +204,6 @@ class _Making:
         operation = self.problem.operation(kind, stage, k)
         self.clock[stage] = begin + self.seconds[kind][stage]
         self.ends[kind][stage].append(self.clock[stage])
-        self.held[stage] += self.problem.taken[operation]
+        self.used[stage] += self.problem.taken[operation]
         self.count[kind][stage] += 1
         self.stage_rows[stage].append(operation)

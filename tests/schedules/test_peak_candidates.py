@@ -88,7 +88,7 @@ sizes = st.lists(st.integers(0, 1000), min_size=8, max_size=8)
 
 
 @given(schedule=schedules_with_recompute(), stashes=sizes, inputs=sizes, waiting=sizes)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=75, deadline=None, derandomize=True)
 def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, stashes, inputs, waiting):
     """Inputs, and what waits for the weights, larger than what a stage keeps among them."""
     stages = schedule.model_stages
@@ -104,7 +104,7 @@ def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, sta
 
 
 @given(schedule=schedules_with_recompute())
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_no_moment_is_there_that_another_exceeds(schedule: Schedule):
     for moments in peak_candidates(schedule):
         for index, one in enumerate(moments):

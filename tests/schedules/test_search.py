@@ -245,7 +245,7 @@ def test_devices_without_memory_run_stages_without_stash():
     assert simulate(search(costs, 1, 4, memory=[0]), costs).makespan == 12
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_search_is_no_slower_than_a_named_schedule_or_its_split_critical_form(seed):
     """Full backwards that are cheaper than their parts, and weight gradients that hold more than the stash."""
     draw = random.Random(seed)
@@ -262,7 +262,7 @@ def test_search_is_no_slower_than_a_named_schedule_or_its_split_critical_form(se
         weight_stash_bytes=[draw.uniform(0.5, 2.5) for _ in range(stages)],
     )
     memory = [chunks * draw.uniform(2, 5) for _ in range(p)]
-    taken = simulate(search(costs, p, 6, memory, effort=0.02), costs).makespan
+    taken = simulate(search(costs, p, 6, memory, effort=0.01), costs).makespan
     for name in names():
         try:
             fixed = build(name, p, 6, chunks=chunks)

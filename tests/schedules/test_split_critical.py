@@ -61,7 +61,7 @@ def test_gpipe_saves_as_much_where_every_path_is_critical() -> None:
     assert simulate(split_critical(build("gpipe", 4, 8), costs), costs).makespan == 33 - 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "chunks"), NAMES)
 def test_the_order_of_the_work_is_the_same_and_never_takes_longer(name: str, chunks: int, seed: int) -> None:
     schedule = build(name, 4, 8, chunks)
@@ -111,14 +111,19 @@ def test_a_full_backward_costs_what_it_is_said_to() -> None:
 def test_nothing_beats_the_bound_where_a_full_backward_is_cheaper_than_its_parts(seed: int) -> None:
     costs = random_costs(4, seed)
     least = bound(costs, 4, 8, placement=range(4))
-    for schedule in [build("1f1b", 4, 8), build("gpipe", 4, 8), build("zb-h1", 4, 8), search(costs, 4, 8)]:
+    for schedule in [
+        build("1f1b", 4, 8),
+        build("gpipe", 4, 8),
+        build("zb-h1", 4, 8),
+        search(costs, 4, 8, effort=0.05),
+    ]:
         if schedule.device_of == (0, 1, 2, 3):
             assert simulate(schedule, costs).makespan >= least * (1 - 1e-9)
 
 
 def test_a_search_does_not_split_what_costs_more_in_parts() -> None:
     costs = StageCosts([1, 1], [1.5, 1.5], [1.5, 1.5], backward=[2, 2])
-    found = search(costs, 2, 4)
+    found = search(costs, 2, 4, effort=0.05)
     assert simulate(found, costs).makespan <= simulate(build("1f1b", 2, 4), costs).makespan
 
 
