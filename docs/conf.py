@@ -45,6 +45,7 @@ intersphinx_mapping = {"torch": ("https://docs.pytorch.org/docs/stable/", str(_i
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_title = "pipepart"
 html_theme_options = {
     "show_prev_next": True,

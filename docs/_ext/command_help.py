@@ -20,7 +20,7 @@ class CommandHelp(Directive):
         from pipepart.cli import app
 
         width = os.environ.get("COLUMNS")
-        os.environ["COLUMNS"] = "100"
+        os.environ["COLUMNS"] = "88"
         try:
             result = CliRunner().invoke(app, [*self.arguments, "--help"], prog_name="pipepart")
         finally:
