@@ -13,7 +13,8 @@ def chimera(devices: int, micro_batches: int) -> Schedule:
     D - 2 slots of one forward. The paper wants micro_batches to be a multiple of the devices; for others, the
     surplus of the last unit is left out.
 
-    Raises ScheduleError for an odd number of devices: half of them run either way.
+    Raises:
+        ScheduleError: an odd number of devices: half of them run either way.
 
     Source: Li & Hoefler 2021, Chimera, arXiv 2107.06925, §3.1 to §3.5 (direct concatenation).
     """

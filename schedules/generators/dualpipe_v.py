@@ -1,4 +1,4 @@
-"""DualPipeV: DualPipe cut in half, its two directions meeting on a vee."""
+"""DualPipeV: DualPipe on half the devices, with both directions of a micro-batch on a V placement."""
 
 from __future__ import annotations
 

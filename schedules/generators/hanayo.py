@@ -1,4 +1,4 @@
-"""Hanayo: a pipeline that runs to and fro over the devices in waves, with one copy of the model."""
+"""Hanayo: one copy of the model whose stages run over the devices in waves, back and forth."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from ..core.dependencies import target_stage
 from ..core.placement import wave
 from ..core.schedule import Schedule
 
-_FORWARD_SLOTS, _BACKWARD_SLOTS = 1, 2  # how long the two are taken to be
+_FORWARD_SLOTS, _BACKWARD_SLOTS = 1, 2  # assumed lengths
 
 
 def hanayo(devices: int, micro_batches: int, waves: int = 1, chunks: int | None = None) -> Schedule:
-    """2 * waves stages per device, placed to and fro: 0, 1, 2, 3, 3, 2, 1, 0, 0, 1, ...
+    """2 * waves stages per device, placed in waves: 0, 1, 2, 3, 3, 2, 1, 0, 0, 1, ...
 
-    A device takes what is ready: a backward before a forward, then the earliest micro-batch, then the chunk
-    furthest along; backwards are taken to last twice as long as forwards. Each further wave shortens the
-    bubble, for more messages. Any number of micro-batches; all of them may be in flight.
+    A free device runs an action that is ready: a backward before a forward, then the earliest micro-batch, then the
+    latest stage. Backwards are assumed to last twice as long as forwards. Each further wave shortens the bubble and
+    adds messages. Any number of micro-batches; all of them may be in flight.
 
-    chunks: stages per device, instead of `waves`: twice as many.
+    chunks: stages per device, twice the number of waves; used instead of `waves`.
 
-    Raises ScheduleError when chunks is odd: a wave runs there and back.
+    Raises:
+        ScheduleError: chunks is odd: a wave runs there and back.
 
     Source: Liu et al. 2023, Hanayo, arXiv 2308.15762, §3.2 and §3.3 (wave-like placement, action lists).
     """

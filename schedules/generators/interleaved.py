@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several chunks per device, worked through in groups of micro-batches."""
+"""Interleaved 1F1B and interleaved zero bubble: several chunks per device, micro-batches in groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breadth-first: all micro-batches through a chunk before the next chunk."""
+"""Looped BFS: all micro-batches run through a chunk before the next chunk."""
 
 from ..core.action import ScheduleError, backward, forward
 from ..core.placement import looped

@@ -1,4 +1,4 @@
-"""1F1B: one forward, one backward in turn, so that few micro-batches are in flight."""
+"""1F1B: forwards and backwards alternate, so that few micro-batches are in flight."""
 
 from ..core.action import Action, backward, forward
 from ..core.placement import linear

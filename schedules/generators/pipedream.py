@@ -1,4 +1,4 @@
-"""PipeDream: 1F1B without a flush, every micro-batch on weights that it keeps to."""
+"""PipeDream: 1F1B without a flush; forward and backward of a micro-batch use the same weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def pipedream_2bw(devices: int, micro_batches: int, accumulate: int | None = Non
     Counting from 0, micro-batch k uses version max(k // accumulate - 1, 0) on every stage: the weights are
     one step behind and two versions are kept. `accumulate` is the number of devices unless given.
 
-    Raises ScheduleError when accumulate is smaller than devices, or does not divide micro_batches.
+    Raises:
+        ScheduleError: accumulate is smaller than devices, or does not divide micro_batches.
 
     Source: Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503, §3.1.
     """

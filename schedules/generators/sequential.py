@@ -1,4 +1,4 @@
-"""Sequential: naive model parallelism, one device at work at a time."""
+"""Sequential: naive model parallelism; one device works at a time."""
 
 from ..core.action import backward, forward
 from ..core.placement import linear

@@ -1,4 +1,4 @@
-"""V-Half and V-Min: one building block, repeated, whose lifespan decides the memory."""
+"""V-Half and V-Min: a building block of one micro-batch is repeated; its length decides the memory."""
 
 from __future__ import annotations
 

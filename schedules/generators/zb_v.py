@@ -1,4 +1,4 @@
-"""ZB-V: zero bubble with the memory of 1F1B, on a vee of two chunks per device."""
+"""ZB-V: zero bubble with the memory of 1F1B, on a V placement with two chunks per device."""
 
 from __future__ import annotations
 

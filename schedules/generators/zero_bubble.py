@@ -1,4 +1,4 @@
-"""Zero bubble: the backward split in two, its weight half moved to where a device would wait."""
+"""ZB-H1 and ZB-H2: the backward is split in two, and W runs where a device would wait."""
 
 from __future__ import annotations
 

@@ -129,25 +129,25 @@ def _slot_bound(problem: Problem, trips: _Trips, stage: int, from_zero: bool) ->
     costs, m = problem.costs, problem.micro_batches
     size = costs.stash_bytes[stage]
     slots = int(min(m, problem.memory[problem.device_of[stage]] * _SLACK / size)) if size else m
-    held = trips.turn[stage] + costs.backward_input[stage]
+    round_trip = trips.turn[stage] + costs.backward_input[stage]
     groups, rest = divmod(m - 1, slots)
     released_late = costs.weight_stash_bytes[stage] >= size
-    begun = groups * (held + costs.backward_weight[stage] * released_late) + rest * costs.forward[stage]
+    begun = groups * (round_trip + costs.backward_weight[stage] * released_late) + rest * costs.forward[stage]
     if not from_zero:
-        return begun + held + costs.backward_weight[stage]
-    return trips.head[stage] + begun + held + max(trips.tail[stage], costs.backward_weight[stage])
+        return begun + round_trip + costs.backward_weight[stage]
+    return trips.head[stage] + begun + round_trip + max(trips.tail[stage], costs.backward_weight[stage])
 
 
 def _turnover_bound(problem: Problem, trips: _Trips, device: int, from_zero: bool) -> float:
     """Bytes times the seconds for which each is kept, over the bytes that the device has."""
     costs = problem.costs
     stages = [stage for stage, home in enumerate(problem.device_of) if home == device]
-    held = sum(
+    byte_seconds = sum(
         costs.stash_bytes[stage] * (trips.turn[stage] + costs.backward_input[stage])
         + costs.weight_stash_bytes[stage] * costs.backward_weight[stage]
         for stage in stages
     )
-    if not held:  # the device may have no memory for stashes at all
+    if not byte_seconds:  # the device may have no memory for stashes at all
         return 0.0
     head = trips.head[stages[0]] if from_zero else 0.0
-    return head + problem.micro_batches * held / (problem.memory[device] * _SLACK)
+    return head + problem.micro_batches * byte_seconds / (problem.memory[device] * _SLACK)
