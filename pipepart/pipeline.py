@@ -126,6 +126,11 @@ class Pipeline(Wrapped):
         timeout: float | None = None,
         nan_guard: bool = False,
     ) -> None:
+        if plan.edges:
+            raise ValueError(
+                f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
+                "chains of layers only so far; the plan can be printed, saved and simulated"
+            )
         check_optimizer(optimizer, plan)
         check_timeout(timeout)
         self._plan = plan

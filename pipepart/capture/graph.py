@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import networkx as nx
@@ -112,6 +113,19 @@ class LayerGraph(nx.DiGraph):
             graph.add_node(layer.name, layer=layer)
         for before, after in itertools.pairwise(layers):
             graph.add_edge(before.name, after.name, tensors=before.outputs, bytes=before.output_bytes)
+        return graph
+
+    @classmethod
+    def branched(
+        cls, layers: list[LayerInfo], edges: Iterable[tuple[str, str]], inputs: tuple[TensorSpec, ...]
+    ) -> LayerGraph:
+        """Build a graph with branches: for each pair ``(a, b)`` of names, layer b uses all outputs of layer a."""
+        graph = cls(inputs=inputs)
+        for layer in layers:
+            graph.add_node(layer.name, layer=layer)
+        made = {layer.name: layer for layer in layers}
+        for before, after in edges:
+            graph.add_edge(before, after, tensors=made[before].outputs, bytes=made[before].output_bytes)
         return graph
 
     @property

@@ -93,6 +93,8 @@ class Plan(Document):
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
         profile: the layers and their costs at this micro-batch size; None for a plan written by hand.
+        edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a; empty for a
+            chain. ``profile`` then has what crosses the border behind each layer as that layer's output.
         alternatives: the runners-up, the fastest first, and why they lost.
     """
 
@@ -110,6 +112,7 @@ class Plan(Document):
     fingerprint: str = ""
     outputs: tuple[TensorSpec, ...] = ()
     profile: Profile | None = None
+    edges: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
     @model_validator(mode="after")

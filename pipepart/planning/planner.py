@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
+from .branched import plan_branched
 from .constraints import read_constraints
 from .costs.stage_memory import MODES, RecomputeChoice
 from .feasibility.infeasible import InfeasiblePlanError
@@ -75,6 +77,29 @@ def plan(
             profiled, or constraints that contradict each other.
         InfeasiblePlanError: no cut fits; it names the stage, the missing bytes and changes that fit.
     """
+    if profile.edges:
+        return plan_branched(
+            profile,
+            cluster,
+            partial(
+                plan,
+                cluster=cluster,
+                schedule=schedule,
+                micro_batches=micro_batches,
+                recompute=recompute,
+                stages=stages,
+                chunks=chunks,
+                replicas=replicas,
+                max_micro_batches=max_micro_batches,
+                pin=pin,
+                colocate=colocate,
+                no_cut_before=no_cut_before,
+                cut_before=cut_before,
+                allow_split_ties=allow_split_ties,
+            ),
+            colocate,
+            allow_split_ties,
+        )
     constraints = read_constraints(profile, pin, colocate, no_cut_before, cut_before)
     copies = check_choices(schedule, len(cluster), chunks=chunks, recompute=recompute, replicas=replicas)
     if stages is None and constraints.stages is not None:

@@ -9,9 +9,11 @@ from ..capture import LayerInfo
 from .costs import Costs
 
 
-def profile_faults(layers: Sequence[LayerInfo], costs: Sequence[Costs]) -> list[str]:
+def profile_faults(
+    layers: Sequence[LayerInfo], costs: Sequence[Costs], edges: Sequence[tuple[str, str]] = ()
+) -> list[str]:
     """Contradictions among the layers and between layers and costs; empty if there are none."""
-    faults = list(_layer_faults(layers))
+    faults = [*_layer_faults(layers), *_edge_faults(layers, edges)]
     for index, entry in enumerate(costs):
         faults += [f"costs.{index}: {fault}" for fault in _cost_faults(entry, len(layers))]
     counts = [entry.micro_batches for entry in costs]
@@ -34,6 +36,18 @@ def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
                 f"layer {info.name!r} has {info.gradient_bytes} bytes of gradients, which is more than its "
                 f"{info.parameter_bytes} bytes of parameters"
             )
+
+
+def _edge_faults(layers: Sequence[LayerInfo], edges: Sequence[tuple[str, str]]) -> Iterator[str]:
+    place = {info.name: index for index, info in enumerate(layers)}
+    for edge in _repeated(edges):
+        yield f"edge {edge} is given twice"
+    for one, other in edges:
+        unknown = [name for name in (one, other) if name not in place]
+        if unknown:
+            yield f"edge {(one, other)} names {unknown[0]!r}, which is no layer"
+        elif place[one] >= place[other]:
+            yield f"edge {(one, other)} goes against the execution order: {one!r} does not run before {other!r}"
 
 
 def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:

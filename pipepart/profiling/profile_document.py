@@ -21,6 +21,8 @@ class Profile(Document):
         batch: samples in the mini-batch.
         inputs, outputs: specs of the model's inputs and outputs for one micro-batch of ``costs[0].samples``.
         layers: in execution order.
+        edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a. Empty for a
+            chain, in which each layer feeds the next one.
         costs: one entry for each number of micro-batches that was measured.
         optimizer: name of the optimizer whose state :meth:`optimizer_bytes` counts.
         device: the device that it was measured on.
@@ -33,6 +35,7 @@ class Profile(Document):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     layers: tuple[LayerInfo, ...] = Field(min_length=1)
+    edges: tuple[tuple[str, str], ...] = ()
     costs: tuple[Costs, ...] = Field(min_length=1)
     optimizer: str
     device: str
@@ -42,7 +45,7 @@ class Profile(Document):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
-        faults += profile_faults(self.layers, self.costs)
+        faults += profile_faults(self.layers, self.costs, self.edges)
         if faults:
             raise ValueError("\n  ".join(faults))
         return self
@@ -50,7 +53,9 @@ class Profile(Document):
     @property
     def graph(self) -> LayerGraph:
         """The layers as a graph."""
-        return LayerGraph.chain(list(self.layers), self.inputs)
+        if not self.edges:
+            return LayerGraph.chain(list(self.layers), self.inputs)
+        return LayerGraph.branched(list(self.layers), self.edges, self.inputs)
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,180 @@
+"""Profiles with branches are planned: their layers in the best order, and what skips a stage relayed through it."""
+
+import itertools
+import random
+
+import networkx as nx
+import pytest
+
+import schedules
+from pipepart import Cluster, Pipeline, Plan, Profile, plan
+from pipepart.planning import InfeasiblePlanError
+from pipepart.profiling import SavedTensor
+from tests.planning.problems import Layer, profile_of
+
+
+def branched(layers: list[Layer], edges: list[tuple[int, int]], micro_batches: int = 1) -> Profile:
+    """A profile whose layer i feeds layer j for each edge (i, j); nothing is saved but what ``Layer`` says."""
+    chain = profile_of(layers, (micro_batches,))
+    made = [
+        SavedTensor(bytes=layer.output, layers=(), input_of=tuple(j for one, j in edges if one == index))
+        for index, layer in enumerate(layers)
+    ]
+    own = [SavedTensor(bytes=layer.saved, layers=(index,)) for index, layer in enumerate(layers)]
+    costs = tuple(costs.model_copy(update={"saved": (*made, *own)}) for costs in chain.costs)
+    return Profile(
+        **{
+            **dict(chain),
+            "costs": costs,
+            "edges": tuple((f"layer{one}", f"layer{other}") for one, other in edges),
+        }
+    )
+
+
+def random_graph(seed: int) -> tuple[list[Layer], list[tuple[int, int]]]:
+    draw = random.Random(seed)
+    count = draw.randint(4, 7)
+    layers = [
+        Layer(
+            forward=draw.uniform(0.5, 3),
+            backward_input=draw.uniform(0.5, 3),
+            parameters=draw.randint(1, 9),
+            trained=draw.random() < 0.8,
+            output=draw.randint(0, 3),
+            saved=draw.randint(0, 4),
+        )
+        for _ in range(count)
+    ]
+    edges = [(draw.randrange(later), later) for later in range(1, count)]
+    edges += [
+        pair for pair in itertools.combinations(range(count), 2) if pair not in edges and draw.random() < 0.2
+    ]
+    return layers, sorted(edges)
+
+
+def relayed_bottlenecks(
+    layers: list[Layer], edges: list[tuple[int, int]], stages: int, bandwidth: float
+) -> list[float]:
+    """The bottleneck of every cut of every topological order, each tensor counted at each border that it crosses."""
+    graph = nx.DiGraph(edges)
+    graph.add_nodes_from(range(len(layers)))
+    found = []
+    for order in nx.all_topological_sorts(graph):
+        for inner in itertools.combinations(range(1, len(layers)), stages - 1):
+            loads = []
+            for start, end in itertools.pairwise((0, *inner, len(layers))):
+                load = sum(layers[v].forward + layers[v].backward_input for v in order[start:end])
+                for border in (start, end):
+                    before = set(order[:border])
+                    crossing = [
+                        v for v in before if not graph.out_degree(v) or any(w not in before for w in graph[v])
+                    ]
+                    if 0 < border < len(layers):
+                        ways = 2 if any(layers[v].trained for v in before) else 1
+                        load += ways * sum(layers[v].output for v in crossing) / bandwidth
+                loads.append(load)
+            found.append(max(loads))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bound_holds_for_every_order_and_what_is_called_optimal_is(seed: int):
+    layers, edges = random_graph(seed)
+    stages = 2 + seed % 2
+    cluster = Cluster.parse(["1GB"] * stages, link="4B/s")
+    made = plan(branched(layers, edges), cluster, schedule="1f1b", stages=stages)
+    every = relayed_bottlenecks(layers, edges, stages, 4.0)
+    assert made.predicted.bottleneck_bound <= min(every) * (1 + 1e-9)
+    assert min(every) <= made.predicted.bottleneck_seconds * (1 + 1e-9)
+    assert any(made.predicted.bottleneck_seconds == pytest.approx(value, rel=1e-9) for value in every)
+    if made.predicted.optimal:
+        assert made.predicted.bottleneck_seconds == pytest.approx(min(every), rel=1e-9)
+
+
+def test_stages_keep_the_order_of_the_edges():
+    layers, edges = random_graph(1)
+    made = plan(branched(layers, edges), Cluster.virtual(2))
+    stage_of = {name: number for number, stage in enumerate(made.stages) for name in stage.layers}
+    assert len(stage_of) == len(layers)
+    assert all(stage_of[one] <= stage_of[other] for one, other in made.edges)
+
+
+def two_branches() -> Profile:
+    """A stem, two branches of three layers that alternate in the execution order, and a head; 8 micro-batches."""
+    layers = [Layer(8, 8, output=1, parameters=1), *[Layer(16, 16, output=40) for _ in range(6)], Layer(8, 8)]
+    # Each branch ends in a small tensor.
+    layers[5] = layers[6] = Layer(16, 16, output=1)
+    edges = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)]
+    return branched(layers, edges, micro_batches=8)
+
+
+def test_a_branch_is_kept_whole_where_the_execution_order_would_cut_both():
+    cluster = Cluster.parse(["1GB", "1GB"], link="10B/s")
+    made = plan(two_branches(), cluster, schedule="1f1b")
+    assert [set(stage.layers) for stage in made.stages] in (
+        [{"layer0", *names}, {"layer7", *others}]
+        for names, others in itertools.permutations(
+            [("layer1", "layer3", "layer5"), ("layer2", "layer4", "layer6")]
+        )
+    )
+    # The small end of one branch and the output of the stem cross, there and back: 2 bytes at 10 bytes/s.
+    assert made.predicted.bottleneck_seconds == pytest.approx(14 + 2 * 0.2)
+    assert made.predicted.optimal
+
+
+def test_what_skips_a_stage_is_relayed_and_counted_at_both_of_its_borders():
+    layers = [Layer(2, 2, output=10, parameters=1), Layer(2, 2, output=1), Layer(2, 2)]
+    cluster = Cluster.parse(["1GB"] * 3, link="10B/s")
+    made = plan(branched(layers, [(0, 1), (0, 2), (1, 2)]), cluster, schedule="1f1b", stages=3)
+    assert [stage.output_bytes for stage in made.stages[:2]] == [10, 11]
+    # 10 bytes at the first border, 11 at the second, forward and back.
+    assert made.stages[1].transfer_seconds == pytest.approx(2 * (1.0 + 1.1))
+    # The relayed tensor is an input of both later stages. A profile does not say which layer made a saved tensor, so
+    # the other input of layer 2 counts from the first layer that may have made it: an upper bound.
+    assert [stage.stash_bytes for stage in made.stages] == [0, 11, 11]
+
+
+def test_memory_decides_and_a_plan_that_cannot_fit_says_what_would():
+    profile = branched([Layer(1, 1, parameters=100) for _ in range(4)], [(0, 1), (0, 2), (1, 3), (2, 3)])
+    made = plan(profile, Cluster.parse(["800", "800"]), schedule="1f1b")
+    assert all(size <= 800 for size in made.predicted.memory_bytes)
+    with pytest.raises(InfeasiblePlanError):
+        plan(profile, Cluster.parse(["799", "799"]), schedule="1f1b")
+
+
+def test_layers_that_stay_together_stay_together():
+    profile = two_branches()
+    made = plan(profile, Cluster.virtual(2), colocate=[("layer1", "layer6")], schedule="1f1b")
+    assert any({"layer1", "layer6"} <= set(stage.layers) for stage in made.stages)
+
+
+def test_a_plan_with_branches_is_saved_and_simulated(tmp_path):
+    profile = two_branches()
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    assert list(profile.graph.edges)[:2] == [("layer0", "layer1"), ("layer0", "layer2")]
+    made = plan(profile, Cluster.parse(["1GB", "1GB"], link="10B/s"))
+    made.save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json")
+    assert read == made
+    assert schedules.simulate(read.build_schedule(), read.stage_costs()).makespan == pytest.approx(
+        made.predicted.step_seconds
+    )
+
+
+def test_a_pipeline_of_a_model_with_branches_is_refused():
+    import torch
+
+    made = plan(two_branches(), Cluster.virtual(2))
+    with pytest.raises(ValueError, match="model with branches"):
+        Pipeline(torch.nn.Sequential(torch.nn.Linear(1, 1)), made, loss_fn=torch.nn.MSELoss())
+
+
+def test_edges_that_are_no_graph_of_the_layers_are_refused():
+    layers = [Layer(), Layer(), Layer()]
+    with pytest.raises(ValueError, match="goes against the execution order"):
+        branched(layers, [(1, 0)])
+    with pytest.raises(ValueError, match=r"names 'layer7', which is no layer"):
+        branched(layers, [(0, 7)])
+    with pytest.raises(ValueError, match="is given twice"):
+        branched(layers, [(0, 1), (0, 1)])
