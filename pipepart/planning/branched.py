@@ -186,5 +186,6 @@ class _Cutter:
             ways = 2 if info.name in trained else 1  # the gradient comes back
             graph.nodes[info.name]["transfer_seconds"] = ways * layer.output_bytes / rate
         for name, group in self._group.items():
-            graph.nodes[name]["together"] = group
+            if name in graph:  # the planner refuses unknown names
+                graph.nodes[name]["together"] = group
         return graph

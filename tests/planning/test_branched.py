@@ -146,6 +146,8 @@ def test_layers_that_stay_together_stay_together():
     profile = two_branches()
     made = plan(profile, Cluster.virtual(2), colocate=[("layer1", "layer6")], schedule="1f1b")
     assert any({"layer1", "layer6"} <= set(stage.layers) for stage in made.stages)
+    with pytest.raises(ValueError, match="layer9"):
+        plan(profile, Cluster.virtual(2), colocate=[("layer1", "layer9")], schedule="1f1b")
 
 
 def test_a_plan_with_branches_is_saved_and_simulated(tmp_path):
