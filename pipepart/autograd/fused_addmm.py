@@ -1,8 +1,11 @@
-"""Adds a product of matrices to one that is there, in one pass over it where that is the same to the bit.
+"""Adds a matrix product to a weight's gradient in one pass (BLAS gemm with beta 1), where the bits stay the same.
 
-The gradient of a large weight is longest in memory: made, read and added, where a matrix product could add to what is
-there as it goes (BLAS, gemm with beta 1). Whether the bits are those of a product and a sum depends on how a library
-parts the inner dimension; that is tried once for each shape, on random numbers, and only what came out equal is used.
+A separate product and sum writes and reads a matrix of the weight's size once more. For few rows that costs more than
+the product: 1.08 ms against 0.36 ms for a 1024 x 1024 weight and 8 rows, 4.97 against 4.12 ms for 128 rows (one thread).
+
+Whether both ways round alike depends on how the library divides the inner dimension. It chooses by data type, shapes,
+memory order, 64-byte alignment and threads, and never by values. So one comparison on random numbers decides for all
+products that agree in these: the matrix has 65,536 elements or more, and a different order of sums shows in some.
 """
 
 from __future__ import annotations
@@ -10,49 +13,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LEAST = 2**16  # numbers in a matrix that is worth it, and that shows a difference if there is one
-_MOST_SHAPES = 64  # of one matrix that are tried; sequences may be of any length
+_MIN_ELEMENTS = 2**16  # smaller matrices gain nothing, and might not show a difference
+_MAX_SHAPES = 64  # compared per matrix; sequences may have any length
 _DTYPES = frozenset({torch.float32, torch.float64})
-_ALIGNED = 64  # bytes; libraries may sum in another order where memory is not
+_ALIGNMENT = 64  # bytes
 
 _Matrix = tuple[torch.dtype, int, int, int, str]
-_Inner = tuple[int, bool, bool]  # the inner dimension, and whether the factors lie in memory by row
+_Inner = tuple[int, bool, bool]  # inner dimension, and whether each factor is row-major
 _equal: dict[_Matrix, dict[_Inner, bool]] = {}
 
 
 def add_product(into: Tensor, left: Tensor, right: Tensor) -> bool:
-    """Adds ``left @ right`` to a matrix on the CPU, with the bits of ``into.add_(left @ right)``.
+    """Add ``left @ right`` to a CPU matrix if that gives the bits of ``into.add_(left @ right)``.
 
     Args:
         into: [m, n].
         left, right: [m, k] and [k, n].
 
     Returns:
-        Whether it has; where it may not be the same, or is not worth it, nothing has happened.
+        Whether it was added; otherwise nothing has changed.
     """
-    if into.numel() < _LEAST or into.dtype not in _DTYPES or into.device.type != "cpu":
+    if into.numel() < _MIN_ELEMENTS or into.dtype not in _DTYPES or into.device.type != "cpu":
         return False
     if not (into.dtype == left.dtype == right.dtype and into.is_contiguous()):
         return False
     if not all(factor.is_contiguous() or factor.t().is_contiguous() for factor in (left, right)):
         return False
-    if into.data_ptr() % _ALIGNED or not _is_same(into, left, right):
+    if any(matrix.data_ptr() % _ALIGNMENT for matrix in (into, left, right)):
+        return False
+    if not _is_equal(into, left, right):
         return False
     into.addmm_(left, right)
     return True
 
 
-def _is_same(into: Tensor, left: Tensor, right: Tensor) -> bool:
+def _is_equal(into: Tensor, left: Tensor, right: Tensor) -> bool:
     rows, columns = into.shape
     matrix = into.dtype, rows, columns, torch.get_num_threads(), torch.get_float32_matmul_precision()
-    tried = _equal.setdefault(matrix, {})
+    compared = _equal.setdefault(matrix, {})
     inner = left.shape[1], left.is_contiguous(), right.is_contiguous()
-    if inner not in tried:
-        tried[inner] = len(tried) < _MOST_SHAPES and _try(into, left, right)
-    return tried[inner]
+    if inner not in compared:
+        compared[inner] = len(compared) < _MAX_SHAPES and _compare(into, left, right)
+    return compared[inner]
 
 
-def _try(into: Tensor, left: Tensor, right: Tensor) -> bool:
+def _compare(into: Tensor, left: Tensor, right: Tensor) -> bool:
     source = torch.Generator().manual_seed(0)
     total, one, other = (_random_like(tensor, source) for tensor in (into, left, right))
     expected = total + one @ other
@@ -60,5 +65,5 @@ def _try(into: Tensor, left: Tensor, right: Tensor) -> bool:
 
 
 def _random_like(tensor: Tensor, source: torch.Generator) -> Tensor:
-    """Random numbers that lie in memory as a tensor's do."""
+    """Random numbers in the same memory order, 64-byte aligned as torch allocates."""
     return torch.empty_like(tensor, requires_grad=False).normal_(generator=source)

@@ -1,4 +1,4 @@
-"""The tensors that hold the numbers of a sparse one, as an adjacency matrix or the gradient of an embedding is."""
+"""The dense tensors that hold the values and indices of a sparse tensor, for what has no sparse kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_COLUMNS = torch.sparse_csc, torch.sparse_bsc
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """What a sparse tensor consists of, its values last; of any other, itself."""
+    """The indices and then the values of a sparse tensor; any other tensor itself."""
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -29,3 +29,9 @@ def bytes_of(nest: Any) -> int:
     """The bytes of all tensors in a nest."""
     leaves = (nest,) if isinstance(nest, Tensor) else pytree.tree_leaves(nest)
     return sum(part.nbytes for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf))
+
+
+def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
+    """Keep a tensor's memory from reuse until ``stream`` has passed this point; sparse tensors have no such kernel."""
+    for part in dense_parts(tensor):
+        part.record_stream(stream)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..autograd.sparse import record_stream
 from ..runtime import has_streams, on_streams
 from .split import MicroBatches, Splitter, Whole, micro_batches_of
 
@@ -143,7 +144,7 @@ class Copies:
         for event in self._events:
             torch.accelerator.current_stream(event.device).wait_event(event)
         for tensor in self._under_way:
-            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+            record_stream(tensor, torch.accelerator.current_stream(tensor.device))
         self._events, self._under_way = [], []
 
     def _tensor(self, leaf: Any, device: torch.device) -> Any:

@@ -39,14 +39,23 @@ def test_what_comes_out_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(into, before)
 
 
-@pytest.mark.parametrize("fault", ["small", "dtype", "by column", "not aligned"])
+def misaligned(matrix: Tensor) -> Tensor:
+    """The matrix in memory that starts 4 bytes behind a multiple of 64."""
+    return torch.cat([torch.zeros(1), matrix.flatten()])[1:].view(matrix.shape)
+
+
+@pytest.mark.parametrize("fault", ["small", "dtype", "by column", "into", "left", "right"])
 def test_other_matrices_are_left_alone(fault: str) -> None:
     size = 16 if fault == "small" else 512
     into, left, right = _matrices(size, 32, size, torch.bfloat16 if fault == "dtype" else torch.float32)
     if fault == "by column":
         into = into.t()
-    if fault == "not aligned":
-        into = torch.zeros(size * size + 1)[1:].view(size, size)
+    if fault == "into":
+        into = misaligned(into)
+    if fault == "left":
+        left = misaligned(left.t()).t()
+    if fault == "right":
+        right = misaligned(right)
     before = into.clone()
     assert not add_product(into, left, right)
     assert torch.equal(into, before)
@@ -85,7 +94,9 @@ def test_weights_have_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch) 
         split_backward, "add_product", lambda *given: added.append(add_product(*given)) or added[-1]
     )
     assert_same_as_fused(model, samples, {"used twice": 2, "scaled": 0}.get(kind, max(expected, 1)))
-    assert sum(added) == expected
+    dtype = samples[0].dtype
+    rounds_alike = add_product(*_matrices(384, 32, 384, dtype))  # depends on the processor
+    assert sum(added) == (expected if rounds_alike else 0)
 
 
 @splits

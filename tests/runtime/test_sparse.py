@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Cluster, Pipeline, Whole
+from pipepart.autograd.sparse import record_stream
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.copies import plan_copies
@@ -110,3 +111,13 @@ def test_the_gradient_of_an_embedding_that_copies_of_the_model_add_up(options: d
     assert theirs is not None
     assert ours.is_sparse
     torch.testing.assert_close(ours.to_dense(), theirs.to_dense())
+
+
+def test_streams_hold_the_dense_parts_of_a_sparse_message(monkeypatch: pytest.MonkeyPatch):
+    """``record_stream`` has no kernel for sparse tensors."""
+    held: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: held.append(tensor))
+    record_stream(adjacency(), torch.Stream("cpu"))
+    assert [part.layout for part in held] == [torch.strided] * 2
+    assert held[0].equal(adjacency().indices())
+    assert held[1].equal(adjacency().values())

@@ -56,6 +56,10 @@ class StrictDevice(TorchDispatchMode):
         self._layers = layers
         self._unchecked = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True has torch import its compiler at the first operation, which takes seconds
+
     @contextmanager
     def unchecked(self) -> Iterator[None]:
         """Do not check or count operations within the block."""

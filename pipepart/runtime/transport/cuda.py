@@ -35,6 +35,7 @@ from schedules import Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
+from ...autograd.sparse import record_stream
 from .base import ForwardingTransport, Key, Transport
 
 Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator
@@ -100,7 +101,7 @@ class Streams:
         """Holds what workers have made for the streams that the calling thread is on: it is the caller's now."""
         for tensor in tensors(nest):
             if tensor.device in self._devices:
-                tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+                record_stream(tensor, torch.accelerator.current_stream(tensor.device))
 
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:
@@ -151,7 +152,7 @@ class Streams:
             torch.accelerator.set_stream(compute)
         for tensor in found:
             if tensor.device == here:
-                tensor.record_stream(departure)  # (2)
+                record_stream(tensor, departure)  # (2)
         return InFlight(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
 
     def receive(self, receiver: int, in_flight: InFlight) -> Any:
@@ -166,7 +167,7 @@ class Streams:
         compute.wait_event(arrived)  # (3)
         for tensor in tensors(message):
             if tensor.device == self._homes[receiver]:
-                tensor.record_stream(compute)  # (4)
+                record_stream(tensor, compute)  # (4)
         return message
 
     def _compute(self, worker: int) -> torch.Stream | None:

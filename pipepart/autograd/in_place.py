@@ -1,0 +1,81 @@
+"""Detects in-place writes into a message that autograd cannot follow across the border of two stages.
+
+Two kinds of writes would change numbers without an error:
+
+- A message holds a tensor and a view of it, and the next stage writes into one of them. Without stages autograd sends the
+  gradient of the view through the write. The leaves of the next stage do not know of each other.
+- A stage returns memory that it keeps, such as a buffer, and overwrites it for a later micro-batch while the next stage
+  still needs the message.
+
+Both show in the tensors' version counters, which views, detached tensors and their base share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .own_copy import tensors
+
+_SENT = "_pipepart_sent_version"
+
+
+def version(tensor: Tensor | None) -> int:
+    """How often a tensor was written in place; 0 where torch does not count."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def note_sent(tensor: Tensor) -> None:
+    """Remember the version with which a tensor leaves its stage."""
+    setattr(tensor, _SENT, version(tensor))
+
+
+def was_overwritten(message: Any) -> bool:
+    """Return True if a tensor of the message was written after :func:`note_sent`. A copied tensor has no note."""
+    return any(getattr(tensor, _SENT, None) not in (None, version(tensor)) for tensor in tensors(message))
+
+
+Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their versions
+
+
+def overlaps(message: Any) -> Sequence[Overlap]:
+    """The pairs of tensors in a message that share a storage."""
+    if type(message) is Tensor:
+        return ()
+    groups: dict[int, list[Tensor]] = {}
+    for tensor in tensors(message):
+        if tensor.layout is torch.strided and tensor.numel():
+            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    return [
+        (one, other, version(one), version(other))
+        for group in groups.values()
+        for place, one in enumerate(group)
+        for other in group[:place]
+        if one is not other
+    ]
+
+
+def written(pairs: Sequence[Overlap]) -> bool:
+    """Return True if a tensor was written that shares elements with another."""
+    return any(
+        (version(one), version(other)) != (first, second) and _share_elements(one, other)
+        for one, other, first, second in pairs
+    )
+
+
+def _share_elements(one: Tensor, other: Tensor) -> bool:
+    """Mark the bytes of one tensor in a map of the storage, and look at those of the other."""
+    with torch.no_grad():
+        marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+        _bytes_of(one, marks).fill_(True)
+        return bool(_bytes_of(other, marks).any())
+
+
+def _bytes_of(tensor: Tensor, marks: Tensor) -> Tensor:
+    """The bytes of a tensor's elements as a view of the map of its storage."""
+    size = tensor.element_size()
+    strides = [stride * size for stride in tensor.stride()]
+    return marks.as_strided((*tensor.shape, size), (*strides, 1), tensor.storage_offset() * size)
