@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from . import StageOptimizers
-from .state.clipping import clip_grad_norm_
 
 
 class Wrapped:
@@ -68,13 +67,15 @@ class Wrapped:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Scales all gradients so that their norm together is at most ``max_norm``; returns the norm before.
+        """Scale all gradients so that their total norm is at most ``max_norm``; return the norm before.
 
-        The arguments are those of ``nn.utils.clip_grad_norm_``, the numbers those of the model on one device.
-        Refused where stages have optimizers of their own, which have stepped before all gradients are there.
+        The arguments are those of ``torch.nn.utils.clip_grad_norm_``. It cannot be used with stage optimizers, which
+        step before all gradients are known.
         """
         self._optimizers.refuse("clipping by the norm of all gradients")
-        return clip_grad_norm_(self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+        return nn.utils.clip_grad_norm_(
+            self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
+        )
 
     def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
         """Clamps every entry of all gradients to ``[-clip_value, clip_value]``; refused as above."""

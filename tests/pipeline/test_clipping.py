@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from pipepart.runtime.state.clipping import total_norm
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
@@ -54,12 +53,3 @@ def test_a_model_without_gradients_has_the_norm_zero():
     model, _ = pair()
     with cut_by_hand(model, [1, 3]) as pipe:
         assert pipe.clip_grad_norm_(1.0) == 0
-
-
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("foreach", [None, False])
-def test_norms_of_several_devices_are_summed_in_the_models_order(norm_type, foreach):
-    """Here all on one, where torch has that order."""
-    gradients = [torch.randn(n) * 10 ** (n % 5) for n in range(1, 30)]
-    expected = nn.utils.get_total_norm(gradients, norm_type, foreach=foreach)
-    assert total_norm(gradients, norm_type, foreach).equal(expected)
