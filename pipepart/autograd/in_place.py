@@ -2,8 +2,8 @@
 
 Two kinds of writes would change numbers without an error:
 
-- A message holds a tensor and a view of it, and the next stage writes into one of them. Without stages autograd sends the
-  gradient of the view through the write. The leaves of the next stage do not know of each other.
+- A message holds a tensor and a view of it, and the next stage writes into one of them. Without stages autograd sends
+  the gradient of the view through the write. The leaves of the next stage do not know of each other.
 - A stage returns memory that it keeps, such as a buffer, and overwrites it for a later micro-batch while the next stage
   still needs the message.
 
