@@ -2,6 +2,8 @@
 
 import dataclasses
 import statistics
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -67,16 +69,25 @@ def compared(model: str, cluster: Cluster, micro_batches: int, rounds: int) -> l
 
 def from_its_actions(plan: Plan, trace: Timeline) -> float:
     """Seconds of a step whose actions take what those of the trace took in the mean, on the plan's links."""
-    taken: dict[tuple[Kind, int], list[float]] = {}
+    taken: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for actions, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
         for action, start, end in zip(actions, starts, ends, strict=True):
-            taken.setdefault((action.kind, action.stage), []).append(end - start)
-    stages = range(len(plan.stages))
+            taken[action.kind, action.stage].append(end - start)
+    planned = plan.stage_costs()
+
+    def means(kind: Kind, otherwise: Sequence[float]) -> list[float]:
+        """Measured means by stage; the plan's seconds for a stage without such an action."""
+        return [
+            statistics.mean(taken[kind, stage]) if taken[kind, stage] else otherwise[stage]
+            for stage in range(len(plan.stages))
+        ]
+
     costs = dataclasses.replace(
-        plan.stage_costs(),
-        forward=[statistics.mean(taken[Kind.F, stage]) for stage in stages],
-        backward_input=[statistics.mean(taken[Kind.B, stage]) for stage in stages],
-        backward_weight=[0.0 for _ in stages],
+        planned,
+        forward=means(Kind.F, planned.forward),
+        backward=means(Kind.B, planned.backward),
+        backward_input=means(Kind.I, planned.backward_input),
+        backward_weight=means(Kind.W, planned.backward_weight),
     )
     return simulate(trace.schedule, costs).makespan
 

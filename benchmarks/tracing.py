@@ -27,7 +27,7 @@ WAYS: dict[str, Tracing] = {
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each.")] = 101,
+    rounds: Annotated[int, typer.Option(min=2, help="Samples of each.")] = 101,
     names: Annotated[str, typer.Option("--models", help="Which models.")] = ",".join(COURSES),
 ) -> None:
     """CPU time of all threads, on two virtual devices of one thread each, under 1F1B."""
