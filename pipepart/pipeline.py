@@ -32,8 +32,8 @@ from .runtime import (
     OptimizerFactory,
     Orders,
     OutputEnd,
-    Run,
     StageOptimizers,
+    Step,
     Streams,
     build_stages,
     check_optimizer,
@@ -279,17 +279,22 @@ class Pipeline(Wrapped):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            optimizers = self._optimizers.by_stage
-            emulation = self._emulation
-            run = Run(
-                order, self._stages, messages, end, None, optimizers, recorder, self._streams, emulation
+            step = Step(
+                order,
+                self._stages,
+                messages,
+                end,
+                optimizers=self._optimizers.by_stage,
+                recorder=recorder,
+                streams=self._streams,
+                emulation=self._emulation,
             )
-            self._engine.execute(run, scaled=scaler is not None)
+            self._engine.execute(step, scaled=scaler is not None)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             graph_cut.backward(
                 [root for one in batch.inputs for root in graph_cut.cut(one)[1]],
                 graph_cut.gradients_home(
-                    (gradient for gradients in run.input_gradients for gradient in gradients),
+                    (gradient for gradients in step.input_gradients for gradient in gradients),
                     (leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)),
                 ),
             )
@@ -358,32 +363,34 @@ class Pipeline(Wrapped):
             self._known_forms.add(form)
         return given.input
 
-    def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Run:
+    def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
         with self._claimed():
             order = self._orders.forwards(len(inputs))
             recorder = self._traces.recorder(order.schedule, self._stages)
             streams, emulation = self._streams, self._emulation
-            run = Run(
+            step = Step(
                 order, self._stages, inputs, end, recorder=recorder, streams=streams, emulation=emulation
             )
-            self._engine.execute(run)
+            self._engine.execute(step)
             self._traces.add_forward(recorder)
             if self._streams:
                 self._streams.hold_for_caller(end.outputs)
-        return run
+        return step
 
-    def _backward(self, forward: Run, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
+    def _backward(self, forward: Step, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
             order = self._orders.backwards(parts)
             streams, emulation = self._streams, self._emulation
             nothing = [None] * parts
-            run = Run(order, self._stages, nothing, end, forward, streams=streams, emulation=emulation)
+            step = Step(
+                order, self._stages, nothing, end, forward=forward, streams=streams, emulation=emulation
+            )
             if all(stage.device.type == "cpu" for stage in self._stages):
-                self._engine.execute(run)
+                self._engine.execute(step)
             else:
-                self._engine.execute_here(run)
-        return run.input_gradients
+                self._engine.execute_here(step)
+        return step.input_gradients
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:

@@ -12,10 +12,10 @@ from .grouped_loss import step_end
 from .loss_sink import LossEnd, OutputEnd
 from .observe.recorder import Recorder
 from .order import Orders
-from .run import Run
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
+from .step import Step
 from .transport.cuda import Streams, has_streams, on_streams
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "Orders",
     "OutputEnd",
     "Recorder",
-    "Run",
     "Stage",
     "StageOptimizers",
+    "Step",
     "Streams",
     "build_stages",
     "check_optimizer",

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..planning import Plan
-from .replay.randomness import Draws, draws_now
+from .replay.randomness import RngKeys, draws_now
 
 CompileOptions = bool | Mapping[str, Any]
 
@@ -85,12 +85,12 @@ class Regions:
         self._options = options
         self._compiled: dict[tuple[int, ...], Region] = {}
         self._plain: dict[tuple[int, bool], bool] = {}
-        self._run: Callable[[], Draws | None] = lambda: None
+        self._run: Callable[[], RngKeys | None] = lambda: None
         self._of_run: Mapping[int, Region] = {}
 
-    def of_run(self, draws: Draws) -> Mapping[int, Region]:
-        """Return the regions of the run that owns ``draws``, by the position of their first layer."""
-        if self._run() is not draws:
+    def of_run(self, keys: RngKeys) -> Mapping[int, Region]:
+        """Return the regions of the run that owns ``keys``, by the position of their first layer."""
+        if self._run() is not keys:
             groups = groupby(range(len(self._modules)), self._may_share)
             self._of_run = {
                 region.places[0]: region
@@ -98,7 +98,7 @@ class Regions:
                 if shared
                 for region in [self._region(tuple(places))]
             }
-            self._run = weakref.ref(draws)
+            self._run = weakref.ref(keys)
         return self._of_run
 
     def note(self, place: int, plain: bool) -> None:

@@ -16,10 +16,10 @@ from ..data.split import gather
 from ..loss import add_loss, collecting
 from .failure.out_of_memory import frees_memory
 from .loss_sink import OutputEnd
-from .run import Run
+from .step import Step
 
-Forward = Callable[[Sequence[Any], OutputEnd], Run]
-Backward = Callable[[Run, OutputEnd, bool], Sequence[graph_cut.Gradients]]
+Forward = Callable[[Sequence[Any], OutputEnd], Step]
+Backward = Callable[[Step, OutputEnd, bool], Sequence[graph_cut.Gradients]]
 
 
 def differentiable(
@@ -73,7 +73,7 @@ class _Call:
         self._end = OutputEnd(sizes)
         self._collects = collecting()
         self._forward, self._backward = forward, backward
-        self._run: Run | None = None
+        self._run: Step | None = None
         self._nest: list[Any] = []
         self._spec: Any = None
 

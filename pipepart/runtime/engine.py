@@ -15,7 +15,7 @@ from ..workers.worker import Job, Worker, start_workers
 from .failure.nonfinite import NanGuard
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, Watchdog
-from .run import Run
+from .step import Step
 
 _GRACE_SECONDS = 1.0  # for workers to come out of a step that took too long
 
@@ -53,7 +53,7 @@ class Engine:
         if self.closed:
             raise RuntimeError(self.closed)
 
-    def execute(self, run: Run, scaled: bool = False) -> None:
+    def execute(self, step: Step, scaled: bool = False) -> None:
         """Runs a schedule to its end; ``scaled`` where gradients may well overflow.
 
         Raises:
@@ -65,27 +65,27 @@ class Engine:
         self.check_open()
         done: SimpleQueue[None] = SimpleQueue()
         if self._guard is not None:
-            self._guard.begin(run.schedule, scaled)
+            self._guard.begin(step.schedule, scaled)
         try:
             self._hand_out(
-                (partial(run.work, device) for device in range(len(self.workers))), partial(done.put, None)
+                (partial(step.work, device) for device in range(len(self.workers))), partial(done.put, None)
             )
             if self._timeout is None:
                 for _ in self.workers:
                     done.get()
             else:
-                Watchdog(self._timeout, run, self.workers, self._names).wait(done)
+                Watchdog(self._timeout, step, self.workers, self._names).wait(done)
         except BaseException as interrupt:  # KeyboardInterrupt, in this thread, or the watchdog's
-            run.fail(interrupt)
+            step.fail(interrupt)
             self._wait_until_idle(
                 _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
             )
-            run.forget()
+            step.forget()
             raise
-        run.finish()
-        self._raise_failure(run)
+        step.finish()
+        self._raise_failure(step)
 
-    def execute_here(self, run: Run) -> None:
+    def execute_here(self, step: Step) -> None:
         """Goes backward through all stages on the calling thread.
 
         Raises:
@@ -94,19 +94,19 @@ class Engine:
         """
         self.check_open()
         if self._guard is not None:
-            self._guard.begin(run.schedule, scaled=False)
+            self._guard.begin(step.schedule, scaled=False)
         try:
-            run.backward_here()
+            step.backward_here()
         except Exception as error:
-            run.fail(error)
-        self._raise_failure(run)
+            step.fail(error)
+        self._raise_failure(step)
 
-    def _raise_failure(self, run: Run) -> None:
+    def _raise_failure(self, step: Step) -> None:
         if self._guard is not None:
-            run.failure = self._guard.verdict(run.end, run.failure)
-        if run.failure is not None:
-            failure = explained(run, self._plan)
-            run.forget()
+            step.failure = self._guard.verdict(step.sink, step.failure)
+        if step.failure is not None:
+            failure = explained(step, self._plan)
+            step.forget()
             try:
                 raise failure
             finally:

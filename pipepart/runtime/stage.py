@@ -1,4 +1,4 @@
-"""A stage: its layers on its device, and one autograd graph for each micro-batch in flight."""
+"""A stage: consecutive layers of the model on one device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import Node
 
 from schedules import Action
 
 from ..autograd import graph_cut
 from ..autograd.own_copy import own_copy, tensors
-from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..data.arguments import Arguments, call
 from ..loss import added_so_far
 from .compiled import Region, Regions
@@ -23,59 +22,65 @@ from .failure.blame import failed_layers
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
 from .replay.buffers import Buffers, version
-from .replay.randomness import Draws, Turn, may_draw
+from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import CopiedLayers
 from .state.shared_parameters import Ties
 
 _NO_REGIONS: Mapping[int, Region] = {}
-Made = tuple[Any, Awaited, list[int]]  # by a forward: its output, and of the stash inputs and ends
-
-
-class Stash(NamedTuple):
-    """What a stage keeps of one micro-batch from its forward to its backward.
-
-    Attributes:
-        inputs: the gradients of its input, for which the stage before waits.
-        roots: where gradients of its output enter its graph.
-        ends: the number of autograd's next node when each layer had run, to name the layer whose backward fails.
-        added: where gradients of losses that its layers have added enter its graph.
-    """
-
-    inputs: Awaited
-    roots: tuple[GradientEdge, ...]
-    ends: tuple[int, ...]
-    added: tuple[GradientEdge, ...] = ()
 
 
 class Guard(Protocol):
-    """Sees what a stage's layers make, on the stage's worker."""
+    """Checks what a stage computes. Called on the stage's worker."""
 
     def enter(self, action: Action) -> None:
-        """Before an action of the stage."""
+        """Called before an action of the stage."""
         ...
 
     def received(self, message: Any) -> None:
-        """The input of a micro-batch, before its forward."""
+        """Called with the input of a micro-batch, before its forward."""
         ...
 
     def made(self, index: int, value: Any) -> None:
-        """The output of a layer, by its place in the stage."""
+        """Called with the output of a layer and the layer's position in the stage."""
         ...
 
     def went_back(self, gradients: Iterable[Tensor | None] = ()) -> None:
-        """After a backward or a part of it, with the gradients of the stage's input."""
+        """Called after a backward or a part of it, with the gradients of the stage's input."""
         ...
 
 
-class Stage:
-    """The layers of one stage, the first of which is layer ``first`` of the model. Only its worker calls it.
-
-    With ``guarded``, layers that write into their input get one of their own: somebody may still need the message.
-    With ``compiled``, keywords for torch.compile, consecutive layers that only compute are compiled together.
+class Made(NamedTuple):
+    """What a forward returns.
 
     Attributes:
-        repeats: whether the forward that runs is the second of a micro-batch.
-        guard: looks for numbers that are not finite, where somebody has asked for that.
+        output: of the last layer.
+        repeatable: whether a second forward would draw the same random numbers.
+        inputs: where the gradients of the stage's input will be.
+        ends: the number of autograd's next node after each layer, to name the layer whose backward fails.
+    """
+
+    output: Any
+    repeatable: bool
+    inputs: Awaited
+    ends: list[int]
+
+
+class Stage:
+    """The layers of one stage. Only the stage's worker calls it.
+
+    Args:
+        index: the stage's number in the schedule.
+        ties: the layers, with stand-ins for parameters that other stages own.
+        first: the position of the first layer in the model.
+        device: the torch device.
+        where: the device's name.
+        guarded: whether layers that write into their input get a copy, because a second forward may need the input.
+        copied: the layers as a replica of another stage's; None for the first replica.
+        compiled: keywords for torch.compile; consecutive layers that only compute are then compiled together.
+
+    Attributes:
+        repeats: whether the forward that is running is the second one of its micro-batch.
+        guard: set to check the numbers that the layers make.
     """
 
     def __init__(
@@ -106,8 +111,7 @@ class Stage:
             self._calls[0] = partial(call, self._modules[0])
         self._regions = None if compiled is None else Regions(self._modules, compiled)
         self._input_gradients = InputGradients()
-        # Whether a layer draws random numbers, by its place and mode; None until it has run in that mode.
-        self._draws: list[list[bool | None]] = [[None, may_draw(module) or None] for module in self._modules]
+        self._keyed = KeyedLayers(self._modules, first, device)
         # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
         # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
         self._flagged = any(
@@ -115,16 +119,18 @@ class Stage:
         )
         self._writes_input: dict[bool, bool] = {}
 
-    def forward(self, message: Any, micro_batch: int, draws: Draws, turn: Turn = Turn.ONLY) -> Made:
-        """Runs the layers; returns their output, the input's gradients to come, and where each layer's nodes end."""
-        self.repeats = turn is Turn.SECOND
+    def run(
+        self, message: Any, micro_batch: int, keys: RngKeys, which: ForwardPass = ForwardPass.ONLY
+    ) -> Made:
+        """Run the layers on the input of one micro-batch."""
+        self.repeats = which is ForwardPass.SECOND
         message = graph_cut.move(message, self.device)
         if self.guard is not None:
             self.guard.received(message)
         ends: list[int] = []
         if not torch.is_grad_enabled():
             awaited = self._input_gradients.await_for(())
-            return self.run_layers(message, ends, micro_batch, draws, turn), awaited, ends
+            return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
@@ -132,118 +138,105 @@ class Stage:
         awaited = self._input_gradients.await_for(graph_cut.leaves(message))
         # A hook of a layer's on its input must come before the one that catches the input's gradient.
         if writes is False and not self._flagged and awaited.caught is None:
-            return self.run_layers(message, ends, micro_batch, draws, turn), awaited, ends
+            return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
-        value = self.run_layers(graph_cut.alias(message), ends, micro_batch, draws, turn)
+        made = Made(*self.run_layers(graph_cut.alias(message), ends, micro_batch, keys, which), awaited, ends)
         if writes is None:
             self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
-        return value, awaited, ends
+        return made
 
-    def backward(self, stash: Stash, gradients: graph_cut.Gradients) -> list[Tensor | None]:
-        """Runs the backward of one micro-batch; returns the gradients of its inputs."""
-        try:
-            graph_cut.backward(stash.roots, graph_cut.move_gradients(gradients, self.device))
-        except BaseException as error:
-            self._blame(stash, error)
-            raise
-        found = self._input_gradients.collect(stash.inputs)
-        if self.guard is not None:
-            self.guard.went_back(found)
-        return found
+    def begin(self) -> None:
+        """Prepare for a step: look at modes and hooks of the layers, which the caller may have changed."""
+        self._keyed.begin()
 
-    def backward_inputs(
-        self, stash: Stash, gradients: graph_cut.Gradients
-    ) -> tuple[list[Tensor | None], WeightGradients]:
-        """The first part of it: returns the gradients of its inputs, and those of weights that wait."""
-        try:
-            waiting = backward_inputs(stash.roots, graph_cut.move_gradients(gradients, self.device))
-        except BaseException as error:
-            self._blame(stash, error)
-            raise
-        found = self._input_gradients.collect(stash.inputs)
-        if self.guard is not None:
-            self.guard.went_back(found)
-        return found, waiting
-
-    def backward_weights(self, waiting: WeightGradients) -> None:
-        """The second part of it."""
-        try:
-            waiting.accumulate()
-        except BaseException as error:
-            owners = self._owners(waiting.computed)
-            add_note(error, f"{LAYER}in the backward for the weights of {self.name(owners)}")
-            raise
-        if self.guard is not None:
-            self.guard.went_back()
-
-    def _blame(self, stash: Stash, error: BaseException) -> None:
-        add_note(error, f"{LAYER}in the backward of {self.name(self._failed(stash, error))}")
-
-    def _failed(self, stash: Stash, error: BaseException) -> Sequence[int]:
-        """The layers that may have failed; those that ran together cannot be told apart."""
-        found = failed_layers(stash.ends, [root.node for root in stash.roots], error)
-        if not self._regions:
-            return found
-        own = {stash.ends[index] for index in found if index < len(stash.ends)}
-        together = [index for index, end in enumerate(stash.ends) if end in own]
-        return together + [index for index in found if index == len(stash.ends)]
-
-    def run_layers(self, value: Any, ends: list[int], micro_batch: int, draws: Draws, turn: Turn) -> Any:
+    def run_layers(
+        self, value: Any, ends: list[int], micro_batch: int, keys: RngKeys, which: ForwardPass
+    ) -> tuple[Any, bool]:
+        """Run the layers in order; return the output and whether a second run would draw the same numbers."""
         running: Sequence[int] = ()
+        repeatable = True
         try:
-            if self._regions is None and self.guard is None:
-                for index, module in enumerate(self._modules):
-                    running = (index,)
-                    if self._draws[index][module.training] is False:
-                        value = self._calls[index](value)
+            if self._regions is not None or self.guard is not None:
+                regions = _NO_REGIONS if self._regions is None or self.guard else self._regions.of_run(keys)
+                while (index := len(ends)) < len(self._modules):
+                    region = None if type(value) is Arguments else regions.get(index)
+                    running = region.places if region else (index,)
+                    if region is None:
+                        value = self._run_one(index, value, micro_batch, keys, which)
                     else:
-                        value = self._run_one(index, value, micro_batch, draws, turn)
+                        value, same = self._run_region(region, value)
+                        repeatable = repeatable and same
+                    ends.extend([_get_sequence_nr()] * len(running))
+                    if self.guard is not None:
+                        self.guard.made(index, value)
+                return value, repeatable
+            unkeyed = self._keyed.unkeyed(which)
+            with self._keyed.watched_generators(which):
+                for index, run_layer in enumerate(self._calls):
+                    running = (index,)
+                    if unkeyed[index]:
+                        value = run_layer(value)
+                    else:
+                        with self._keyed.drawing(index, micro_batch, keys, which):
+                            value = run_layer(value)
                     ends.append(_get_sequence_nr())
-                return value
-            together = self._regions if self.guard is None else None
-            regions = together.of_run(draws) if together else _NO_REGIONS
-            while (index := len(ends)) < len(self._modules):
-                region = None if type(value) is Arguments else regions.get(index)
-                running = region.places if region else (index,)
-                value = region.run(value) if region else self._run_one(index, value, micro_batch, draws, turn)
-                ends.extend([_get_sequence_nr()] * len(running))
-                if self.guard is not None:
-                    self.guard.made(index, value)
         except BaseException as error:
-            which = "second forward" if turn is Turn.SECOND else "forward"
-            add_note(error, f"{LAYER}in the {which} of {self.name(running)}")
+            name = "second forward" if which is ForwardPass.SECOND else "forward"
+            add_note(error, f"{LAYER}in the {name} of {self.name(running)}")
             raise
-        return value
+        return value, repeatable
 
-    def _run_one(self, index: int, value: Any, micro_batch: int, draws: Draws, turn: Turn) -> Any:
-        module = self._modules[index]
+    def _run_one(self, index: int, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass) -> Any:
+        """Run a layer by itself, and note whether it may be compiled with its neighbours."""
         before = added_so_far() if self._regions else 0
-        drew = False
-        known = self._draws[index]
-        several = type(value) is Arguments
-        if known[module.training] is False:
+        drew, several = False, type(value) is Arguments
+        if self._keyed.unkeyed(which)[index]:
             value = self._calls[index](value)
         else:
-            with draws.of(self.first + index, micro_batch, turn) as own:
+            with self._keyed.drawing(index, micro_batch, keys, which) as draws:
                 value = self._calls[index](value)
-            drew = own.used
-            if known[module.training] is None:
-                known[module.training] = drew
+            drew = draws.used
         if self._regions:
             self._regions.note(index, plain=not (drew or several) and added_so_far() == before)
         return value
 
-    def _owners(self, parameters: Sequence[nn.Parameter]) -> Sequence[int]:
-        """The layers that have any of them; all layers if it is none's, as where a function holds it."""
-        own = {id(parameter) for parameter in parameters}
-        found = [
+    def _run_region(self, region: Region, value: Any) -> tuple[Any, bool]:
+        """Run compiled layers; if one of them has begun to draw random numbers, they are run one by one again."""
+        before = self._keyed.generator_states()
+        value = region.run(value)
+        if self._keyed.generator_states() == before:
+            return value, True
+        assert self._regions is not None
+        for index in region.places:
+            self._regions.note(index, plain=False)
+            self._keyed.look_again(index)
+        return value, False
+
+    def blame_backward(self, error: BaseException, ends: Sequence[int], roots: Sequence[Node]) -> None:
+        """Add a note that names the layer whose backward failed."""
+        found = failed_layers(ends, roots, error)
+        if self._regions:  # layers that were compiled together cannot be told apart
+            own = {ends[index] for index in found if index < len(ends)}
+            together = [index for index, end in enumerate(ends) if end in own]
+            found = together + [index for index in found if index == len(ends)]
+        add_note(error, f"{LAYER}in the backward of {self.name(found)}")
+
+    def blame_weights(self, error: BaseException, parameters: Sequence[nn.Parameter]) -> None:
+        """Add a note that names the layers that own the parameters; all layers if none does."""
+        wanted = {id(parameter) for parameter in parameters}
+        owners = [
             index
             for index, module in enumerate(self._modules)
-            if not own.isdisjoint(map(id, module.parameters()))
+            if not wanted.isdisjoint(map(id, module.parameters()))
         ]
-        return found or range(len(self._modules))
+        which = owners or range(len(self._modules))
+        add_note(error, f"{LAYER}in the backward for the weights of {self.name(which)}")
+
+    def input_gradients(self, inputs: Awaited) -> list[Tensor | None]:
+        """Return the gradients of one input after its backward, None for a leaf that nothing used."""
+        return self._input_gradients.collect(inputs)
 
     def name(self, indices: Sequence[int]) -> str:
-        """Layers by their places in the stage; behind the last is the loss."""
+        """Name layers by their positions in the stage; the position after the last is the loss."""
         named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
         return " or ".join([*named, "the loss"][index] for index in indices)

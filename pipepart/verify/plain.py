@@ -22,7 +22,7 @@ from ..data.split import gather, micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
 from ..runtime import LossEnd
-from ..runtime.replay.randomness import Draws
+from ..runtime.replay.randomness import RngKeys
 from .copies import copy_of
 from .training import Step, Training
 
@@ -35,7 +35,7 @@ def micro_batched(training: Training) -> Step:
     def step(x: Any, y: Any) -> Tensor:
         batch = case.split_up(x, y)
         end = LossEnd(loss.parts(batch.target, batch.targets, batch.sizes), batch.targets)
-        draws = Draws()
+        draws = RngKeys()
         for index, part in enumerate(batch.inputs):
             with collect_losses() as added:
                 output = _forward(training.layers, graph_cut.part(part), index, draws, training.drawn)
@@ -61,14 +61,14 @@ def gathered(training: Training) -> Step:
         batch = training.case.split_up(x, y)
         parts = [graph_cut.part(part) for part in batch.inputs]
         ahead = flatten(copy_of(training.model, None, None)[0])
-        draws = Draws()
+        draws = RngKeys()
         outputs = [
             graph_cut.cut(_forward(ahead, part, index, draws))[0] for index, part in enumerate(_cloned(parts))
         ]
         loss = _loss(training, gather(outputs), batch.target)
         leaves = [leaf for output in outputs for leaf in graph_cut.leaves(output)]
         gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ())
-        draws = Draws()
+        draws = RngKeys()
         for index, (part, samples) in enumerate(zip(parts, batch.sizes, strict=True)):
             with collect_losses() as added:
                 _, roots = graph_cut.cut(_forward(training.layers, part, index, draws))
@@ -88,7 +88,7 @@ def at_once(training: Training) -> Step:
 
     def step(x: Any, y: Any) -> Tensor:
         (whole,), (target,), _, _ = micro_batches_of(x, y, 1, training.case.split)
-        draws = Draws()
+        draws = RngKeys()
         with collect_losses() as added:
             output = _forward(training.layers, graph_cut.part(whole), 0, draws)
         loss = _loss(training, output, target) + _weighed(added, 1.0)
@@ -110,7 +110,7 @@ def _forward(
     layers: Sequence[tuple[str, nn.Module]],
     value: Any,
     micro_batch: int,
-    draws: Draws,
+    draws: RngKeys,
     drawn: set[str] | None = None,
 ) -> Any:
     """The layers' output for one micro-batch; adds to ``drawn`` those that draw."""

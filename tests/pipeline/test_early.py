@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipepart import Pipeline, Plan
 from pipepart.capture import flatten
-from pipepart.runtime.stage import Stage
-from schedules import Kind
+from pipepart.runtime import Step
+from schedules import Action, Kind
 from tests.support import plain
 from tests.support.chains import Recompute, plan_by_hand
 
@@ -63,20 +63,16 @@ def test_a_mini_batch_with_fewer_parts_has_the_same_numbers() -> None:
 
 def test_the_stage_before_goes_on_while_the_weights_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, gone_on, waited = network(), threading.Event(), []
-    weights, backward = Stage.backward_weights, Stage.backward
+    do = Step.do
 
-    def late_weights(stage: Stage, *given: Any) -> None:
-        if stage.index == 1:
+    def do_in_turn(step: Step, action: Action) -> None:
+        if action.stage == 1 and action.kind is Kind.W:
             waited.append(gone_on.wait(30))
-        weights(stage, *given)
-
-    def noted_backward(stage: Stage, *given: Any) -> list[Tensor | None]:
-        if stage.index == 0:
+        do(step, action)
+        if action.stage == 0 and action.kind in (Kind.B, Kind.I):
             gone_on.set()
-        return backward(stage, *given)
 
-    monkeypatch.setattr(Stage, "backward_weights", late_weights)
-    monkeypatch.setattr(Stage, "backward", noted_backward)
+    monkeypatch.setattr(Step, "do", do_in_turn)
     with Pipeline(model, early_plan(model), loss_fn=nn.MSELoss()) as pipe:
         pipe.step(SAMPLES, target=TARGET)
     assert waited == [True] * 3

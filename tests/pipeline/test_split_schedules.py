@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import schedules
-from pipepart.runtime.actions import Actions
+from pipepart.runtime import Step
 from schedules import Action, Kind
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
@@ -83,15 +83,15 @@ def test_a_stage_adds_up_its_weights_in_the_order_of_the_micro_batches(schedule,
                 assert len(added) == micro_batches
 
 
-def watch_actions(monkeypatch: pytest.MonkeyPatch, after: Callable[[Actions, Action], None]) -> None:
-    do = Actions.do
+def watch_actions(monkeypatch: pytest.MonkeyPatch, after: Callable[[Step, Action], None]) -> None:
+    do = Step.do
 
-    def do_and_watch(run: Actions, action: Action) -> Any:
-        span = do(run, action)
-        after(run, action)
+    def do_and_watch(step: Step, action: Action) -> Any:
+        span = do(step, action)
+        after(step, action)
         return span
 
-    monkeypatch.setattr(Actions, "do", do_and_watch)
+    monkeypatch.setattr(Step, "do", do_and_watch)
 
 
 @splits
@@ -102,7 +102,7 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
     weights |= {"2.weight": "1W0", "2.bias": "1W0"}
     first: dict[str, tuple[str, Tensor]] = {}
 
-    def note(run: Actions, action: Action) -> None:
+    def note(step: Step, action: Action) -> None:
         for name in weights:
             gradient = model.get_parameter(name).grad
             own = action.stage == (1 if name[0] == "2" else 0)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import pipepart
-from pipepart.autograd.own_copy import tensors
 from pipepart.pipeline import Pipeline
-from pipepart.runtime.actions import Actions
+from pipepart.runtime import Step
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
 
@@ -54,24 +53,17 @@ saved: defaultdict[str, list[weakref.ref[Slot]]] = defaultdict(list)
 def count_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The most bytes that each worker holds after an action: inputs of its stages and what autograd has saved."""
     peaks: dict[str, int] = defaultdict(int)
-    do = Actions.do
+    do = Step.do
 
-    def do_and_count(run: Actions, action: Any) -> Any:
-        span = do(run, action)
+    def do_and_count(step: Step, action: Any) -> Any:
+        span = do(step, action)
         worker = threading.current_thread().name
-        own = [
-            stage
-            for stage, home in enumerate(run.schedule.device_of)
-            if home == run.schedule.device_of[action.stage]
-        ]
         held = [slot.tensor for reference in saved[worker] if (slot := reference()) is not None]
-        for stage in own:
-            held += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
-            held += [tensor for kept in run._kept[stage].values() for tensor in tensors(kept.message)]
+        held += [one for run in step.runs_on(step.schedule.device_of[action.stage]) for one in run.tensors()]
         peaks[worker] = max(peaks[worker], bytes_of(held))
         return span
 
-    monkeypatch.setattr(Actions, "do", do_and_count)
+    monkeypatch.setattr(Step, "do", do_and_count)
     return peaks
 
 

@@ -12,25 +12,23 @@ from torch.autograd.graph import Node
 
 import pipepart
 from pipepart import Pipeline
-from pipepart.autograd.own_copy import tensors
 from pipepart.autograd.split_backward import WeightGradients
-from pipepart.runtime.actions import Actions
-from pipepart.runtime.stage import Stash
+from pipepart.runtime import Step
+from pipepart.runtime.stage_run import Stash
 from schedules import Action
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.two_parts import splits
 
 
-def held_bytes(run: Actions, stage: int) -> int:
+def held_bytes(step: Step, stage: int) -> int:
     """Bytes of every tensor that a stage's graphs and its waiting weights keep alive, parameters apart."""
-    return sum({t.data_ptr(): t.nbytes for t in held_tensors(run, stage)}.values())
+    return sum({t.data_ptr(): t.nbytes for t in held_tensors(step, stage)}.values())
 
 
-def held_tensors(run: Actions, stage: int) -> list[Tensor]:
-    own = {p.data_ptr() for _, module in run._stages[stage].layers for p in module.parameters()}
-    found = [tensor for stash in run._stashes[stage].values() for tensor in saved_in(stash.roots)]
-    found += [leaf for stash in run._stashes[stage].values() for leaf in stash.inputs.leaves]
-    found += [tensor for waiting in run._waiting[stage].values() for tensor in waiting.tensors()]
+def held_tensors(step: Step, stage: int) -> list[Tensor]:
+    own = {p.data_ptr() for _, module in step.runs[stage].stage.layers for p in module.parameters()}
+    found = [tensor for stash in step.runs[stage].stashes.values() for tensor in saved_in(stash.roots)]
+    found += step.runs[stage].tensors()
     return [tensor for tensor in found if tensor.data_ptr() not in own]
 
 
@@ -53,14 +51,14 @@ def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
 def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, int]]]:
     """For each stage what it holds after each of its actions, in their order."""
     found: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    do = Actions.do
+    do = Step.do
 
-    def do_and_count(run: Actions, action: Action) -> Any:
-        span = do(run, action)
-        found[action.stage].append((str(action), held_bytes(run, action.stage)))
+    def do_and_count(step: Step, action: Action) -> Any:
+        span = do(step, action)
+        found[action.stage].append((str(action), held_bytes(step, action.stage)))
         return span
 
-    monkeypatch.setattr(Actions, "do", do_and_count)
+    monkeypatch.setattr(Step, "do", do_and_count)
     return found
 
 
@@ -116,18 +114,16 @@ def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkey
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)
-    do = Actions.do
+    do = Step.do
 
-    def do_and_count(run: Actions, action: Action) -> Any:
-        span = do(run, action)
-        device = run.schedule.device_of[action.stage]
-        found = [t for stage in run.schedule.stages_of(device) for t in held_tensors(run, stage)]
-        for stage in run.schedule.stages_of(device):
-            found += [t for kept in run._kept[stage].values() for t in tensors(kept.message)]
+    def do_and_count(step: Step, action: Action) -> Any:
+        span = do(step, action)
+        device = step.schedule.device_of[action.stage]
+        found = [t for stage in step.schedule.stages_of(device) for t in held_tensors(step, stage)]
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
         return span
 
-    monkeypatch.setattr(Actions, "do", do_and_count)
+    monkeypatch.setattr(Step, "do", do_and_count)
     return peaks
 
 

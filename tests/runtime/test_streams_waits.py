@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipepart import Pipeline
 from pipepart.data.device_batch import Copies, MiniBatch
-from pipepart.runtime import Run, Streams, loss_sink
+from pipepart.runtime import Step, Streams, loss_sink
 from pipepart.runtime.transport import cuda
 from tests.support.late_scenarios import (
     copies_side_by_side,
@@ -87,21 +87,21 @@ REMOVED = [
     Removed(Streams, "receive", "tensor.record_stream(compute)", forwards),
     Removed(Streams, "receive", "tensor.record_stream(compute)", shared_forwards),
     Removed(
-        Run,
+        Step,
         "work",
-        "self._streams.entered(device) if self._streams else nullcontext()",
+        "streams.entered(worker) if streams else nullcontext()",
         steps,
         "nullcontext()",
     ),
-    Removed(Run, "__init__", "forward._callers if forward else ", zeroed_aside, ""),
+    Removed(Step, "__init__", "forward._callers if forward else ", zeroed_aside, ""),
     Removed(
-        Run,
+        Step,
         "backward_here",
         "streams.entered(worker) if streams else nullcontext()",
         differentiated_again,
         "nullcontext()",
     ),
-    Removed(Run, "backward_here", "streams.end(streams.callers())\n", input_gradients, "pass\n"),
+    Removed(Step, "backward_here", "streams.end(streams.callers())\n", input_gradients, "pass\n"),
     Removed(
         Pipeline,
         "__call__",
@@ -109,7 +109,7 @@ REMOVED = [
         differentiated_aside,
         "[self._stages[0].device]",
     ),
-    Removed(Run, "_end", "self._streams.end(self._callers)", steps),
+    Removed(Step, "_end", "self._streams.end(self._callers)", steps),
     Removed(
         Copies,
         "arrive",

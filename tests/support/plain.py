@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pipepart.capture import flatten
-from pipepart.runtime.replay.randomness import Draws
+from pipepart.runtime.replay.randomness import RngKeys
 
 _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what is left
 
@@ -41,7 +41,7 @@ def micro_batched_step(
     """
     samples = pytree.tree_leaves(x)[0].shape[0]
     total = torch.zeros(())
-    draws = Draws()
+    draws = RngKeys()
     for index, (xs, ys) in enumerate(zip(_split(x, parts), _split(y, parts), strict=True)):
         share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
         output = _drawing(model, xs, index, draws) if drawing else model(xs)
@@ -52,7 +52,7 @@ def micro_batched_step(
     return total
 
 
-def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: Draws) -> Any:
+def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys) -> Any:
     """The output of a chain whose layers draw by their place and the micro-batch."""
     for place, (_, layer) in enumerate(flatten(model)):
         with draws.of(place, micro_batch):

@@ -15,7 +15,8 @@ import torch
 
 from ...planning import Plan
 from ...units import counted, format_bytes
-from ..run import Held, Run
+from ..stage_run import Held
+from ..step import Step
 from .notes import add_further
 
 P = ParamSpec("P")
@@ -28,18 +29,18 @@ _WHAT_TO_DO = (
 )
 
 
-def explained(run: Run, plan: Plan) -> BaseException:
-    """The failure of a run; where memory is out, as torch's error for that, with notes of what was held.
+def explained(step: Step, plan: Plan) -> BaseException:
+    """The failure of a step; where memory is out, as torch's error for that, with notes of what was held.
 
     Frames that it came through have no local variables then.
     """
-    failure = run.failure
+    failure = step.failure
     assert failure is not None
     if not _is_out_of_memory(failure):
         return failure
     if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
         failure = _as_torch_error(failure)
-    for note in _held(run.held, run.failed_on, plan):
+    for note in _held(step.held, step.failed_on, plan):
         add_further(failure, note)
     _clear_frames(failure)
     return failure

@@ -19,11 +19,10 @@ from torch.autograd.graph import Node
 from schedules import Action, Kind
 
 from ...workers.worker import Worker
-from ..actions import Actions
-from ..replay.randomness import Turn
-from ..run import Run
+from ..replay.randomness import ForwardPass
 from ..stage import Stage
-from ..transport.threads import ThreadTransport
+from ..stage_run import StageRun
+from ..step import Step
 from .blame import layers_of
 
 _LOOKS = 20  # in the time of a timeout
@@ -48,14 +47,14 @@ class Watchdog:
 
     Args:
         timeout: seconds in which no action ends.
-        run: that they are in.
+        step: that they are in.
         workers: of all devices.
         names: of the devices.
     """
 
-    def __init__(self, timeout: float, run: Run, workers: Sequence[Worker], names: Sequence[str]) -> None:
+    def __init__(self, timeout: float, step: Step, workers: Sequence[Worker], names: Sequence[str]) -> None:
         self._timeout = timeout
-        self._run = run
+        self._step = step
         self._workers = workers
         self._names = names
         self._since = [(time.monotonic(), "")] * len(workers)
@@ -83,8 +82,8 @@ class Watchdog:
     def _look(self, now: float) -> bool:
         """Whether any worker is in another action than at the last look."""
         moved = False
-        for number, frames in enumerate(self._stacks()):
-            action = str(_Sight.of(frames).action)
+        for number, current in enumerate(self._step.current):
+            action = str(current)
             if action != self._since[number][1]:
                 self._since[number] = now, action
                 moved = True
@@ -101,7 +100,7 @@ class Watchdog:
         lines = [f"no action has ended on any device for {self._timeout:g} s, the pipeline's timeout:"]
         notes = []
         for number, frames in enumerate(self._stacks()):
-            sight = _Sight.of(frames)
+            sight = _Sight(self._step.current[number], self._step.awaiting[number], _where(frames))
             since = f", for {now - self._since[number][0]:.3g} s" if sight.action else ""
             lines.append(f"  {self._names[number]} {self._says(sight)}{since}")
             if sight.action and sight.key is None:
@@ -123,7 +122,7 @@ class Watchdog:
 
     def _message(self, kind: Kind | int, stage: int, micro_batch: int) -> str:
         """What a worker waits for, and who makes it."""
-        schedule = self._run.schedule
+        schedule = self._step.schedule
         if kind is Kind.REDUCE_GRAD:
             return f"the gradients of stage {self._stage(stage)}{self._on(stage)}"
         if kind is Kind.F and micro_batch < 0:
@@ -140,12 +139,12 @@ class Watchdog:
         return f"{what}{of} for micro-batch {micro_batch}"
 
     def _stage(self, stage: int) -> str:
-        schedule = self._run.schedule
+        schedule = self._step.schedule
         copy, own = divmod(stage, schedule.model_stages)
         return f"{own} of copy {copy}" if schedule.replicas > 1 else str(own)
 
     def _on(self, stage: int) -> str:
-        return f" on {self._names[self._run.schedule.device_of[stage]]}"
+        return f" on {self._names[self._step.schedule.device_of[stage]]}"
 
 
 class _Sight(NamedTuple):
@@ -161,40 +160,34 @@ class _Sight(NamedTuple):
     key: Any
     where: str
 
-    @classmethod
-    def of(cls, frames: Sequence[FrameType]) -> _Sight:
-        """What there is, the innermost frame first."""
-        action, key, where = None, None, ""
-        for depth, frame in enumerate(frames):
-            code = frame.f_code
-            if code is Actions.do.__code__:
-                action = frame.f_locals.get("action")
-            elif code is ThreadTransport.recv.__code__:
-                key = frame.f_locals.get("key")
-            elif code is Stage.run_layers.__code__:
-                where = where or _forward(frame)
-            elif code in _BACKWARDS:
-                where = where or _backward(frame, frames[:depth])
-        return cls(action, key, where or "its own part")
+
+def _where(frames: Sequence[FrameType]) -> str:
+    """Which part of its action a worker is in, by its stack, the innermost frame first."""
+    for depth, frame in enumerate(frames):
+        if frame.f_code is Stage.run_layers.__code__:
+            return _forward(frame)
+        if frame.f_code in _BACKWARDS:
+            return _backward(frame, frames[:depth])
+    return "its own part"
 
 
-_BACKWARDS = (Stage.backward.__code__, Stage.backward_inputs.__code__)
+_BACKWARDS = (StageRun.backward.__code__, StageRun.backward_inputs.__code__)
 
 
 def _forward(frame: FrameType) -> str:
-    stage, running, turn = (frame.f_locals.get(name) for name in ("self", "running", "turn"))
+    stage, running, turn = (frame.f_locals.get(name) for name in ("self", "running", "which"))
     assert isinstance(stage, Stage)
-    which = "second forward" if turn is Turn.SECOND else "forward"
+    which = "second forward" if turn is ForwardPass.SECOND else "forward"
     return f"the {which} of {stage.name(running)}" if running else f"the {which}"
 
 
 def _backward(frame: FrameType, inside: Sequence[FrameType]) -> str:
     """A custom function's context, which is its node in the graph, tells the layer."""
-    stage, stash = frame.f_locals.get("self"), frame.f_locals.get("stash")
-    assert isinstance(stage, Stage)
+    run, stash = frame.f_locals.get("self"), frame.f_locals.get("stash")
+    assert isinstance(run, StageRun)
     nodes = [value for one in inside for value in one.f_locals.values() if isinstance(value, Node)]
     found = layers_of(stash.ends, [root.node for root in stash.roots], nodes) if stash else []
-    return f"the backward of {stage.name(found)}" if found else "the backward"
+    return f"the backward of {run.stage.name(found)}" if found else "the backward"
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

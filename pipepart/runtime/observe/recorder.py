@@ -35,7 +35,7 @@ _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 _NOTHING = nullcontext()
 
-Part = Callable[..., Any]  # of the actions, a stage, a micro-batch, and what the part before has made
+Part = Callable[..., Any]  # see pipepart.runtime.step.Parts
 Parts = Mapping[Kind, tuple[Part, Part, Part]]  # take, compute and send, of each kind of action
 _Clock = tuple[list[Any], list[Any], Callable[[], Any]]  # starts and ends of actions, and what tells the time
 
@@ -147,22 +147,19 @@ class Watch:
     def _timed(self, compute: Part) -> Part:
         clocks: list[_Clock] = [(clock.starts, clock.ends, clock.now) for clock in self._clock_of]
 
-        def timed(actions: Any, stage: int, micro_batch: int, given: Any) -> Any:
-            starts, ends, now = clocks[stage]
+        def timed(run: Any, micro_batch: int | None, given: Any) -> Any:
+            starts, ends, now = clocks[run.index]
             starts.append(now())
-            made = compute(actions, stage, micro_batch, given)
+            made = compute(run, micro_batch, given)
             ends.append(now())
             return made
 
         return timed
 
-    def _compute(
-        self, kind: Kind, compute: Part, actions: Any, stage: int, micro_batch: int, given: Any
-    ) -> Any:
-        """With a name, and with what it saves counted."""
-        name = str(Action(kind, stage, None if micro_batch < 0 else micro_batch))
-        with self._counting(stage), self.named(name):
-            return compute(actions, stage, micro_batch, given)
+    def _compute(self, kind: Kind, compute: Part, run: Any, micro_batch: int | None, given: Any) -> Any:
+        """Compute in a named range, and count what autograd saves."""
+        with self._counting(run.index), self.named(str(Action(kind, run.index, micro_batch))):
+            return compute(run, micro_batch, given)
 
     def _counting(self, stage: int) -> AbstractContextManager[object]:
         if not self._kept_of:
@@ -170,13 +167,15 @@ class Watch:
         return self._kept_of[stage].counting(layer for _, layer in self._stages[stage].layers)
 
     def _sending(self, send: Part) -> Part:
-        if not self._kept_of:
+        kept_of = self._kept_of
+        if not kept_of:
             return send
 
-        def send_and_note(actions: Any, stage: int, micro_batch: int, made: Any) -> None:
-            send(actions, stage, micro_batch, made)
+        def send_and_note(step: Any, run: Any, micro_batch: int | None, made: Any) -> None:
+            send(step, run, micro_batch, made)
             del made
-            self._kept_of[stage].note(actions.kept_on(self._device_of[stage]))
+            beside = step.runs_on(self._device_of[run.index])
+            kept_of[run.index].note(tensor for one in beside for tensor in one.tensors())
 
         return send_and_note
 

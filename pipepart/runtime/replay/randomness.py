@@ -2,9 +2,21 @@
 
 Workers that drew from torch's one CPU generator would do so in the order in which they happen to run. Here each
 random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,
-if a layer drew at all, moved on by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
-from the next, and is the same for every cut, schedule and number of devices. A forward that runs a second time draws
-the same again; where a layer draws from a generator of its own, from the state which that had at the first.
+if a layer drew at all, advanced by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
+from the next, and is the same for every cut, schedule and number of devices. The second forward of a recomputed
+micro-batch draws the same numbers again; a layer with a generator of its own draws from the state that the generator
+had at the first.
+
+Catching draws costs a Python call per operation, so only some layers run under it::
+
+    layer                             one forward                     two forwards (recompute)
+    torch modules that never draw     no                              no
+    dropout and the like              yes                             yes
+    any other                         until it has drawn nothing      yes
+
+A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. Recompute is
+exact then, as both forwards are caught. Else torch's generator is seen to have moved, and the layer is caught from the
+next micro-batch on.
 """
 
 from __future__ import annotations
@@ -12,7 +24,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from types import FrameType
 from typing import Any
@@ -22,19 +36,20 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-GLOBAL_GENERATOR = threading.Lock()  # held by whoever uses the global generator of any device
+_GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 _TAKES_GENERATOR: dict[Any, bool] = {}
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-class Turn(Enum):
-    """Which forward of a micro-batch it is: the only one, or the first or second of two."""
+class ForwardPass(Enum):
+    """Which forward of a micro-batch runs: the only one, or the first or second of two."""
 
     ONLY = 0
     FIRST = 1
     SECOND = 2
 
 
-class Draws:
+class RngKeys:
     """The random numbers of one step. Made by the caller's thread, used by all workers."""
 
     def __init__(self) -> None:
@@ -44,24 +59,97 @@ class Draws:
         self._finished = False
         self._own_states: dict[tuple[int, int], list[Tensor]] = {}
 
-    def of(self, layer: int, micro_batch: int, turn: Turn = Turn.ONLY) -> LayerDraws:
-        """Those of one forward of a layer, by its place in the whole model."""
+    def of(self, layer: int, micro_batch: int, which: ForwardPass = ForwardPass.ONLY) -> KeyedDraws:
+        """Return the mode under which one forward of a layer draws; ``layer`` is its position in the model."""
         place = layer, micro_batch
         own_states: list[Tensor] | None = None
-        if turn is Turn.FIRST:
+        if which is ForwardPass.FIRST:
             own_states = self._own_states[place] = []
-        elif turn is Turn.SECOND:
+        elif which is ForwardPass.SECOND:
             own_states = self._own_states.pop(place, [])
-        return LayerDraws(self, hash((self._seed, *place)), turn, own_states)
+        return KeyedDraws(self, hash((self._seed, *place)), which, own_states)
 
     def finish(self) -> None:
-        """Moves the global generator on if any layer drew, so that the next step draws other numbers."""
+        """Advance the global generator if any layer drew, so that the next step draws other numbers."""
         if self.drawn and not self._finished:
             torch.rand((), device="cpu")  # wherever the caller has new tensors made
         self._finished = True
 
 
-class LayerDraws(TorchDispatchMode):
+class KeyedLayers:
+    """Decides which layers of a stage run under :class:`KeyedDraws`. Used by the stage's worker.
+
+    Args:
+        modules: the stage's layers.
+        first: the position of the first of them in the model.
+        device: of the stage.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
+        self._modules = modules
+        self._first = first
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(_global_generator(device))
+        self._parts = [tuple(module.modules()) for module in modules]
+        self._of_known_types = [all(type(part) in _NEVER_DRAWING for part in parts) for parts in self._parts]
+        # Whether a layer draws, by its position and mode; None until it has run in that mode.
+        self._draws: list[list[bool | None]] = [[None, _may_draw(parts) or None] for parts in self._parts]
+        self._watches = False
+        self._unkeyed: list[bool] = []
+        self._never: list[bool] = []
+
+    def begin(self) -> None:
+        """Look at the layers' modes and hooks, before a step."""
+        never = zip(self._of_known_types, self._parts, strict=True)
+        self._never = [known and not any(map(_has_hooks, parts)) for known, parts in never]
+        self._decide()
+
+    def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
+        """Return for each layer whether it runs without :meth:`drawing`."""
+        return self._unkeyed if which is ForwardPass.ONLY else self._never
+
+    @contextmanager
+    def drawing(
+        self, index: int, micro_batch: int, keys: RngKeys, which: ForwardPass
+    ) -> Iterator[KeyedDraws]:
+        """Have a layer draw keyed numbers within the block, and note whether it does."""
+        with keys.of(self._first + index, micro_batch, which) as draws:
+            yield draws
+        known, training = self._draws[index], self._modules[index].training
+        if known[training] is None:
+            known[training] = draws.used
+            self._decide()
+
+    def look_again(self, index: int) -> None:
+        """Forget that a layer draws nothing."""
+        known = self._draws[index]
+        known[:] = [None if drawn is False else drawn for drawn in known]
+        self._decide()
+
+    def watched_generators(self, which: ForwardPass) -> AbstractContextManager[None]:
+        """If layers that may draw run without :meth:`drawing` in the block, notice if they do."""
+        return self._looking() if self._watches and which is ForwardPass.ONLY else _NOTHING
+
+    def generator_states(self) -> list[bytes]:
+        """Return the states of torch's generators for the CPU and the stage's device."""
+        return [generator.get_state().numpy().tobytes() for generator in self._generators]
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        before = self.generator_states()
+        yield
+        if self.generator_states() != before:
+            for index in range(len(self._modules)):
+                self.look_again(index)
+
+    def _decide(self) -> None:
+        knowns = zip(self._modules, self._draws, self._never, strict=True)
+        self._unkeyed = [never or known[module.training] is False for module, known, never in knowns]
+        self._watches = self._unkeyed != self._never
+
+
+class KeyedDraws(TorchDispatchMode):
     """While it is entered, each random operation of this thread draws from a state of its own.
 
     Attributes:
@@ -69,13 +157,13 @@ class LayerDraws(TorchDispatchMode):
         used: whether anything was drawn, from whatever generator.
     """
 
-    def __init__(self, draws: Draws, seed: int, turn: Turn, own_states: list[Tensor] | None) -> None:
+    def __init__(self, keys: RngKeys, seed: int, which: ForwardPass, own_states: list[Tensor] | None) -> None:
         super().__init__()
         self.count = 0
         self.used = False
-        self._draws = draws
+        self._keys = keys
         self._seed = seed
-        self._turn = turn
+        self._which = which
         self._own_states = own_states
 
     def __torch_dispatch__(
@@ -89,7 +177,9 @@ class LayerDraws(TorchDispatchMode):
         if given.get("generator") is not None:
             return self._from_own(given["generator"], func, args, kwargs)
         _refuse_checkpoint()
-        self._draws.drawn = True
+        if self._which is not ForwardPass.ONLY:
+            _refuse_cudnn_dropout(func)
+        self._keys.drawn = True
         self.count += 1
         seed = hash((self._seed, self.count)) & (2**63 - 1)
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
@@ -101,11 +191,11 @@ class LayerDraws(TorchDispatchMode):
     def _from_own(
         self, generator: torch.Generator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """A draw from the layer's generator, which a second forward neither finds further on nor moves."""
+        """Draw from the layer's generator, which a second forward neither finds further on nor moves."""
         if self._own_states is None:
             return func(*args, **kwargs)
         now = generator.get_state()
-        if self._turn is Turn.FIRST:
+        if self._which is ForwardPass.FIRST:
             self._own_states.append(now)
             return func(*args, **kwargs)
         generator.set_state(self._own_states.pop(0))
@@ -115,14 +205,13 @@ class LayerDraws(TorchDispatchMode):
             generator.set_state(now)
 
 
-def may_draw(module: nn.Module) -> bool:
-    """Whether a module is of a kind that draws in training, if its present settings let it."""
-    return any(isinstance(part, _DRAWING) for part in module.modules())
-
-
 def draws_now(module: nn.Module) -> bool:
-    """Whether a module is of a kind that draws, and its present settings let it."""
+    """Return whether a module is of a kind that draws, and its present settings let it."""
     return any(isinstance(part, _DRAWING) and _lets_draw(part) for part in module.modules())
+
+
+def _may_draw(parts: Sequence[nn.Module]) -> bool:
+    return any(isinstance(part, _DRAWING) for part in parts)
 
 
 def _lets_draw(part: Any) -> bool:
@@ -133,19 +222,48 @@ def _lets_draw(part: Any) -> bool:
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
 
 
+def _types_that_never_draw() -> Iterator[type]:
+    modules = nn.modules
+    for room in (
+        *(
+            modules.activation,
+            modules.batchnorm,
+            modules.conv,
+            modules.flatten,
+            modules.fold,
+            modules.instancenorm,
+        ),
+        *(modules.linear, modules.normalization, modules.padding, modules.pixelshuffle, modules.pooling),
+        *(modules.sparse, modules.upsampling),
+    ):
+        for name in room.__all__:
+            kind = getattr(room, name)
+            if not issubclass(kind, _DRAWING) and not name.startswith(("Lazy", "Fractional")):
+                yield kind
+    yield nn.Sequential
+
+
+_NEVER_DRAWING = frozenset(_types_that_never_draw())
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__)
+
+
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments of an operation if it draws; attention without dropout, say, is merely marked so."""
+    """Return the arguments of an operation if it draws; attention without dropout, say, is merely marked so."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
     arguments = func._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
-    idle = given.get("dropout_p") == 0 or given.get("training") is False or given.get("train") is False
+    dropout = given.get("dropout_p", given.get("dropout"))  # of attention, of cuDNN's recurrent layers
+    idle = dropout == 0 or given.get("training") is False or given.get("train") is False
     return None if idle else given
 
 
 def _refuse_checkpoint() -> None:
-    """Raises where the layer will run again in the backward, out of reach, and would draw other numbers there."""
+    """Raise where the layer will run again in the backward, out of reach, and would draw other numbers there."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == checkpoint.__file__:
@@ -154,6 +272,16 @@ def _refuse_checkpoint() -> None:
                 "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer"
             )
         frame = frame.f_back
+
+
+def _refuse_cudnn_dropout(func: Any) -> None:
+    """Raise for dropout within cuDNN's recurrent layers, whose state no generator reaches."""
+    if func.name().startswith("aten::_cudnn_rnn"):
+        raise RuntimeError(
+            "a recurrent layer with dropout between its layers keeps the state of its random numbers in cuDNN, so a "
+            "recomputed forward would draw others and the gradients would be wrong. Put nn.Dropout between recurrent "
+            "layers of one layer each, or plan with recompute='never'"
+        )
 
 
 def _takes_generator(func: Any) -> bool:
@@ -172,9 +300,12 @@ def _global_generator(device: torch.device) -> torch.Generator:
 def _with_global_seed(
     device: torch.device, seed: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Runs an operation that only knows its device's global generator, and puts that back."""
-    with GLOBAL_GENERATOR:
-        generator = _global_generator(device)
+    """Run an operation that only knows its device's global generator, and put that back.
+
+    Devices have generators of their own, so a worker waits only for those that share its device.
+    """
+    generator = _global_generator(device)
+    with _GENERATOR_LOCKS[generator.device]:
         state = generator.get_state()
         try:
             generator.manual_seed(seed)

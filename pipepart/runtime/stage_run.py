@@ -1,0 +1,293 @@
+"""One stage during one step: runs its forwards and backwards, and keeps what each micro-batch in flight needs.
+
+::
+
+    whole forward     F: layers, graph kept ──────────────────────────▶ B: graph                 stashes
+    recompute         F: layers, graph dropped ─▶ RECOMPUTE: layers ──▶ B: graph                 inputs, then stashes
+    split backward    F ─────────────────────────▶ I: graph, to the inputs ─▶ W: to the weights  stashes, then deferred
+
+With recompute both forwards run with gradients enabled and in the caller's autocast, so that layers which ask for
+either do the same twice. The loss runs once, behind the second forward of the last stage: until then neither it nor the
+output is needed. A forward that could not be repeated keeps its graph: one that wrote into its input or unexpectedly
+into a buffer, or whose compiled layers drew random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.optim import Optimizer
+
+from ..autograd import graph_cut
+from ..autograd.own_copy import tensors
+from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..loss import Added, losses_of_stage
+from ..workers.modes import Modes
+from .failure.notes import LAYER, add_note
+from .input_gradients import Awaited
+from .loss_sink import End
+from .replay.buffers import Values, version
+from .replay.randomness import ForwardPass, RngKeys
+from .stage import Made, Stage
+from .state.replicas import CopiedLayers
+from .state.weight_versions import Versions
+
+_NOTHING = nullcontext()
+
+
+class Stash(NamedTuple):
+    """What a stage keeps of one micro-batch from its forward to its backward.
+
+    Attributes:
+        inputs: where the gradients of the stage's input will be.
+        roots: where gradients of its output enter its graph.
+        ends: the number of autograd's next node after each layer.
+        added: where gradients of losses that its layers added enter its graph.
+    """
+
+    inputs: Awaited
+    roots: tuple[GradientEdge, ...]
+    ends: Sequence[int]
+    added: tuple[GradientEdge, ...] = ()
+
+
+class KeptInput(NamedTuple):
+    """What a stage keeps of one micro-batch between its two forwards.
+
+    Attributes:
+        message: its input.
+        versions: of the tensors of its input, by which a write of another stage is noticed.
+        buffers: values that buffers had before the first forward, of those that it wrote.
+        roots: how many tensors of the output asked for a gradient; None if the output was not handed over.
+    """
+
+    message: Any
+    versions: tuple[int, ...]
+    buffers: Values
+    roots: int | None = None
+
+
+class Held(NamedTuple):
+    """How many micro-batches a stage holds as stashes, as inputs to recompute from and as deferred weight gradients."""
+
+    stashes: int
+    inputs: int
+    weights: int
+
+
+class LastStage(NamedTuple):
+    """What the last stage of each replica hands its output to.
+
+    Attributes:
+        receive: called with stage, micro-batch and output; returns where gradients enter.
+        can_wait: whether an output that is made twice need only be received the second time.
+    """
+
+    receive: Callable[[int, int, Any], tuple[GradientEdge, ...]]
+    can_wait: bool
+
+
+class StageRun:
+    """One stage during one step. Called on the stage's worker.
+
+    Args:
+        stage: the layers.
+        keys: the random numbers of the step.
+        modes: of the caller.
+        sink: takes the losses that layers add.
+        last: takes the output; None for a stage that is followed by another.
+        recomputed: the micro-batches whose forward runs twice.
+        optimizer: of the stage, if it steps within the step.
+        versions: the stage's weights, if the schedule changes them within the step.
+
+    Attributes:
+        stashes: by micro-batch, from the forward that keeps its graph to the backward.
+        inputs: by micro-batch, from the first forward to the second.
+        deferred: by micro-batch, from I to W.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        keys: RngKeys,
+        modes: Modes,
+        sink: End,
+        last: LastStage | None,
+        recomputed: frozenset[int] = frozenset(),
+        optimizer: Optimizer | None = None,
+        versions: Versions | None = None,
+    ) -> None:
+        self.index = stage.index
+        self.stage = stage
+        self.is_last = last is not None
+        self.versions = versions
+        self.links = stage.ties.refresh()
+        self.stashes: dict[int, Stash] = {}
+        self.inputs: dict[int, KeptInput] = {}
+        self.deferred: dict[int, WeightGradients] = {}
+        self._keys = keys
+        self._modes = modes
+        self._sink = sink
+        self._last = last
+        self._recomputed = recomputed
+        self._optimizer = optimizer
+        self._added = losses_of_stage()
+        stage.begin()
+
+    def forward(self, micro_batch: int, message: Any) -> Any:
+        """F: run the layers; return the message for the next stage, None from the last."""
+        kept = None
+        with self._modes.autocasting() if self._modes.autocast else _NOTHING:
+            with self._added:
+                if micro_batch in self._recomputed:
+                    made, kept = self._repeatable_forward(micro_batch, message)
+                else:
+                    made = self.stage.run(message, micro_batch, self._keys)
+            losses = self._added.taken()
+            if kept and self._last and self._last.can_wait and graph_cut.leaves(made.output):
+                self.inputs[micro_batch] = kept
+                return None
+            output, stash = self._pass_on(micro_batch, made, losses)
+        if kept and stash.roots:
+            self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
+        elif self._modes.grad:
+            self.stashes[micro_batch] = stash
+        return output
+
+    def recompute(self, micro_batch: int, _: None = None) -> None:
+        """RECOMPUTE: run the layers again, for the graph that the backward needs.
+
+        Raises:
+            RuntimeError: another stage has written over the input, or the layers do not do the same twice.
+        """
+        kept = self.inputs.pop(micro_batch, None)
+        if kept is None:
+            return
+        if _versions(kept.message) != kept.versions:
+            raise RuntimeError(
+                "a layer behind this stage has written over the stage's input, which its second forward needs: take "
+                "that layer's inplace=True away, or plan with recompute='never'"
+            )
+        replaced = self.stage.buffers.replaced(kept.buffers) if kept.buffers else _NOTHING
+        with torch.enable_grad(), self._modes.autocasting():
+            with self._added, replaced:
+                made = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)
+            _, stash = self._pass_on(micro_batch, made, self._added.taken())
+        if kept.roots is not None and len(stash.roots) != kept.roots:
+            raise RuntimeError(
+                f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
+                f"{kept.roots}: recompute wants layers that do the same twice; plan with recompute='never'"
+            )
+        self.stashes[micro_batch] = stash
+
+    def backward(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
+        """B: run the backward from the gradients of the output; return those of the input."""
+        stash = self.stashes.pop(micro_batch)
+        roots = stash.roots + stash.added
+        try:
+            graph_cut.backward(roots, graph_cut.move_gradients(gradients, self.stage.device))
+        except BaseException as error:
+            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
+            raise
+        return self._input_gradients(stash)
+
+    def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
+        """I: the same, except for the weights that can wait."""
+        stash = self.stashes.pop(micro_batch)
+        roots = stash.roots + stash.added
+        try:
+            deferred = backward_inputs(roots, graph_cut.move_gradients(gradients, self.stage.device))
+        except BaseException as error:
+            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
+            raise
+        self.deferred[micro_batch] = deferred
+        return self._input_gradients(stash)
+
+    def backward_weights(self, micro_batch: int, _: None = None) -> None:
+        """W: the weights that have waited."""
+        deferred = self.deferred.pop(micro_batch)
+        try:
+            deferred.accumulate()
+        except BaseException as error:
+            self.stage.blame_weights(error, deferred.computed)
+            raise
+        if self.stage.guard is not None:
+            self.stage.guard.went_back()
+
+    def reduce(self, _: None, arrived: Sequence[tuple[CopiedLayers | None, Any]]) -> Any:
+        """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
+        if own := self.stage.copied:
+            return own.hand_over()
+        for copied, gradients in arrived:
+            if copied:
+                copied.add(gradients)
+        return None
+
+    def update(self, _: None = None, __: None = None) -> None:
+        """OPT_STEP: the stage's optimizer steps; the stages of further replicas have none."""
+        try:
+            if self.versions:
+                self.versions.step()
+            elif self._optimizer is not None:
+                self._optimizer.step()
+        except BaseException as error:
+            add_note(error, f"{LAYER}in the step of its optimizer ({type(self._optimizer).__name__})")
+            raise
+
+    def add_root(self, micro_batch: int, tensor: Tensor) -> None:
+        """Have the backward of a micro-batch start at one more tensor."""
+        stash = self.stashes[micro_batch]
+        self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
+
+    def held(self) -> Held:
+        """Return how much the stage holds at present."""
+        return Held(len(self.stashes), len(self.inputs), len(self.deferred))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what the stage holds, beside what autograd does."""
+        for stash in self.stashes.values():
+            yield from stash.inputs.leaves
+        for kept in self.inputs.values():
+            yield from tensors(kept.message)
+        for deferred in self.deferred.values():
+            yield from deferred.tensors()
+
+    def forget(self) -> None:
+        """Let go of all tensors."""
+        for held in (self.stashes, self.inputs, self.deferred):
+            held.clear()
+
+    def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Made, KeptInput | None]:
+        """Run the layers; the second value is None if they cannot be run a second time."""
+        message = graph_cut.move(message, self.stage.device)
+        versions = _versions(message)
+        noted = self.stage.buffers.note()
+        made = self.stage.run(message, micro_batch, self._keys, ForwardPass.FIRST)
+        buffers = self.stage.buffers.values(noted)
+        if buffers is None or not made.repeatable or _versions(message) != versions:
+            return made, None
+        return made, KeptInput(message, versions, buffers)
+
+    def _pass_on(self, micro_batch: int, made: Made, losses: Sequence[Added]) -> tuple[Any, Stash]:
+        """Return the message for the next stage, or hand the output over; and what the backward needs."""
+        added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
+        if self._last is None:
+            message, roots = graph_cut.cut(made.output)
+        else:
+            message, roots = None, self._last.receive(self.index, micro_batch, made.output)
+        return message, Stash(made.inputs, roots, made.ends, added)
+
+    def _input_gradients(self, stash: Stash) -> list[Tensor | None]:
+        found = self.stage.input_gradients(stash.inputs)
+        if self.stage.guard is not None:
+            self.stage.guard.went_back(found)
+        return found
+
+
+def _versions(message: Any) -> tuple[int, ...]:
+    return tuple(version(tensor) for tensor in tensors(message))

@@ -1,0 +1,409 @@
+"""One step: each worker goes through the actions of its device, and the first failure ends the step for all.
+
+::
+
+    worker of device 0                      worker of device 1
+    F(0, 3) ── output under (F, 1, 3) ─────▶ recv, F(1, 3), loss
+    recv, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
+
+An action has three parts: it *receives* what its stage needs, and waits for it; the stage *computes*; and it *sends*
+what other stages need. A message is keyed by the action that receives it. What a stage keeps from one of its actions to
+the next is in its :class:`StageRun`, which its worker alone uses, so workers share nothing but messages.
+
+A forward alone, and the backward that autograd asks for later, are steps too: the second goes on with the stages of the
+first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch.autograd.graph import GradientEdge
+from torch.optim import Optimizer
+
+from schedules import Action, Kind
+
+from ..autograd import graph_cut
+from ..workers.modes import Modes
+from .all_losses import AllLosses
+from .emulation import DeviceEmulation
+from .failure.notes import PLACE, add_note
+from .loss_sink import End
+from .observe.recorder import Recorder, Watch, WatchedTransport
+from .order import Order
+from .quick_turns import quick_turns
+from .replay.randomness import RngKeys
+from .stage import Stage
+from .stage_run import Held, LastStage, StageRun
+from .state.replicas import CopiedLayers
+from .state.weight_versions import Versions
+from .transport.base import Key, Stopped, Transport
+from .transport.cuda import Callers, Streams, StreamTransport
+from .transport.threads import ThreadTransport
+
+
+class Step:
+    """One pass over a schedule's actions, on one mini-batch.
+
+    Args:
+        order: the actions of each device.
+        stages: all stages, in the order of the schedule.
+        inputs: the first stage's input for each micro-batch.
+        sink: takes the last stage's outputs, and gives their gradients.
+        forward: the step whose graphs this one goes backward through; None for one that has forwards.
+        optimizers: of the stages, for an order with optimizer steps.
+        recorder: takes the times of actions and messages.
+        streams: of the workers, if any device is an accelerator.
+        emulation: of virtual devices, if any is emulated.
+
+    Attributes:
+        runs: the stages during this step.
+        input_gradients: of each micro-batch's input, once the step has ended.
+        current: for each worker the action that it is at; None when it has none left.
+        awaiting: for each worker the key of the message that it waits for.
+        failure: the exception that ended the step, if any did.
+        failed_on: the device whose worker raised it; None for the caller's thread.
+        held: what each stage held when it was raised.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        stages: Sequence[Stage],
+        inputs: Sequence[Any],
+        sink: End,
+        *,
+        forward: Step | None = None,
+        optimizers: Sequence[Optimizer | None] = (),
+        recorder: Recorder | None = None,
+        streams: Streams | None = None,
+        emulation: DeviceEmulation | None = None,
+    ) -> None:
+        self.schedule = schedule = order.schedule
+        self.sink = sink
+        self.failure: BaseException | None = None
+        self.failed_on: int | None = None
+        self.held: list[Held] = []
+        self.current: list[Action | None] = [None for _ in schedule.actions]
+        self.awaiting: list[Key | None] = [None for _ in schedule.actions]
+        self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
+        self.modes = Modes.current()
+        self._over = False
+        self._lock = threading.Lock()
+        self._streams = streams
+        self._has_forwards = forward is None
+        self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
+        self._worker_of = schedule.device_of
+        self._parts: Parts = _PARTS
+        watch = Watch.wanted(schedule, stages, recorder)
+        transport: Transport = ThreadTransport(schedule)
+        if streams is not None:
+            transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
+        if emulation is not None:
+            transport = emulation.transport(transport, schedule)
+            self._parts = {kind: _emulated(emulation, kind, *parts) for kind, parts in self._parts.items()}
+        if watch is not None:
+            self._parts, transport = watch.parts(self._parts), WatchedTransport(transport, schedule, watch)
+        if schedule.versions:
+            self._parts = {kind: _on_version(kind, *parts) for kind, parts in self._parts.items()}
+        self._transport = transport
+        self._inputs = inputs
+        self._all_losses = AllLosses(schedule, transport) if schedule.replicas > 1 else None
+        for stage in stages:
+            if stage.copied:
+                stage.copied.begin(self._has_forwards, self.modes.grad)
+        self.keys = forward.keys if forward else RngKeys()
+        self.runs = forward.runs if forward else self._stage_runs(order, stages, sink, optimizers)
+        if emulation is not None:
+            emulation.begin(optimizers)
+        # A backward begins and ends on the streams of its forward, as autograd's do.
+        self._callers: Callers = forward._callers if forward else streams.callers() if streams else ()
+        if streams:
+            streams.begin(self._callers)
+
+    def work(self, worker: int) -> None:
+        """Do the actions of one device, on its worker; raises nothing."""
+        streams = self._streams
+        try:
+            with quick_turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
+                try:
+                    do = streams.paced(worker, self.do) if streams else self.do
+                    for action in self.schedule.actions[worker]:
+                        if self._over:
+                            return
+                        self.current[worker] = action
+                        do(action)
+                finally:
+                    self._settle(worker)
+                self._finish(worker)
+                self.current[worker] = None
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.fail(error, worker)
+
+    def do(self, action: Action) -> None:
+        """Do one action.
+
+        Raises:
+            Stopped: the step has failed elsewhere.
+            BaseException: what went wrong, with a note that names the action.
+        """
+        kind, stage, micro_batch, _ = action
+        recv, compute, send = self._parts[kind]
+        run = self.runs[stage]
+        try:
+            if run.stage.guard is not None:
+                run.stage.guard.enter(action)
+            send(self, run, micro_batch, compute(run, micro_batch, recv(self, run, micro_batch)))
+        except Stopped:
+            raise
+        except BaseException as error:
+            add_note(error, self._place(action))
+            raise
+
+    def backward_here(self) -> None:
+        """Go backward through all stages on the calling thread, one micro-batch after the other.
+
+        Autograd runs the backward of an accelerator's tensors on a thread of that device. One that called the
+        workers and waited would wait for ever: their backwards need the same thread.
+        """
+        streams = self._streams
+        try:
+            for action in self._backwards_left():
+                with streams.entered(self._worker_of[action.stage]) if streams else nullcontext():
+                    self.do(action)
+        finally:
+            self._end()
+        if streams:
+            # This thread is on other streams than the caller was, which copy gradients to inputs that are elsewhere.
+            # Threads of other devices go on meanwhile, and may let go of gradients while a further step goes on here.
+            streams.end(streams.callers())
+            streams.hold_for_caller(self.input_gradients)
+
+    def fail(self, error: BaseException, worker: int | None = None) -> None:
+        """End the step: the first error is kept, and every worker that waits or will wait gives up."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            self.failure, self.failed_on, self.held = error, worker, [run.held() for run in self.runs]
+        self._transport.stop()
+
+    def finish(self) -> None:
+        """Called after the last worker, whether the step has failed or not.
+
+        Raises:
+            RuntimeError: a device has failed.
+        """
+        self.keys.finish()
+        self._end()
+
+    def forget(self) -> None:
+        """Let go of the failure and of all tensors, which its traceback would keep alive."""
+        self.failure = None
+        for run in self.runs:
+            run.forget()
+        self._inputs = ()
+        self.input_gradients.clear()
+        self._transport.stop()
+        self._end()
+
+    def runs_on(self, worker: int) -> list[StageRun]:
+        """Return the stages of one device."""
+        return [self.runs[stage] for stage in self.schedule.stages_of(worker)]
+
+    def _stage_runs(
+        self, order: Order, stages: Sequence[Stage], sink: End, optimizers: Sequence[Optimizer | None]
+    ) -> list[StageRun]:
+        schedule = self.schedule
+        last = LastStage(_receiver(sink, self._all_losses), sink.can_wait)
+        again: list[set[int]] = [set() for _ in stages]
+        for stage, micro_batch in order.repeated if self.modes.grad else ():
+            again[stage].add(micro_batch)
+        of_stages = [*optimizers, *([None] * (len(stages) - len(optimizers)))]
+        return [
+            StageRun(
+                stage,
+                self.keys,
+                self.modes,
+                sink,
+                last if schedule.next_stage(stage.index) is None else None,
+                frozenset(again[stage.index]),
+                of_stages[stage.index],
+                Versions(schedule, stage.index, of_stages[stage.index]) if schedule.versions else None,
+            )
+            for stage in stages
+        ]
+
+    def _settle(self, worker: int) -> None:
+        for run in self.runs_on(worker):
+            if run.versions:
+                run.versions.settle()
+
+    def _finish(self, worker: int) -> None:
+        for run in self.runs_on(worker) if self._has_forwards else ():
+            run.stage.ties.finish()
+            if run.stage.copied:
+                run.stage.copied.finish()
+
+    def _end(self) -> None:
+        if self._streams:
+            self._streams.end(self._callers)
+
+    def _backwards_left(self) -> list[Action]:
+        """Return the backwards that wait to be done, one micro-batch after the other."""
+        found = [
+            Action(kind, run.index, micro_batch)
+            for micro_batch in range(self.schedule.micro_batches)
+            for run in reversed(self.runs)
+            if micro_batch in run.stashes or micro_batch in run.inputs
+            for kind in (Kind.RECOMPUTE, Kind.B)
+        ]
+        if self.schedule.replicas > 1:
+            found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs)]
+        return found
+
+    def _recv(self, stage: int, key: Key) -> Any:
+        worker = self._worker_of[stage]
+        self.awaiting[worker] = key
+        message = self._transport.recv(stage, key)
+        self.awaiting[worker] = None
+        return message
+
+    def _recv_nothing(self, run: StageRun, micro_batch: int) -> None:
+        """The stage has all that it needs."""
+
+    def _send_nothing(self, run: StageRun, micro_batch: int, made: Any) -> None:
+        """What the stage has made stays there."""
+
+    def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
+        stage = run.index
+        return (
+            self._inputs[micro_batch]
+            if self._is_first[stage]
+            else self._recv(stage, (Kind.F, stage, micro_batch))
+        )
+
+    def _send_output(self, run: StageRun, micro_batch: int, message: Any) -> None:
+        if not run.is_last:
+            following = run.index + 1
+            self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
+
+    def _recv_gradients(self, run: StageRun, micro_batch: int) -> graph_cut.Gradients:
+        """Return the gradients that a backward starts from, for all roots of the stash."""
+        stage = run.index
+        stash = run.stashes[micro_batch]
+        gradients: graph_cut.Gradients = ()
+        if stash.roots and not run.is_last:
+            gradients = self._recv(stage, (Kind.B, stage, micro_batch))
+        elif stash.roots:
+            if self._all_losses and self.sink.needs_all(micro_batch):
+                self._all_losses.wait(stage)
+            gradients = self.sink.gradients(micro_batch)
+        if stash.added:
+            gradients = (*gradients, *self.sink.added_gradients(stage, micro_batch))
+        for link in run.links:
+            if link.behind is not None:
+                arrived = self._recv(stage, (link.number, stage, micro_batch))
+                if arrived is not None:
+                    run.add_root(micro_batch, link.tensor)
+                    gradients = (*gradients, arrived)
+        return gradients
+
+    def _send_gradients(self, run: StageRun, micro_batch: int, found: graph_cut.Gradients) -> None:
+        """Send the gradients of the input to the stage before, and those of shared parameters' stand-ins."""
+        stage = run.index
+        for link in run.links:
+            if link.before is not None:
+                key = link.number, link.before, micro_batch
+                self._transport.send(stage, link.before, key, link.tensor.grad)
+                link.tensor.grad = None
+        if self._is_first[stage]:
+            self.input_gradients[micro_batch] = found
+        elif found:
+            self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+
+    def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[CopiedLayers | None, Any]]:
+        """Return the gradients of further replicas, for a stage of the first."""
+        if run.stage.copied:
+            return []
+        stage, apart = run.index, self.schedule.model_stages
+        return [
+            (self.runs[other].stage.copied, self._recv(stage, (Kind.REDUCE_GRAD, other, stage)))
+            for other in range(stage + apart, self.schedule.stages, apart)
+        ]
+
+    def _send_to_first_replica(self, run: StageRun, _: None, gradients: Any) -> None:
+        if run.stage.copied:
+            first = run.index % self.schedule.model_stages
+            self._transport.send(run.index, first, (Kind.REDUCE_GRAD, run.index, first), gradients)
+
+    def _place(self, action: Action) -> str:
+        replica, stage = divmod(action.stage, self.schedule.model_stages)
+        which = f" of copy {replica}" if self.schedule.replicas > 1 else ""
+        part = (
+            "all micro-batches"
+            if action.micro_batch is None
+            else f"micro-batch {action.micro_batch} of {self.schedule.micro_batches}"
+        )
+        where = self.runs[action.stage].stage.where
+        return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
+
+
+Part = Callable[..., Any]
+Parts = Mapping[Kind, tuple[Part, Part, Part]]
+"""What each kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)``, ``send(step, run, k, made)``."""
+
+_PARTS: Parts = {
+    Kind.F: (Step._recv_input, StageRun.forward, Step._send_output),
+    Kind.B: (Step._recv_gradients, StageRun.backward, Step._send_gradients),
+    Kind.I: (Step._recv_gradients, StageRun.backward_inputs, Step._send_gradients),
+    Kind.W: (Step._recv_nothing, StageRun.backward_weights, Step._send_nothing),
+    Kind.RECOMPUTE: (Step._recv_nothing, StageRun.recompute, Step._send_nothing),
+    Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
+    Kind.OPT_STEP: (Step._recv_nothing, StageRun.update, Step._send_nothing),
+}
+
+
+def _on_version(kind: Kind, recv: Part, compute: Part, send: Part) -> tuple[Part, Part, Part]:
+    """Have a stage compute on the weights of its micro-batch, where the schedule changes them within the step."""
+    if kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
+        return recv, compute, send
+
+    def on_version(run: StageRun, micro_batch: int, given: Any) -> Any:
+        assert run.versions is not None
+        with run.versions.used(micro_batch):
+            return compute(run, micro_batch, given)
+
+    return recv, on_version, send
+
+
+def _emulated(
+    emulation: DeviceEmulation, kind: Kind, recv: Part, compute: Part, send: Part
+) -> tuple[Part, Part, Part]:
+    """Have a stage compute on its emulated device."""
+
+    def computed(run: StageRun, micro_batch: int | None, given: Any) -> Any:
+        with emulation.computing(kind, run.index):
+            return compute(run, micro_batch, given)
+
+    return recv, computed, send
+
+
+def _receiver(sink: End, all_losses: AllLosses | None) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
+    """Return what hands an output over: last stages of several replicas share the sink, one at a time."""
+    if all_losses is None:
+        return lambda stage, micro_batch, value: sink.receive(micro_batch, value)
+    one_at_a_time = threading.Lock()
+
+    def receive(stage: int, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+        with one_at_a_time:
+            roots = sink.receive(micro_batch, value)
+        all_losses.computed(stage)
+        return roots
+
+    return receive
