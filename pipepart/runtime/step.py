@@ -274,11 +274,8 @@ class Step:
         self.awaiting[worker] = None
         return message
 
-    def _recv_nothing(self, run: StageRun, micro_batch: int) -> None:
-        """The stage has all that it needs."""
-
-    def _send_nothing(self, run: StageRun, micro_batch: int, made: Any) -> None:
-        """What the stage has made stays there."""
+    def _nothing(self, run: StageRun, micro_batch: int, made: None = None) -> None:
+        """The stage has all that it needs, or what it has made stays there."""
 
     def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
         stage = run.index
@@ -362,10 +359,10 @@ _PARTS: Parts = {
     Kind.F: (Step._recv_input, StageRun.forward, Step._send_output),
     Kind.B: (Step._recv_gradients, StageRun.backward, Step._send_gradients),
     Kind.I: (Step._recv_gradients, StageRun.backward_inputs, Step._send_gradients),
-    Kind.W: (Step._recv_nothing, StageRun.backward_weights, Step._send_nothing),
-    Kind.RECOMPUTE: (Step._recv_nothing, StageRun.recompute, Step._send_nothing),
+    Kind.W: (Step._nothing, StageRun.backward_weights, Step._nothing),
+    Kind.RECOMPUTE: (Step._nothing, StageRun.recompute, Step._nothing),
     Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
-    Kind.OPT_STEP: (Step._recv_nothing, StageRun.update, Step._send_nothing),
+    Kind.OPT_STEP: (Step._nothing, StageRun.update, Step._nothing),
 }
 
 
