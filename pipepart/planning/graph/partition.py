@@ -29,57 +29,39 @@ def cut(
     of its nodes use it. A stage that a tensor only passes over does not pay for it. Devices may be left out. The
     order of unlike devices is part of the search.
 
-    Parameters
-    ----------
-    graph : networkx.DiGraph
-        Nodes in execution order. Node attributes:
+    Args:
+        graph: nodes in execution order. Node attributes:
 
-        - ``seconds``: on a device of speed 1, a number or ``{device kind: number}``. The node may not run on a kind
-          that is missing there.
-        - ``bytes``: memory that its stage holds for it, 0 by default. The memory of a device is a hard limit.
-        - ``transfer_seconds``: to move its output once over the border of a device, 0 by default.
-        - ``together``: nodes with the same value stay in one stage, and so do the nodes on paths between them.
-    cluster : Cluster
-        The devices. ``speed`` divides the seconds of nodes, not those of tensors. Links are not used.
-    tensors : iterable of (float, iterable of nodes), optional
-        Replaces ``transfer_seconds``: the seconds of each tensor and all nodes that make or use it. This also expresses
-        what the backward pass moves, and outputs without a gradient.
-    host : str or None, default "cpu"
-        Kind of the devices that pay nothing for transfers, beside devices of other kinds. If all devices are of this
-        kind they pay as usual. None for no such kind.
-    seconds : float, optional
-        Time budget, checked between steps of the search, so a call may take somewhat longer. The result may then
-        differ between runs. By default the effort is counted instead, so equal arguments give equal cuts; this takes
-        up to half a minute if the graph has too many downsets.
+            - ``seconds``: on a device of speed 1, a number or ``{device kind: number}``. The node may not run on a
+              kind that is missing there.
+            - ``bytes``: memory that its stage holds for it, 0 by default. The memory of a device is a hard limit.
+            - ``transfer_seconds``: to move its output once over the border of a device, 0 by default.
+            - ``together``: nodes with the same value stay in one stage, and so do the nodes on paths between them.
+        cluster: the devices. ``speed`` divides the seconds of nodes, not those of tensors. Links are not used.
+        tensors: replaces ``transfer_seconds``: the seconds of each tensor, and all nodes that make or use it. This also
+            expresses what the backward pass moves, and outputs without a gradient.
+        host: kind of the devices that pay nothing for transfers, beside devices of other kinds. If all devices are of
+            this kind they pay as usual. None for no such kind.
+        seconds: time budget, checked between steps of the search, so a call may take somewhat longer. The result may
+            then differ between runs. By default the effort is counted instead, so equal arguments give equal cuts;
+            this takes up to half a minute if the graph has too many downsets.
 
-    Returns
-    -------
-    Cut
-        ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` is what no cut
-        can beat, and ``gap`` how far the bottleneck may be above the best.
+    Returns:
+        The cut. ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` is what
+        no cut can beat, and ``gap`` how far the bottleneck may be above the best.
 
-    Raises
-    ------
-    ValueError
-        The graph is empty or has a cycle, a node has no seconds or no device may run it, a number is negative or not
-        finite, or a tensor names a node that is not in the graph.
-    CutDoesNotFit
-        No cut fits the memory of the devices. Names the nodes and the bytes that are missing. Within a time budget it
-        may also mean that none was found.
+    Raises:
+        ValueError: the graph is empty or has a cycle, a node has no seconds or no device may run it, a number is
+            negative or not finite, or a tensor names a node that is not in the graph.
+        CutDoesNotFit: no cut fits the memory of the devices; it names the nodes and the missing bytes. Within a time
+            budget it may also mean that none was found.
 
-    Notes
-    -----
-    Exact by search over the downsets of the graph (the ideals of [1]_, section 5.1.1), see
-    :mod:`pipepart.planning.graph.search`. If all downsets are prefixes of one order, as in a chain, it takes O(nodes x
-    longest stage x devices), where the longest stage is that of about twice an even share. Otherwise the time grows
-    with the number of downsets that a good bottleneck leaves possible: few for most networks.
+    Exact by search over the downsets of the graph (Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
+    Graph Operators", NeurIPS 2020, section 5.1.1, calls them ideals); :mod:`pipepart.planning.graph.search` describes
+    the algorithm. If all downsets are prefixes of one order, as in a chain, it takes O(nodes × stage × devices), where
+    a stage of ``stage`` nodes is somewhat longer than an even share. Otherwise the time grows with the number of
+    downsets that a good bottleneck leaves possible: few for most networks.
 
-    References
-    ----------
-    .. [1] Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
-
-    Examples
-    --------
     >>> graph = nx.DiGraph()
     >>> graph.add_node("conv", seconds=2.0, transfer_seconds=0.5)
     >>> graph.add_node("norm", seconds=1.0, transfer_seconds=0.5)
