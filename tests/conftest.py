@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.seeds import SEED
+
 
 class _TorchNumbers:
     """Torch's generator, for hypothesis: an example that is tried again draws the same tensors again."""
@@ -29,6 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
+
+
+def pytest_report_header() -> str:
+    return f"random cases of slow tests: PIPEPART_TEST_SEED={SEED}"
 
 
 @pytest.fixture(autouse=True)
