@@ -8,7 +8,6 @@ from rich.console import Group
 from rich.text import Text
 
 from ..verify import CheckReport, CheckRow
-from ..verify.reasons import plain_notes
 from .kit.quantity import NONE
 from .kit.table import Column, FittingTable
 
@@ -70,7 +69,7 @@ def _differences(rows: Sequence[CheckRow]) -> Iterator[str]:
 
 def _plain(report: CheckReport) -> Iterator[str]:
     """Notes on the plain model, each once for all dtypes."""
-    return iter(dict.fromkeys(note for facts in report.plain for note in plain_notes(facts)))
+    return iter(dict.fromkeys(note for facts in report.plain for note in facts.notes))
 
 
 def _summary(report: CheckReport) -> str:

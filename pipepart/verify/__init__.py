@@ -1,4 +1,4 @@
-"""Whether a pipeline gives the numbers of the plain model, and where it does not: which layer, and why it may."""
+"""Checks that pipelines give the numbers of the plain model; if not, names the first layer that differs, and why."""
 
 from .compare import check
 from .report import CheckReport, CheckRow, DifferentNumbers, PlainFacts

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+
+import schedules as known_schedules
 
 from ..capture import flatten, restored
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
-from ..planning import Plan
+from ..planning import Plan, StagePlan
 from ..planning.stage_plan import Recompute
-from .copies import own_dtype
-from .culprit import Culprit, Part, find_culprit
-from .facts import Reference, first_apart, mini_batch_error, refer, watched_plain
-from .numbers import Numbers, errors
-from .plans import even_plan, forwards
-from .reasons import why_different, why_other_loss
+from .first_difference import (
+    Difference,
+    LayerRecorder,
+    Part,
+    find_first_difference,
+    forward_order,
+    why_different,
+    why_other_loss,
+)
+from .numbers import Numbers, error_of_steps, errors, first_different_step
+from .reference import Reference, make_reference, recorded_plain_step
 from .report import CheckReport, CheckRow
-from .training import Case, Optimizer, Training
-from .watch import Watch
+from .training import Case, Optimizer, Reductions, Training, own_dtype
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
-# What sums in another order may make of a number that is right; a lost micro-batch is off by far more.
+# The largest relative error that sums in another order may cause; that of a lost micro-batch is far larger.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
 
 
@@ -45,40 +51,41 @@ def check(
     dtypes: Sequence[str] = ("float64", "own"),
     optimizer: Optimizer = "sgd",
     recompute: Sequence[Recompute] = ("never",),
-    reduction: Literal["mean", "sum"] | None = None,
+    reduction: Reductions | None = None,
     split: Splitter | None = None,
     plan: Plan | None = None,
     seed: int = 0,
     strict: bool = False,
 ) -> CheckReport:
-    """Trains copies of ``model`` plainly and as pipelines, and compares losses, gradients, parameters and buffers.
+    """Train copies of ``model`` plainly and as pipelines, and compare losses, gradients, parameters and buffers.
 
-    Each training has the same start, mini-batch and random draws, and each step of a pipeline starts from the plain
-    model's state. A pipeline is compared with the plain model run on
-    the same micro-batches one after the other, bit for bit, and with one loss over the whole mini-batch, up to
-    rounding. Where it differs, a step of both is run once more to find the layer that differs first. The model,
-    its gradients and all random states stay as they were.
+    Each training has the same start, mini-batch and random draws. Each step of a pipeline starts from the plain model's
+    parameters and buffers. A pipeline is compared with the plain model run on the same micro-batches one after the
+    other, bit for bit, and with one loss over the whole mini-batch, up to rounding. If they differ, both run one step
+    again, to find the first layer that differs. The model, its gradients and all random states stay as they are.
+
+    Copies of a loss module are called; a loss function is called itself, in each of these trainings.
 
     Args:
         model: an ``nn.Sequential``, trained in the mode that it is in.
-        sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; every step has the same.
+        sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; the same in every step.
         target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
-        devices: as for :meth:`pipepart.Pipeline.auto`; the layers are shared out evenly, not by their costs.
-        schedules: those to try.
-        micro_batches: parts of the mini-batch; two a device by default.
-        steps: how many to train.
+        devices: as for :meth:`pipepart.Pipeline.auto`. Each stage gets as many layers, whatever they cost.
+        schedules: the schedules to try.
+        micro_batches: number of micro-batches; by default two for each device.
+        steps: number of steps to train.
         dtypes: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``, to which the copies are cast, or
             ``"own"`` for the model as it is.
         optimizer: ``"sgd"`` (with momentum) or ``"adam"``.
         recompute: modes to try each schedule with.
-        plan: to try this plan instead: cut, devices, schedule, micro-batches and recompute are its own.
-        seed: of the first step; each step has the next.
-        strict: as for :class:`pipepart.Pipeline`; what virtual devices refuse is raised.
+        plan: a plan to try instead, with its own cut, devices, schedule, micro-batches and recompute.
+        seed: seed of the first step; each step has the next one.
+        strict: as for :class:`pipepart.Pipeline`.
 
     Raises:
-        TypeError: the model is no ``nn.Sequential``, or it cannot be copied.
-        ValueError: a name or number that is none, or a schedule that wants more stages than there are layers.
-        Exception: whatever a layer or the loss raises.
+        TypeError: the model is not an ``nn.Sequential``, or it cannot be copied.
+        ValueError: an unknown name, a number out of range, or a schedule that needs more stages than there are layers.
+        Exception: whatever a layer, the loss or the pipeline raises.
     """
     given = Arguments.of(sample)
     check_arguments(*flatten(model)[0], given, target)
@@ -117,7 +124,9 @@ def check(
                 pass  # what is impossible is refused before anything is trained
         for label, case in cases.items():
             with _named(label, case):
-                reference = refer(case, label, max(_TOLERANCES.get(part, 1e-4) for part in label.split(", ")))
+                reference = make_reference(
+                    case, label, max(_TOLERANCES.get(part, 1e-4) for part in label.split(", "))
+                )
             plain.append(reference.facts)
             for tried in plans:
                 with _named(label, case, tried.schedule):
@@ -138,9 +147,7 @@ def check(
 def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
     training = case.start()
     with _pipeline(training, plan) as pipe:
-        numbers = training.run(
-            lambda x, y: pipe.step(Arguments.of_input(x), target=y), follow=reference.micro_batched
-        )
+        numbers = training.run(_step_of(pipe), follow=reference.micro_batched)
     found = errors(numbers, reference.micro_batched)
     modes = {stage.recompute for stage in plan.stages}
     row = CheckRow(
@@ -152,7 +159,7 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
         gradients=found["gradients"],
         parameters=found["parameters"],
         buffers=found["buffers"],
-        mini_batch=mini_batch_error(numbers, reference.mini_batch),
+        mini_batch=None if reference.mini_batch is None else error_of_steps(numbers, reference.mini_batch),
         tolerance=reference.tolerance,
     )
     if row.same and row.ok:
@@ -163,43 +170,45 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
 def _first_difference(
     case: Case, plan: Plan, row: CheckRow, numbers: list[Numbers], reference: Reference
 ) -> dict[str, str]:
-    """Which layer is the first to differ, and why."""
+    """The fields of a row that say which layer is the first to differ, and why."""
     kinds = (row.losses, row.gradients, row.parameters, row.buffers)
-    alike = all(error is None or error <= row.tolerance for error in kinds)
-    if alike and not row.ok:
+    close = all(error is None or error <= row.tolerance for error in kinds)
+    if close and not row.ok:  # as the micro-batches, and not as the mini-batch
         last, module = flatten(case.model)[-1]
         own = case.loss_fn is None
         return {
             "layer": last if own else "loss",
             "kind": type(module).__name__ if own else "",
             "what": "the loss of the mini-batch",
-            "why": why_other_loss(case.loss_fn, case.reduction),
+            "why": why_other_loss(case.loss_fn, case.reduction, row.mini_batch or 0.0),
         }
-    allowed = 0.0 if alike else row.tolerance
-    step = first_apart(numbers, reference.micro_batched, allowed) or 0
-    culprit = _culprit(case, plan, step, allowed, reference) or Culprit("", "", Part.LOSS)
-    why = why_different(culprit, plan, case.parts, case.model, reference.facts)
+    allowed = 0.0 if close else row.tolerance
+    step = first_different_step(numbers, reference.micro_batched, allowed) or 0
+    found = _compare_layers(case, plan, step, allowed, reference) or Difference("", "", Part.LOSS)
     return {
-        "layer": culprit.layer or "loss",
-        "kind": culprit.kind,
-        "what": f"{culprit.what}, step {step}",
-        "why": why,
+        "layer": found.layer or "loss",
+        "kind": found.kind,
+        "what": f"{found.what}, step {step}",
+        "why": why_different(found, plan, case.parts, case.model, reference.facts),
     }
 
 
-def _culprit(case: Case, plan: Plan, step: int, allowed: float, reference: Reference) -> Culprit | None:
-    """From one more run of both up to this step, with their layers watched."""
-    plain_numbers, plain_watch, _ = watched_plain(case, step)
+def _compare_layers(
+    case: Case, plan: Plan, step: int, allowed: float, reference: Reference
+) -> Difference | None:
+    """Train both once more up to a step, record their layers in it, and compare these."""
+    plain_numbers, plain_recorder, _ = recorded_plain_step(case, step)
     training = case.start()
     with _pipeline(training, plan) as pipe:
-        watch = Watch(training.layers, forwards(plan, case.parts))
-        numbers = training.run(
-            lambda x, y: pipe.step(Arguments.of_input(x), target=y),
-            step + 1,
-            watched=watch,
-            follow=reference.micro_batched,
-        )
-    return find_culprit(training.layers, (numbers[-1], watch), (plain_numbers, plain_watch), allowed)
+        recorder = LayerRecorder(training.layers, forward_order(plan, case.parts))
+        numbers = training.run(_step_of(pipe), step + 1, recorder=recorder, follow=reference.micro_batched)
+    return find_first_difference(
+        training.layers, (numbers[-1], recorder), (plain_numbers, plain_recorder), allowed
+    )
+
+
+def _step_of(pipe: Pipeline) -> Callable[[Any, Any], Tensor]:
+    return lambda x, y: pipe.step(Arguments.of_input(x), target=y)
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
@@ -225,14 +234,42 @@ def _plans(
         _require_known("recompute", mode, get_args(Recompute))
     names = [name for name, _ in flatten(model)]
     return [
-        even_plan(names, cluster, schedule, min(count, samples), mode)
+        _even_plan(names, cluster, schedule, min(count, samples), mode)
         for schedule in dict.fromkeys(schedules)
         for mode in dict.fromkeys(recompute)
     ]
 
 
+def _even_plan(
+    names: Sequence[str], cluster: Cluster, schedule: str, micro_batches: int, recompute: Recompute
+) -> Plan:
+    """A plan with the stages that a schedule has, each of the same number of layers, give or take one."""
+    built = known_schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches)
+    if built.versions:
+        raise ValueError(
+            f"schedule {schedule!r} changes the weights within a step, by design: choose another"
+        )
+    stages = built.model_stages
+    if len(names) < stages:
+        raise ValueError(
+            f"schedule {schedule!r} on {len(cluster)} devices has {stages} stages, the model {len(names)} layers: "
+            "take fewer devices or another schedule"
+        )
+    edges = [len(names) * index // stages for index in range(stages + 1)]
+    return Plan(
+        stages=tuple(
+            StagePlan(layers=tuple(names[start:end]), device=cluster.devices[home].name, recompute=recompute)
+            for start, end, home in zip(edges, edges[1:], built.device_of, strict=False)
+        ),
+        cluster=cluster,
+        schedule=schedule,
+        micro_batches=micro_batches,
+        chunks=stages // len(cluster),
+    )
+
+
 def _labels(dtypes: Sequence[str], own: str) -> dict[str, torch.dtype | None]:
-    """What to call each dtype, and what to cast to."""
+    """For each dtype its name in the report, and what to cast to."""
     found: dict[str, torch.dtype | None] = {}
     for name in dtypes:
         _require_known("dtype", name, ("own", *_TOLERANCES))
@@ -254,7 +291,7 @@ def _require_known(what: str, name: str, known: Sequence[str]) -> None:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """As many intra-operation threads here as the workers have: with others, sums are made in another order."""
+    """Use as many intra-operation threads here as the workers do: another number sums in another order."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -266,7 +303,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def _named(label: str, case: Case, schedule: str | None = None) -> Iterator[None]:
-    """Says of a failure where the check was, for it may be the check's dtype that a layer cannot do."""
+    """Note on an exception which training raised it: a layer may not support the dtype of the check."""
     try:
         yield
     except Exception as error:

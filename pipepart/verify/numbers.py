@@ -1,4 +1,4 @@
-"""The numbers of one training step, and how far those of two trainings are apart."""
+"""The numbers of one training step, and how much those of two trainings differ."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ from torch import Tensor, nn
 
 Tensors = Mapping[Any, Tensor | None]
 
-# A tensor that is small beside the others, as a gradient that is zero but for rounding, is measured by their size.
+# The error of a tensor is relative to its own norm, or to this part of the norm of all tensors if that is larger: a
+# gradient that is zero except for rounding would otherwise have a large error.
 _SMALL = 1e-2
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """One step: its loss and gradients, and the state after the optimizer."""
+    """The loss and the gradients of one step, and the parameters and buffers after the optimizer's step."""
 
     loss: Tensor
     gradients: Tensors
     parameters: Tensors
     buffers: Tensors
 
+    @classmethod
+    def of(cls, loss: Tensor, gradients: Mapping[str, Tensor | None], model: nn.Module) -> Numbers:
+        """Copy the numbers of a step that has ended."""
+        return cls(
+            loss.detach().cpu(),
+            gradients,
+            {name: copied(parameter) for name, parameter in model.named_parameters()},
+            {name: copied(buffer) for name, buffer in model.named_buffers()},
+        )
+
     @property
     def parts(self) -> dict[str, Tensors]:
-        """Each kind by its name."""
+        """Each kind of numbers by its name."""
         return {
             "losses": {"": self.loss},
             "gradients": self.gradients,
@@ -36,56 +47,65 @@ class Numbers:
         }
 
 
-def gradients_of(model: nn.Module) -> Tensors:
-    """A copy of each gradient, None where there is none."""
+def gradients_of(model: nn.Module) -> dict[str, Tensor | None]:
+    """Copy each parameter's gradient; None if it has none."""
     return {
         name: None if parameter.grad is None else copied(parameter.grad)
         for name, parameter in model.named_parameters()
     }
 
 
-def parameters_of(model: nn.Module) -> Tensors:
-    """A copy of each parameter."""
-    return {name: copied(parameter) for name, parameter in model.named_parameters()}
-
-
-def buffers_of(model: nn.Module) -> Tensors:
-    """A copy of each buffer."""
-    return {name: copied(buffer) for name, buffer in model.named_buffers()}
-
-
 def copied(tensor: Tensor) -> Tensor:
-    """A dense copy of the values on the CPU."""
+    """A dense copy on the CPU."""
     dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     return dense.cpu().clone()
 
 
 def largest_error(ours: Tensors, theirs: Tensors) -> float:
-    """The largest relative error of any tensor, by norm; 0 if all are the same bit for bit, NaN being NaN.
+    """The largest relative error of any tensor, by norm.
 
-    Infinite where one side has a tensor, or a number that is finite, and the other has not.
+    0 if all tensors are equal bit for bit, where NaN equals NaN. Infinite if only one side has a tensor or a finite
+    number.
     """
     if ours.keys() != theirs.keys():
         return math.inf
-    floor = _SMALL * math.hypot(*(_norm(tensor) for tensor in theirs.values() if tensor is not None), 0.0)
+    floor = _floor(theirs)
     return max((_error(ours[name], theirs[name], floor) for name in theirs), default=0.0)
 
 
 def different(ours: Tensors, theirs: Tensors, allowed: float) -> list[Any]:
-    """The names whose tensors differ by more than ``allowed``, the sizes of all taken into account."""
-    floor = _SMALL * math.hypot(*(_norm(tensor) for tensor in theirs.values() if tensor is not None), 0.0)
+    """The names of the tensors whose relative error is larger than ``allowed``."""
+    floor = _floor(theirs)
     names = [*theirs, *(name for name in ours if name not in theirs)]
     return [name for name in names if _error(ours.get(name), theirs.get(name), floor) > allowed]
 
 
 def errors(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> dict[str, float | None]:
-    """Of each kind the largest error of any step; None where there is nothing of that kind."""
+    """The largest error of any step for each kind of numbers; None if there are none of a kind."""
     found: dict[str, float | None] = {}
     for kind, first in theirs[0].parts.items():
         some = any(tensor is not None for tensor in first.values())
         steps = zip(ours, theirs, strict=True)
         found[kind] = max(largest_error(a.parts[kind], b.parts[kind]) for a, b in steps) if some else None
     return found
+
+
+def error_of_steps(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> float:
+    """The largest error of any loss or gradient."""
+    found = errors(ours, theirs)
+    return max(found["losses"] or 0.0, found["gradients"] or 0.0)
+
+
+def first_different_step(ours: Sequence[Numbers], theirs: Sequence[Numbers], allowed: float) -> int | None:
+    """The first step in which anything differs by more than ``allowed``."""
+    for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if max(error or 0.0 for error in errors([mine], [other]).values()) > allowed:
+            return step
+    return None
+
+
+def _floor(tensors: Tensors) -> float:
+    return _SMALL * math.hypot(*(_norm(tensor) for tensor in tensors.values() if tensor is not None), 0.0)
 
 
 def _error(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
@@ -97,7 +117,7 @@ def _error(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
         return 0.0
     size = max(_norm(ours), _norm(theirs), floor)
     off = _norm(_wide(ours) - _wide(theirs))
-    # The difference of two numbers that are next to each other may vanish in a norm, and is there all the same.
+    # The difference of two neighbouring numbers may be 0 in the norm; it must not count as bit for bit.
     return max(off / size, math.ulp(0.0)) if math.isfinite(off) and math.isfinite(size) else math.inf
 
 

@@ -1,9 +1,9 @@
-"""Steps of the plain model, by three ways that know nothing of stages, schedules and workers.
+"""Steps of the plain model in three ways, without stages, schedules or workers.
 
-Micro-batch by micro-batch, forward and backward of each in turn, is what a pipeline has to equal bit for bit. With one
-loss over the outputs of all micro-batches together, nothing hangs on how the micro-batches' losses are weighted. With
-the mini-batch at once, layers are seen that mix samples. Layers draw as those of a pipeline do, by seed, step,
-micro-batch and layer: drawn from torch's one generator the numbers would be others, and nothing could be compared.
+:func:`micro_batched` runs forward and backward of one micro-batch after the other: a pipeline must equal it bit for
+bit. :func:`gathered` computes one loss over the outputs of all micro-batches, so it does not depend on how their losses
+are combined. :func:`at_once` runs the whole mini-batch, which shows layers that mix samples. Random layers draw as in a
+pipeline, by seed, step, micro-batch and layer, because draws from torch's one generator could not be compared.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
 from ..runtime import LossEnd
 from ..runtime.replay.randomness import RngKeys
-from .copies import copy_of
-from .training import Step, Training
+from .training import Step, Training, copy_of
 
 
 def micro_batched(training: Training) -> Step:
-    """A step of one micro-batch after the other, each loss with its weight in that of the mini-batch."""
+    """A step of one micro-batch after the other. With ``reduction="batch"`` the loss is that of :func:`gathered`."""
     case = training.case
+    if case.reduction == "batch":
+        return gathered(training)
     loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
 
     def step(x: Any, y: Any) -> Tensor:
@@ -52,9 +53,9 @@ def micro_batched(training: Training) -> Step:
 
 
 def gathered(training: Training) -> Step:
-    """A step with one loss, over the outputs of all micro-batches together.
+    """A step with one loss over the outputs of all micro-batches.
 
-    A copy runs ahead and makes the outputs, so that each micro-batch's backward follows its forward here, too.
+    A copy of the model computes the outputs first, so that here, too, each backward follows its own forward.
     """
 
     def step(x: Any, y: Any) -> Tensor:
@@ -62,8 +63,11 @@ def gathered(training: Training) -> Step:
         parts = [graph_cut.part(part) for part in batch.inputs]
         ahead = flatten(copy_of(training.model, None, None)[0])
         draws = RngKeys()
+        # Views of one copy, not copies of the parts: kernels may round otherwise where data is aligned otherwise.
+        again = training.case.split_up(_cloned(x), y).inputs
         outputs = [
-            graph_cut.cut(_forward(ahead, part, index, draws))[0] for index, part in enumerate(_cloned(parts))
+            graph_cut.cut(_forward(ahead, graph_cut.part(part), index, draws))[0]
+            for index, part in enumerate(again)
         ]
         loss = _loss(training, gather(outputs), batch.target)
         leaves = [leaf for output in outputs for leaf in graph_cut.leaves(output)]
@@ -71,7 +75,7 @@ def gathered(training: Training) -> Step:
         draws = RngKeys()
         for index, (part, samples) in enumerate(zip(parts, batch.sizes, strict=True)):
             with collect_losses() as added:
-                _, roots = graph_cut.cut(_forward(training.layers, part, index, draws))
+                _, roots = graph_cut.cut(_forward(training.layers, part, index, draws, training.drawn))
             extra = _weighed(added, samples / sum(batch.sizes))
             loss = loss.detach() + extra.detach().to(loss.dtype)
             more = graph_cut.roots(extra)
@@ -84,7 +88,7 @@ def gathered(training: Training) -> Step:
 
 
 def at_once(training: Training) -> Step:
-    """A step of the whole mini-batch as one."""
+    """A step of the whole mini-batch as one micro-batch."""
 
     def step(x: Any, y: Any) -> Tensor:
         (whole,), (target,), _, _ = micro_batches_of(x, y, 1, training.case.split)
@@ -101,7 +105,7 @@ def at_once(training: Training) -> Step:
 
 
 def _weighed(added: AddedLosses, share: float) -> Tensor:
-    """What the layers have added for a part of the samples, as it counts in the mini-batch."""
+    """The losses that layers have added for a share of the samples, as they count in the mini-batch."""
     weighed = [loss * (share if reduction is Reduction.MEAN else 1.0) for loss, reduction in added.found]
     return torch.stack(weighed).sum() if weighed else torch.zeros(())
 
@@ -113,7 +117,7 @@ def _forward(
     draws: RngKeys,
     drawn: set[str] | None = None,
 ) -> Any:
-    """The layers' output for one micro-batch; adds to ``drawn`` those that draw."""
+    """The output of the layers for one micro-batch. Adds the layers that draw random numbers to ``drawn``."""
     for index, (name, layer) in enumerate(layers):
         with draws.of(index, micro_batch) as own:
             value = call(layer, value)

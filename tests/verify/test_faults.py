@@ -70,7 +70,7 @@ def test_a_mean_that_is_said_to_be_a_sum(schedule: str) -> None:
     (row,) = checked(faults.chain(), schedules=[schedule], reduction="sum").rows
     assert (row.ok, row.same, row.layer) == (False, True, "loss")
     assert row.mini_batch == pytest.approx(0.75)  # four times the loss
-    assert "weighted as a sum" in row.why
+    assert "combined as a sum" in row.why
 
 
 def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
@@ -116,7 +116,8 @@ class OneMoreStep(Pipeline):
     """Runs the last micro-batch of each mini-batch twice."""
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor:
-        super().step(*(value[-3:] for value in args), target=target[-3:])
+        (x,) = pipepart.Arguments.of(args[0]).args
+        super().step(x[-3:], target=target[-3:])
         return super().step(*args, target=target, **kwargs)
 
 
