@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -67,9 +68,11 @@ class Engine:
         if self._guard is not None:
             self._guard.begin(step.schedule, scaled)
         try:
-            self._hand_out(
-                (partial(step.work, device) for device in range(len(self.workers))), partial(done.put, None)
+            # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
+            jobs = (
+                partial(copy_context().run, partial(step.work, number)) for number in range(len(self.workers))
             )
+            self._hand_out(jobs, partial(done.put, None))
             if self._timeout is None:
                 for _ in self.workers:
                     done.get()

@@ -10,6 +10,7 @@ from schedules import Kind, Schedule
 from ..planning import Plan
 
 _MOST = 32  # numbers of micro-batches whose orders are remembered: mini-batches smaller than the plan's have fewer
+_COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _FORWARDS = frozenset({Kind.F})
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
 
@@ -48,6 +49,7 @@ class Orders:
             if self._with_optimizers and not schedule.versions:
                 schedule = schedules.insert_optimizer_step(schedule)
             schedules.check(schedule)
+            schedule = _without_communication(schedule)
             if len(self._steps) >= _MOST:
                 self._steps.clear()
                 self._parts.clear()
@@ -71,3 +73,9 @@ class Orders:
             rows = tuple(tuple(a for a in row if a.kind in kinds) for row in whole.schedule.actions)
             self._parts[key] = replace(whole, schedule=replace(whole.schedule, actions=rows))
         return self._parts[key]
+
+
+def _without_communication(schedule: Schedule) -> Schedule:
+    """Leave out sends and receives, which the transport does by itself as messages are made and needed."""
+    rows = tuple(tuple(a for a in row if a.kind not in _COMMUNICATION) for row in schedule.actions)
+    return schedule if rows == schedule.actions else replace(schedule, actions=rows)

@@ -247,3 +247,61 @@ def test_steps_draw_anew_where_the_caller_has_new_tensors_made_on_another_device
             losses = [float(pipe.step(X, target=Y)) for _ in range(2)]
     assert expected[0] != expected[1]
     assert losses == expected
+
+
+class Rising(nn.Module):
+    """Dropout by a rate that training raises, as drop-path does: at first it draws nothing."""
+
+    rate = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.rate, self.training)
+
+
+def test_a_layer_that_begins_to_draw_at_a_later_step_is_recomputed_with_the_same_mask():
+    model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
+    reference = plain.twin(model)
+    x, y = X.double(), Y.double()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, recompute="always") as pipe:
+        for rate in (0.0, 0.5):
+            model[1].rate = reference[1].rate = rate  # type: ignore[index,assignment]
+            torch.manual_seed(1)
+            loss = pipe.step(x, target=y)
+            torch.manual_seed(1)
+            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, drawing=True)
+            plain.assert_near(loss, expected)
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_compiled_layers_that_begin_to_draw_are_recomputed_with_the_same_mask():
+    """A unit that is dropped adds to no gradient before or behind it, so both forwards must drop the same units."""
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1), nn.Tanh()).double()
+    how = {"micro_batches": 1, "recompute": "always", "compile": {"backend": "eager"}}
+    with cut_by_hand(model, [3], loss_fn=nn.MSELoss(), **how) as pipe:
+        for rate in (0.0, 0.0, 0.5, 0.5):
+            model[1].rate = rate  # type: ignore[assignment]
+            model.zero_grad()
+            pipe.step(X[:1].double(), target=Y[:1].double())
+            first, last = model[0].weight.grad, model[2].weight.grad
+            assert isinstance(first, Tensor)
+            assert isinstance(last, Tensor)
+            dropped = first.abs().sum(1) == 0
+            assert torch.equal(dropped, last[0] == 0)
+            assert bool(dropped.any()) == (rate > 0)
+
+
+def test_a_layer_that_begins_to_draw_is_keyed_from_the_next_micro_batch_on():
+    model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
+    reference = plain.twin(model)
+    x, y = X.double(), Y.double()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        pipe.step(x, target=y)
+        model[1].rate = reference[1].rate = 0.5  # type: ignore[index,assignment]
+        pipe.step(x, target=y)
+        model.zero_grad()
+        torch.manual_seed(1)
+        pipe.step(x, target=y)
+    torch.manual_seed(1)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, drawing=True)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
