@@ -24,6 +24,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from .in_place import note_sent
 from .own_copy import own_copy, tensors
 
 Gradients = Sequence[Tensor | None]
@@ -49,12 +50,14 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
     """
     if type(value) is Tensor:
         message = value.detach()
+        note_sent(message)
         return (message.requires_grad_(), (_root(value),)) if value.requires_grad else (message, ())
     nest, spec = pytree.tree_flatten(value)
     found = []
     for index, item in enumerate(nest):
         if isinstance(item, Tensor):
             nest[index] = item.detach()
+            note_sent(nest[index])
             if item.requires_grad:
                 nest[index].requires_grad_()
                 found.append(_root(item))

@@ -33,9 +33,18 @@ def note_sent(tensor: Tensor) -> None:
     setattr(tensor, _SENT, version(tensor))
 
 
-def was_overwritten(message: Any) -> bool:
-    """Return True if a tensor of the message was written after :func:`note_sent`. A copied tensor has no note."""
-    return any(getattr(tensor, _SENT, None) not in (None, version(tensor)) for tensor in tensors(message))
+def check_not_overwritten(message: Any) -> None:
+    """Refuse a message that was written after :func:`note_sent`. A copied tensor has no note and is not checked.
+
+    Raises:
+        RuntimeError: a tensor of the message was written.
+    """
+    if any(getattr(tensor, _SENT, None) not in (None, version(tensor)) for tensor in tensors(message)):
+        raise RuntimeError(
+            "the input of this stage was overwritten after the stage before it had sent it: a layer there returns "
+            "memory that it keeps and writes again for the next micro-batch, such as a buffer. Return a copy of it "
+            "from the last layer of that stage, .clone()"
+        )
 
 
 Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their versions

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from schedules import Action
 
 from ..autograd import graph_cut
+from ..autograd.in_place import check_not_overwritten, overlaps, version, written
 from ..autograd.own_copy import own_copy, tensors
 from ..data.arguments import Arguments, call
 from ..loss import added_so_far
@@ -21,7 +22,7 @@ from .compiled import Region, Regions
 from .failure.blame import failed_layers
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
-from .replay.buffers import Buffers, version
+from .replay.buffers import Buffers
 from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import CopiedLayers
 from .state.shared_parameters import Ties
@@ -124,6 +125,7 @@ class Stage:
     ) -> Made:
         """Run the layers on the input of one micro-batch."""
         self.repeats = which is ForwardPass.SECOND
+        check_not_overwritten(message)
         message = graph_cut.move(message, self.device)
         if self.guard is not None:
             self.guard.received(message)
@@ -136,11 +138,19 @@ class Stage:
         if self._guarded and writes is not False:
             message = own_copy(message)
         awaited = self._input_gradients.await_for(graph_cut.leaves(message))
+        pairs = overlaps(message)
         # A hook of a layer's on its input must come before the one that catches the input's gradient.
-        if writes is False and not self._flagged and awaited.caught is None:
+        if writes is False and not self._flagged and awaited.caught is None and not pairs:
             return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
         made = Made(*self.run_layers(graph_cut.alias(message), ends, micro_batch, keys, which), awaited, ends)
+        if pairs and written(pairs):
+            raise RuntimeError(
+                f"{self.name(range(len(self._modules)))} writes in place into a tensor of the stage's input that "
+                "shares memory with another one. Autograd does not see such a write across the border of two stages, "
+                "so gradients would be wrong. Put the layer that makes the view into the same stage "
+                "(pipepart.plan(..., colocate=...)), or have it return view.clone()"
+            )
         if writes is None:
             self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
         return made

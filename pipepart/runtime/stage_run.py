@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from ..autograd import graph_cut
+from ..autograd.in_place import check_not_overwritten, version
 from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..loss import Added, losses_of_stage
@@ -31,7 +32,7 @@ from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
 from .loss_sink import End
-from .replay.buffers import Values, version
+from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .stage import Made, Stage
 from .state.replicas import CopiedLayers
@@ -168,6 +169,7 @@ class StageRun:
         kept = self.inputs.pop(micro_batch, None)
         if kept is None:
             return
+        check_not_overwritten(kept.message)
         if _versions(kept.message) != kept.versions:
             raise RuntimeError(
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "

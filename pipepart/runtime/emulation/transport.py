@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...autograd.in_place import check_not_overwritten
 from ...autograd.sparse import bytes_of
 from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..transport.base import ForwardingTransport, Key, Transport
@@ -86,4 +87,7 @@ class EmulatedTransport(ForwardingTransport):
         if isinstance(message, InFlight):
             self._clock.sleep_until(message.arrives)
             message = message.message
-        return self._strict[self._devices[receiver]].bring(message) if self._strict else message
+        if self._strict is None:
+            return message
+        check_not_overwritten(message)
+        return self._strict[self._devices[receiver]].bring(message)

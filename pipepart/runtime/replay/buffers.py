@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...autograd.in_place import version
 from ...autograd.sparse import bytes_of, dense_parts
 
 _SMALL_BYTES = 64 * 1024
@@ -134,11 +135,6 @@ class Buffers:
                 owner.clear()
             for name, tensor in before.items():
                 owner[name] = tensor
-
-
-def version(tensor: Tensor | None) -> int:
-    """How often a tensor has been written; 0 where torch does not count."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _changed(key: _Key, noted: Noted, now: _Present) -> bool:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...autograd.in_place import version
 from ...capture import state_of
-from ..replay.buffers import version
 
 Layers = Sequence[tuple[str, nn.Module]]
 

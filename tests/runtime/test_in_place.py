@@ -1,0 +1,128 @@
+"""In-place writes that autograd cannot follow across the border of two stages are refused, and others are exact."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support import plain
+from tests.support.chains import cut_by_hand
+
+STRICT = pytest.mark.parametrize("strict", [False, True])
+
+
+class Viewed(nn.Module):
+    """Returns its input times one, and a view of that."""
+
+    def __init__(self, view: slice, copied: bool = False) -> None:
+        super().__init__()
+        self.view, self.copied = view, copied
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 1
+        if self.view.start:
+            return y[:, : self.view.start], y[:, self.view]
+        return y, y[:, self.view].clone() if self.copied else y[:, self.view]
+
+
+class Writes(nn.Module):
+    """Writes into one of its inputs, unless told not to."""
+
+    def __init__(self, which: int | None) -> None:
+        super().__init__()
+        self.which = which
+        self.weight = nn.Parameter(torch.full((1,), 3.0))
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        if self.which is not None:
+            given[self.which].mul_(self.weight)
+        y, view = given
+        return nn.functional.pad(y, (0, 4 - y.shape[1])) + view.sum(1, keepdim=True)
+
+
+def step(model: nn.Module, borders: list[int], strict: bool, **how: Any) -> None:
+    """A step has the gradients of the plain model."""
+    reference = plain.twin(model)
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, borders, loss_fn=nn.MSELoss(), strict=strict, **how) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@STRICT
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_write_behind_a_border_into_a_tensor_and_its_view(which, recompute, strict):
+    model = nn.Sequential(nn.Linear(4, 4), Viewed(slice(0, 2)), Writes(which), nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match=r"layer '2' \(Writes\).*shares memory with another one") as caught:
+        step(model, [2], strict, recompute=recompute)
+    assert "stage 1 of 2" in "\n".join(caught.value.__notes__)
+
+
+@STRICT
+@pytest.mark.parametrize("border", [1, 3])
+def test_the_same_write_within_a_stage(border, strict):
+    step(nn.Sequential(nn.Linear(4, 4), Viewed(slice(0, 2)), Writes(0), nn.Linear(4, 4)), [border], strict)
+
+
+@STRICT
+@pytest.mark.parametrize(
+    ("view", "copied", "which"),
+    [(slice(0, 2), False, None), (slice(0, 2), True, 0), (slice(2, 4), False, 0), (slice(2, 4), False, 1)],
+    ids=["nothing is written", "a copy of the view", "one half", "the other half"],
+)
+def test_writes_behind_a_border_that_change_no_other_tensor(view, copied, which, strict):
+    step(nn.Sequential(nn.Linear(4, 4), Viewed(view, copied), Writes(which), nn.Linear(4, 4)), [2], strict)
+
+
+class Kept(nn.Module):
+    """Returns memory that it keeps, or a copy of that."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.copied, self.calls = copied, 0
+        self.register_buffer("kept", torch.zeros(2, 4))
+        self.called_three_times = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.get_buffer("kept").copy_(x.detach())
+        self.calls += 1
+        if self.calls == 3:
+            self.called_three_times.set()
+        return kept.clone() if self.copied else kept
+
+
+class Waits(nn.Module):
+    """Waits until another layer has seen all micro-batches."""
+
+    def __init__(self, other: Kept) -> None:
+        super().__init__()
+        self.wait = other.called_three_times.wait
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.wait(60)
+        return x
+
+
+@STRICT
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_message_that_the_next_micro_batch_overwrites(copied, strict):
+    """Micro-batch 1 is received when micro-batch 2 has passed the stage before."""
+    kept = Kept(copied)
+    model = nn.Sequential(kept, Waits(kept), nn.Linear(4, 4), nn.Linear(4, 4))
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=strict, schedule="gpipe") as pipe:
+        if not copied:
+            with pytest.raises(
+                RuntimeError, match=r"overwritten after the stage before it had sent it.*clone\(\)"
+            ):
+                pipe.step(x, target=y)
+            return
+        pipe.step(x, target=y)
+    trained = nn.Sequential(model[2], model[3])
+    reference = plain.twin(trained)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
+    plain.assert_same(plain.gradients(trained), plain.gradients(reference))
