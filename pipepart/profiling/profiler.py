@@ -23,7 +23,7 @@ from .costs import Costs, LayerCost
 from .layer_pass import LayerPass, Loss, fresh
 from .memory import Memory, count_memory
 from .profile_document import Profile, check_optimizer
-from .progress import watch
+from .progress import progress_bar
 from .timing import LayerTimer, LayerTimes
 
 LossFunction = Callable[..., Any]  # returns a scalar tensor, or (sum, count)
@@ -106,7 +106,7 @@ def profile(
         with (
             shadow_parameters(everything),
             modes.autocasting(),
-            watch(progress, f"profiling {len(layers)} layers") as tick,
+            progress_bar(progress, f"profiling {len(layers)} layers") as tick,
         ):
             if not model.training:
                 model.train()

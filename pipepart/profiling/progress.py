@@ -1,4 +1,4 @@
-"""Progress of a measurement, shown when a terminal watches."""
+"""A progress bar on standard error."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def watch(show: bool | None, what: str) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error; the block gets a function that takes the part done, from 0 to 1.
+def progress_bar(show: bool | None, text: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar within the block, which gets a function to set the part that is done, from 0 to 1.
 
     Args:
-        show: whether to; None to do so when standard error is a terminal.
-        what: the words beside the bar.
+        show: False to show nothing; None to show the bar only if standard error is a terminal.
+        text: the words beside the bar.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda done: None
@@ -23,5 +23,5 @@ def watch(show: bool | None, what: str) -> Iterator[Callable[[float], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
+        task = bar.add_task(text, total=1.0)
         yield lambda done: bar.update(task, completed=done)

@@ -166,6 +166,11 @@ class KeyedDraws(TorchDispatchMode):
         self._which = which
         self._own_states = own_states
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports all of its compiler, for seconds. The compiler skips what runs in such a mode anyway.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
