@@ -37,9 +37,9 @@ class DeviceStates:
     def steps(self) -> list[list[tuple[int, int]]]:
         """For each state the types that it can take a device of, each with the state that follows."""
         found: list[list[tuple[int, int]]] = [[] for _ in range(len(self))]
-        for kind, (before, after) in enumerate(self.transitions):
+        for device_type, (before, after) in enumerate(self.transitions):
             for state, target in zip(before.tolist(), after.tolist(), strict=True):
-                found[state].append((kind, target))
+                found[state].append((device_type, target))
         return found
 
 
@@ -48,7 +48,7 @@ def device_states(problem: Problem) -> DeviceStates:
 
     Devices may be left out at any point. There are (devices + 1) states for one type, and for several the product.
     """
-    counts = [len(kind.devices) for kind in problem.types]
+    counts = [len(device_type.devices) for device_type in problem.types]
     if math.prod(count + 1 for count in counts) > MOST_STATES:
         return _given_order(problem)
     available = np.array(list(itertools.product(*(range(count, -1, -1) for count in counts))))
@@ -62,7 +62,9 @@ def device_states(problem: Problem) -> DeviceStates:
 
 def _given_order(problem: Problem) -> DeviceStates:
     """The devices in the cluster's order: state ``i`` has the devices from ``i`` on, and may take any of them."""
-    type_of = {device: index for index, kind in enumerate(problem.types) for device in kind.devices}
+    type_of = {
+        device: index for index, device_type in enumerate(problem.types) for device in device_type.devices
+    }
     count = len(type_of)
     available = np.zeros((count + 1, len(problem.types)), dtype=np.int64)
     for device in range(count - 1, -1, -1):

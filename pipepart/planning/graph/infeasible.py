@@ -36,8 +36,8 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
     """
     problem = parsed.problem
     for index, group in enumerate(parsed.members):
-        allowed = [kind for kind in problem.types if kind.seconds[index] < float("inf")]
-        largest = max(allowed, key=lambda kind: kind.memory)
+        allowed = [device_type for device_type in problem.types if device_type.seconds[index] < float("inf")]
+        largest = max(allowed, key=lambda device_type: device_type.memory)
         short = int(problem.bytes[index]) - largest.memory
         if short > 0:
             one = len(group) == 1
@@ -49,7 +49,10 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
                 group,
                 short,
             )
-    total, memory = int(problem.bytes.sum()), sum(kind.memory * len(kind.devices) for kind in problem.types)
+    total, memory = (
+        int(problem.bytes.sum()),
+        sum(device_type.memory * len(device_type.devices) for device_type in problem.types),
+    )
     if total > memory:
         raise CutDoesNotFit(
             f"nothing fits: the graph needs {total} bytes and the {problem.device_count} devices hold {memory} in all: "
@@ -68,7 +71,10 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNot
     problem = parsed.problem
 
     def attempt(extra: int) -> SearchResult:
-        types = tuple(replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
+        types = tuple(
+            replace(device_type, memory=min(device_type.memory + extra, UNLIMITED))
+            for device_type in problem.types
+        )
         return search(replace(problem, types=types), Effort(budget=budget), any_will_do=True)
 
     low, high = 0, int(problem.bytes.sum())
@@ -99,8 +105,8 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNot
 def _shortages(problem: Problem, split: Split) -> list[int]:
     """Bytes that each stage lacks, negative where it fits."""
     return [
-        int(problem.bytes[nodes].sum()) - problem.types[kind].memory
-        for nodes, kind in zip(split.stages, split.types, strict=True)
+        int(problem.bytes[nodes].sum()) - problem.types[device_type].memory
+        for nodes, device_type in zip(split.stages, split.types, strict=True)
     ]
 
 

@@ -92,8 +92,8 @@ def cut(
 def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, found: SearchResult) -> Cut:
     problem = parsed.problem
     loads = tuple(
-        problem.stage_seconds(nodes, problem.types[kind])
-        for nodes, kind in zip(split.stages, split.types, strict=True)
+        problem.stage_seconds(nodes, problem.types[device_type])
+        for nodes, device_type in zip(split.stages, split.types, strict=True)
     )
     return Cut(
         stages=tuple([node for index in nodes for node in parsed.members[index]] for nodes in split.stages),

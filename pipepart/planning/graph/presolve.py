@@ -19,8 +19,8 @@ class Presolved:
     Attributes:
         problem: what is left.
         kept: the node of the whole problem that each node of it is.
-        steps: what was taken out, in order: the node, the nodes beside it then, and whether it goes with the first or
-            the last stage among theirs.
+        steps: the nodes removed, in order, each with its neighbours then and with min or max, which picks its stage
+            among theirs.
         nodes: number of nodes of the whole problem.
     """
 
@@ -34,8 +34,8 @@ class Presolved:
         stage_of = [0] * self.nodes
         for node, stage in zip(self.kept, split.stage_of, strict=True):
             stage_of[node] = stage
-        for node, beside, pick in reversed(self.steps):
-            stage_of[node] = pick([stage_of[other] for other in beside])
+        for node, neighbours, pick in reversed(self.steps):
+            stage_of[node] = pick([stage_of[other] for other in neighbours])
         return Split(tuple(stage_of), split.types)
 
 
@@ -48,9 +48,10 @@ def presolve(problem: Problem) -> Presolved:
     - a source or sink with one neighbour that is in all its tensors goes with that neighbour;
     - between one predecessor and one successor, with tensors of these three alone, it goes across the dearer tensor;
     - a source whose tensors each go to all its successors goes with the first of them, a sink likewise with the last
-      of its predecessors: the stages that touch these tensors are then those of the other nodes that do.
+      of its predecessors: then no further stage touches these tensors.
 
-    Edges beside a longer path are redundant and removed first: then more nodes have a single neighbour.
+    An edge (a, b) is redundant if a longer path leads from a to b. Redundant edges are removed first, so that more
+    nodes have a single neighbour.
 
     Rules repeat until none applies: O(nodes + edges + pins) for each round.
     """
@@ -75,8 +76,8 @@ class _Shrinking:
         for pins in self._cost:
             for pin in pins:
                 self._nets[pin].add(pins)
-        free = np.all([kind.seconds == 0 for kind in problem.types], axis=0)
-        if problem.bytes.sum() > min(kind.memory for kind in problem.types):
+        free = np.all([device_type.seconds == 0 for device_type in problem.types], axis=0)
+        if problem.bytes.sum() > min(device_type.memory for device_type in problem.types):
             free &= problem.bytes == 0
         self._candidates = np.nonzero(free)[0].tolist()
         self._steps: list[tuple[int, tuple[int, ...], Callable[[list[int]], int]]] = []
@@ -91,10 +92,10 @@ class _Shrinking:
         return changed
 
     def _beside_one(self, node: int) -> bool:
-        beside = self._before[node] | self._after[node]
-        if len(beside) != 1:
+        neighbours = self._before[node] | self._after[node]
+        if len(neighbours) != 1:
             return False
-        (other,) = beside
+        (other,) = neighbours
         if not all(other in pins for pins in self._nets[node]):
             return False
         self._merge(node, other)
@@ -113,12 +114,12 @@ class _Shrinking:
 
     def _with_all(self, node: int) -> bool:
         source = not self._before[node]
-        beside = self._after[node] if source else self._before[node]
-        if not beside or (not source and self._after[node]):
+        neighbours = self._after[node] if source else self._before[node]
+        if not neighbours or (not source and self._after[node]):
             return False
-        if not all(beside <= pins for pins in self._nets[node]):
+        if not all(neighbours <= pins for pins in self._nets[node]):
             return False
-        self._steps.append((node, tuple(sorted(beside)), min if source else max))
+        self._steps.append((node, tuple(sorted(neighbours)), min if source else max))
         for pins in list(self._nets[node]):
             self._replace(pins, pins - {node})
         self._remove(node)
@@ -160,16 +161,18 @@ class _Shrinking:
         kept = [node for node in range(len(whole)) if node not in self._gone]
         number = {node: index for index, node in enumerate(kept)}
         size = whole.bytes.copy()
-        for node, beside, _ in self._steps:
-            if len(beside) == 1:
-                size[beside[0]] += size[node]
+        for node, neighbours, _ in self._steps:
+            if len(neighbours) == 1:
+                size[neighbours[0]] += size[node]
         problem = Problem(
             successors=tuple(tuple(sorted(number[other] for other in self._after[node])) for node in kept),
             bytes=size[kept],
             nets=tidy_nets(
                 Net(seconds, tuple(number[pin] for pin in pins)) for pins, seconds in self._cost.items()
             ),
-            types=tuple(replace(kind, seconds=kind.seconds[kept]) for kind in whole.types),
+            types=tuple(
+                replace(device_type, seconds=device_type.seconds[kept]) for device_type in whole.types
+            ),
         )
         return Presolved(problem, tuple(kept), tuple(self._steps), len(whole))
 

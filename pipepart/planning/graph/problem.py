@@ -82,13 +82,14 @@ class Problem:
     def device_weights(self) -> Floats:
         """Of each type of device the work that it does in a second, at most 1; see :mod:`.bounds.weights`."""
         return device_weights(
-            [kind.seconds for kind in self.types], [len(kind.devices) for kind in self.types]
+            [device_type.seconds for device_type in self.types],
+            [len(device_type.devices) for device_type in self.types],
         )
 
     @cached_property
     def work(self) -> Floats:
         """Of each node the work: its least weighted seconds on any type of device."""
-        return node_work([kind.seconds for kind in self.types], self.device_weights)
+        return node_work([device_type.seconds for device_type in self.types], self.device_weights)
 
     @cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:
@@ -113,13 +114,13 @@ class Problem:
     @property
     def device_count(self) -> int:
         """Number of devices."""
-        return sum(len(kind.devices) for kind in self.types)
+        return sum(len(device_type.devices) for device_type in self.types)
 
-    def stage_seconds(self, nodes: Iterable[int], kind: DeviceType) -> float:
+    def stage_seconds(self, nodes: Iterable[int], device_type: DeviceType) -> float:
         """The load of these nodes as one stage: compute, and each net that it cuts, once."""
         inside = set(nodes)
-        compute = [float(kind.seconds[node]) for node in inside]
-        if not kind.pays:
+        compute = [float(device_type.seconds[node]) for node in inside]
+        if not device_type.pays:
             return math.fsum(compute)
         touched = {number for node in inside for number in self.nets_of[node]}
         moved = [
@@ -146,8 +147,8 @@ class Split:
     def bottleneck(self, problem: Problem) -> float:
         """The largest load of any stage."""
         return max(
-            problem.stage_seconds(nodes, problem.types[kind])
-            for nodes, kind in zip(self.stages, self.types, strict=True)
+            problem.stage_seconds(nodes, problem.types[device_type])
+            for nodes, device_type in zip(self.stages, self.types, strict=True)
         )
 
 

@@ -104,15 +104,15 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Se
 def simple_lower_bound(problem: Problem) -> float:
     """Seconds that no cut can beat: the largest node, and all work spread evenly over the devices."""
     each = zip(problem.types, problem.device_weights, strict=True)
-    total = sum(len(kind.devices) * float(weight) for kind, weight in each)
-    largest = np.min([kind.seconds for kind in problem.types], axis=0).max()
+    total = sum(len(device_type.devices) * float(weight) for device_type, weight in each)
+    largest = np.min([device_type.seconds for device_type in problem.types], axis=0).max()
     return max(float(largest), math.fsum(problem.work) / total * (1 - SLACK))
 
 
 def simple_upper_bound(problem: Problem) -> float:
     """Seconds that no stage can exceed: all nodes on their slowest device, and all transfers."""
     slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
-               zip(*(kind.seconds.tolist() for kind in problem.types), strict=True)]  # fmt: skip
+               zip(*(device_type.seconds.tolist() for device_type in problem.types), strict=True)]  # fmt: skip
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
 
 

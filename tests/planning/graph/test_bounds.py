@@ -1,11 +1,12 @@
 """What is said of a cut that is not proven holds: no cut beats its bound, whatever the search was allowed to do."""
 
 import math
+import tracemalloc
 
 import networkx as nx
 import pytest
 
-from benchmarks.planning import nasnet, tangled
+from benchmarks.planning import inception, nasnet, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
 from pipepart.planning.graph.bounds.crossing import CrossingBound
@@ -54,6 +55,20 @@ def test_minimum_cuts_know_that_each_border_is_crossed():
         simple_lower_bound(problem), 100.0
     )
     assert 15.5 < bound <= 16.0
+
+
+def test_reachability_of_a_large_graph_is_kept_as_bits():
+    layers = 4000
+    problem = parse(inception(layers), Cluster.parse(["1GB"] * 4), None, "cpu").problem
+    tracemalloc.start()
+    skips = Skips(problem)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < layers**2 / 2  # a byte a pair would be twice that, a float 16 times
+    ancestors = nx.ancestors(inception(layers), layers // 2)
+    assert skips.ancestor_work[layers // 2] == pytest.approx(
+        sum(problem.work[node] for node in (layers // 2, *ancestors))
+    )
 
 
 def topological_orders(graph: nx.DiGraph) -> list[list]:

@@ -58,8 +58,8 @@ def _relative_speed(reference: Floats, mine: Floats) -> float:
 
 def _dual_weights(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
     allowed = np.isfinite(np.array(seconds))
-    kinds, nodes = np.nonzero(allowed)
-    cost = np.array(seconds)[kinds, nodes]
+    type_indices, nodes = np.nonzero(allowed)
+    cost = np.array(seconds)[type_indices, nodes]
     scale = float(cost.max()) or 1.0
     shares = len(cost)
     # The last variable is the bottleneck; a type's share of all seconds stays within its devices' time.
@@ -67,7 +67,7 @@ def _dual_weights(seconds: Sequence[Floats], counts: Sequence[int]) -> Floats:
         (
             np.append(cost / scale, -np.array(counts, dtype=float)),
             (
-                np.append(kinds, np.arange(len(counts))),
+                np.append(type_indices, np.arange(len(counts))),
                 np.append(np.arange(shares), np.full(len(counts), shares)),
             ),
         ),

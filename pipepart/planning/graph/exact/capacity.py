@@ -35,7 +35,7 @@ class Capacity:
         self.seconds = seconds
         self.prefix_work: Floats = np.concatenate([np.zeros(1), np.cumsum(problem.work)])
         self.device_capacity = each = seconds * problem.device_weights
-        pays = np.array([kind.pays for kind in problem.types])
+        pays = np.array([device_type.pays for device_type in problem.types])
         self.transfer_weight = float(problem.device_weights[pays].min(initial=1.0))
         self.total: Floats = np.asarray(states.available @ each, dtype=np.float64)
         self.pays: NDArray[np.bool_] = states.available @ ~pays == 0

@@ -30,20 +30,22 @@ class _Reached:
     states: list[int] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
 
-    def add(self, rows: Ints, origins: Ints, state: int, kind: int) -> None:
-        """Records that ``rows`` are one stage on a device of type ``kind`` behind ``origins``, reached in ``state``."""
+    def add(self, rows: Ints, origins: Ints, state: int, device_type: int) -> None:
+        """Record that ``rows`` are one stage on a device of that type behind ``origins``, reached in ``state``."""
         if len(rows):
             self.rows.append(rows)
             self.origins.append(origins)
             self.states.append(state)
-            self.types.append(kind)
+            self.types.append(device_type)
 
     def origin(self, row: int) -> tuple[int, int, int]:
         """The border before ``row``, the state it was reached in, and the type of device between."""
-        for rows, origins, state, kind in zip(self.rows, self.origins, self.states, self.types, strict=True):
+        for rows, origins, state, device_type in zip(
+            self.rows, self.origins, self.states, self.types, strict=True
+        ):
             places = np.nonzero(rows == row)[0]
             if len(places):
-                return int(origins[places[0]]), state, kind
+                return int(origins[places[0]]), state, device_type
         raise LookupError(f"border {row} was not reached")
 
 
@@ -87,14 +89,14 @@ class Decider:
                 continue
             news = np.concatenate(found[state].rows)
             sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
-            for kind, target in self._steps[state]:
+            for device_type, target in self._steps[state]:
                 reached[target] |= reached[state]
                 free = int(self._states.available[target].sum())
                 useful = (behind <= free) & (ahead <= capacity.devices - free) & ~reached[target]
                 open_targets = np.nonzero(self._eligible(capacity, target) & useful)[0]
-                rows, origins = self._stages(sources, open_targets, kind, capacity)
+                rows, origins = self._stages(sources, open_targets, device_type, capacity)
                 reached[target, rows] = True
-                found[target].add(rows, origins, state, kind)
+                found[target].add(rows, origins, state, device_type)
                 if reached[target, -1]:
                     return self._trace(found, target)
         return None
@@ -108,19 +110,25 @@ class Decider:
         fits = sets.bytes[-1] - sets.bytes <= self._memory[state]
         return fits & (need <= capacity.total[state] + SLACK * capacity.total[0])
 
-    def _stages(self, sources: Ints, targets: Ints, kind: int, capacity: Capacity) -> tuple[Ints, Ints]:
-        """The targets that are one stage on a device of type ``kind`` behind a source, and for each such a source."""
+    def _stages(
+        self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity
+    ) -> tuple[Ints, Ints]:
+        """The targets that are one stage on a device of that type behind a source, and for each such a source."""
         work = self._sets.work
         goals = work[targets]
         limit = (
-            work[sources] + capacity.device_capacity[kind] * (1 + SLACK) + SLACK * capacity.prefix_work[-1]
+            work[sources]
+            + capacity.device_capacity[device_type] * (1 + SLACK)
+            + SLACK * capacity.prefix_work[-1]
         )
         low = np.searchsorted(goals, work[sources])
         counts = np.maximum(np.searchsorted(goals, limit, side="right") - low, 0)
         self._left_pairs -= int(counts.sum())
         if self._left_pairs < 0:
             raise TooMuchWork
-        stages = FeasibleStages(self._problem, self._sets, self._incidence, targets, kind, capacity.seconds)
+        stages = FeasibleStages(
+            self._problem, self._sets, self._incidence, targets, device_type, capacity.seconds
+        )
         stages.look(sources, low, counts)
         hit = stages.origin >= 0
         return targets[hit], stages.origin[hit]
@@ -129,9 +137,9 @@ class Decider:
         row = len(self._sets) - 1
         borders, types = [row], []
         while row:
-            row, state, kind = found[state].origin(row)
+            row, state, device_type = found[state].origin(row)
             borders.append(row)
-            types.append(kind)
+            types.append(device_type)
         inside = self._incidence.unpacked(np.array(borders[::-1]))
         # A node is in the stage behind the last border that does not hold it.
         stage_of = (~inside).sum(axis=0) - 1
@@ -141,6 +149,6 @@ class Decider:
 def _free_memory(problem: Problem, states: DeviceStates) -> list[int]:
     """Bytes that the free devices of each state have together."""
     return [
-        sum(int(free) * kind.memory for free, kind in zip(row, problem.types, strict=True))
+        sum(int(free) * device_type.memory for free, device_type in zip(row, problem.types, strict=True))
         for row in states.available
     ]

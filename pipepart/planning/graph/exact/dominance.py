@@ -48,7 +48,7 @@ class Dominance:
         self._edges = csr_array((np.ones(len(edges)), (before, behind)), shape=shape)
         self._blocks = blocks(problem)
         self._parts: dict[tuple[int, int], _Part] = {}
-        paying = [kind.seconds for kind in problem.types if kind.pays]
+        paying = [device_type.seconds for device_type in problem.types if device_type.pays]
         self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
 
     def undominated(self, rows: Ints, reached: Ints) -> Ints:

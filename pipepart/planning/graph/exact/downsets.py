@@ -52,7 +52,7 @@ class Downsets:
         return len(self.work)
 
     def inside(self, smaller: Ints, larger: Ints) -> NDArray[np.bool_]:
-        """Whether each of the sets ``smaller`` is a subset of the one beside it in ``larger``."""
+        """Whether each of the sets ``smaller`` is a subset of the corresponding one in ``larger``."""
         blocks = self.block[smaller]
         result = blocks < self.block[larger]
         unclear = np.nonzero(blocks == self.block[larger])[0]

@@ -185,8 +185,10 @@ class Block:
 
 def columns_of(problem: Problem) -> Floats:
     """What is summed for each set, a row a node: work, 1, seconds on each type, 1 where banned there."""
-    allowed = [np.isfinite(kind.seconds) for kind in problem.types]
-    seconds = [np.where(ok, kind.seconds, 0.0) for ok, kind in zip(allowed, problem.types, strict=True)]
+    allowed = [np.isfinite(device_type.seconds) for device_type in problem.types]
+    seconds = [
+        np.where(ok, device_type.seconds, 0.0) for ok, device_type in zip(allowed, problem.types, strict=True)
+    ]
     banned = [(~ok).astype(np.float64) for ok in allowed]
     return np.column_stack([problem.work, np.ones(len(problem)), *seconds, *banned])
 

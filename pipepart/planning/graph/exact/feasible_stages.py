@@ -34,16 +34,16 @@ class FeasibleStages:
         sets: Downsets,
         incidence: Incidence,
         targets: Ints,
-        kind: int,
+        device_type: int,
         seconds: float,
     ) -> None:
         self._sets, self._incidence, self._targets = sets, incidence, targets
-        self._device, self._kind = problem.types[kind], kind
+        self._device, self._type = problem.types[device_type], device_type
         self._limit = seconds * (1 + SLACK)
-        self._seconds = sets.seconds[kind, targets]
+        self._seconds = sets.seconds[device_type, targets]
         self._crossing = sets.crossing[targets] if self._device.pays else np.zeros(len(targets))
         self._memory_binds = int(sets.bytes[-1]) > self._device.memory
-        self._some_banned = bool(sets.banned[kind, -1])
+        self._some_banned = bool(sets.banned[device_type, -1])
         self.origin: Ints = np.full(len(targets), -1, dtype=np.int64)
 
     def look(self, sources: Ints, low: Ints, counts: Ints) -> None:
@@ -59,13 +59,13 @@ class FeasibleStages:
             start = stop
 
     def _pairs(self, sources: Ints, places: Ints) -> None:
-        sets, kind = self._sets, self._kind
+        sets, device_type = self._sets, self._type
 
         def narrow(kept: NDArray[np.bool_], *arrays: NDArray) -> list[NDArray]:
             return [array[kept] for array in arrays]
 
         sources, places = narrow(self.origin[places] < 0, sources, places)
-        load = self._seconds[places] - sets.seconds[kind, sources]
+        load = self._seconds[places] - sets.seconds[device_type, sources]
         crossing = sets.crossing[sources] if self._device.pays else np.zeros(len(sources))
         # What is cut at one border and not at the other is cut by the stage.
         near = load + np.abs(self._crossing[places] - crossing) <= self._limit
@@ -97,5 +97,5 @@ class FeasibleStages:
         if self._memory_binds:
             result &= sets.bytes[rows] - sets.bytes[sources] <= self._device.memory
         if self._some_banned:
-            result &= sets.banned[self._kind, rows] == sets.banned[self._kind, sources]
+            result &= sets.banned[self._type, rows] == sets.banned[self._type, sources]
         return result

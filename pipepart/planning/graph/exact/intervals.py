@@ -60,11 +60,11 @@ def _trace(
     types = []
     state = start = 0
     while start < len(order):
-        end, kind = int(ends[state, start]), int(taken[state, start])
+        end, device_type = int(ends[state, start]), int(taken[state, start])
         for node in order[start:end]:
             stage_of[node] = len(types)
-        types.append(kind)
-        state, start = follow[kind][state], end
+        types.append(device_type)
+        state, start = follow[device_type][state], end
     return Split(tuple(stage_of), tuple(types))
 
 
@@ -80,10 +80,15 @@ class _Stages:
         self._nets_at = [[(net, self._pins[net].index(place)) for net in problem.nets_of[node]]
                          for place, node in enumerate(order)]  # fmt: skip
         self._bytes = _running(problem.bytes[self._order])
-        finite = [np.where(np.isfinite(kind.seconds), kind.seconds, 0.0)[self._order] for kind in self._types]
+        finite = [
+            np.where(np.isfinite(device_type.seconds), device_type.seconds, 0.0)[self._order]
+            for device_type in self._types
+        ]
         self._compute = [_running(seconds) for seconds in finite]
         # For each start the first node at or behind it that may not run there.
-        self._wall = [_next_true(~np.isfinite(kind.seconds[self._order])) for kind in self._types]
+        self._wall = [
+            _next_true(~np.isfinite(device_type.seconds[self._order])) for device_type in self._types
+        ]
 
     def crossing(self) -> Iterator[Floats]:
         """For each start, the change of what crosses the border with each end: its running sum is the cost."""
@@ -98,17 +103,21 @@ class _Stages:
                     steps[pins[-1] + 1] -= cost
             yield steps
 
-    def loads(self, start: int, kind: int, crossing: Floats, ceiling: float) -> Floats:
+    def loads(self, start: int, device_type: int, crossing: Floats, ceiling: float) -> Floats:
         """Of the stages that begin at ``start``, for each end while the nodes alone stay under ``ceiling``."""
-        compute, wall = self._compute[kind], int(self._wall[kind][start])
+        compute, wall = self._compute[device_type], int(self._wall[device_type][start])
         end = min(
             wall,
             int(np.searchsorted(compute, compute[start] + ceiling, side="right")) - 1,
-            int(np.searchsorted(self._bytes, self._bytes[start] + self._types[kind].memory, side="right"))
+            int(
+                np.searchsorted(
+                    self._bytes, self._bytes[start] + self._types[device_type].memory, side="right"
+                )
+            )
             - 1,
         )
         load = compute[start + 1 : end + 1] - compute[start]
-        if self._types[kind].pays:
+        if self._types[device_type].pays:
             load = load + np.cumsum(crossing[start + 1 : end + 1])
         return load
 

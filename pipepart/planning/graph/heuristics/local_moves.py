@@ -16,22 +16,22 @@ def improve_by_moves(problem: Problem, split: Split) -> Split:
     stage_of, types = list(split.stage_of), split.types
     nodes = [set(members) for members in split.stages]
     loads = [
-        problem.stage_seconds(members, problem.types[kind])
-        for members, kind in zip(nodes, types, strict=True)
+        problem.stage_seconds(members, problem.types[device_type])
+        for members, device_type in zip(nodes, types, strict=True)
     ]
     for _ in range(MOST_MOVES):
         worst = max(range(len(loads)), key=loads.__getitem__)
         best: tuple[float, float, float, int, int] | None = None
         for node in _movable(problem, nodes[worst]):
             for target in _targets(problem, node, stage_of, len(types)):
-                kind = problem.types[types[target]]
+                device_type = problem.types[types[target]]
                 if (
                     sum(int(problem.bytes[other]) for other in nodes[target]) + problem.bytes[node]
-                    > kind.memory
+                    > device_type.memory
                 ):
                     continue
                 here = problem.stage_seconds(nodes[worst] - {node}, problem.types[types[worst]])
-                there = problem.stage_seconds(nodes[target] | {node}, kind)
+                there = problem.stage_seconds(nodes[target] | {node}, device_type)
                 if max(here, there) < loads[worst] * (1 - 1e-12):
                     found = (max(here, there), here, there, node, target)
                     best = found if best is None else min(best, found)

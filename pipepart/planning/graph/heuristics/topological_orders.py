@@ -10,7 +10,7 @@ from ..problem import Problem
 def topological_orders(problem: Problem) -> Iterator[list[int]]:
     """Execution order first, then orders that follow a branch to its end, then orders that keep few tensors open.
 
-    Each takes O(nodes + edges), the last two kinds O(nodes × ready nodes × pins of a node).
+    Each takes O(nodes + edges), the last two type_indices O(nodes × ready nodes × pins of a node).
     """
     yield list(range(len(problem)))
     yield _follow(problem, first=False)
