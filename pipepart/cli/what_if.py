@@ -142,7 +142,7 @@ def play_plan(plan: Plan, order: Order) -> Played:
             raise UsageError(f"{error}{_other_chunks(plan, chunks)}") from None
     if plan.replicas > 1 or schedule.replicas > 1:
         actions = order_text(schedule) if name == SEARCH else ()
-        return _in_copies(
+        return _with_replicas(
             plan,
             {
                 "schedule": name,
@@ -211,8 +211,8 @@ def _played(
     return played
 
 
-def _in_copies(plan: Plan, order: Mapping[str, Any]) -> Played:
-    """The same with several copies of the model, each stage on the device where the plan has it.
+def _with_replicas(plan: Plan, order: Mapping[str, Any]) -> Played:
+    """Put a plan with replicas under another order; each stage stays on its device.
 
     Raises:
         UsageError: the schedule has stages on one device that the plan has on two.

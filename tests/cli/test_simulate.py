@@ -215,21 +215,21 @@ def test_a_mistake_is_told_in_a_line(run: Run, planned: Plan, directory: Path, l
 
 
 @pytest.fixture
-def in_copies(planned: Plan, directory: Path) -> Plan:
+def with_replicas(planned: Plan, directory: Path) -> Plan:
     """The two stages and a copy of them on further devices, in ``plan.json``."""
     cluster = Cluster.virtual(4, memory="1GiB")
     made = planned.model_copy(
-        update={"cluster": cluster, "copies": (("virtual:2", "virtual:3"),)}
+        update={"cluster": cluster, "replica_devices": (("virtual:2", "virtual:3"),)}
     ).refreshed()
     made.save(directory / "plan.json")
     return made
 
 
-def test_a_plan_with_copies_is_played_in_copies(run: Run, in_copies: Plan) -> None:
+def test_a_plan_with_replicas_is_played_with_them(run: Run, with_replicas: Plan) -> None:
     found = figures(run("simulate plan.json --json"))
-    assert found["makespan_seconds"] == in_copies.predicted.step_seconds
+    assert found["makespan_seconds"] == with_replicas.predicted.step_seconds
     assert [device["device"] for device in found["devices"]] == [f"virtual:{index}" for index in range(4)]
-    gpipe = in_copies.model_copy(update={"schedule": "gpipe"})
+    gpipe = with_replicas.model_copy(update={"schedule": "gpipe"})
     found = figures(run("simulate plan.json --schedule gpipe --json"))
     assert found["makespan_seconds"] == gpipe.simulate().makespan
 
@@ -241,7 +241,7 @@ def test_a_plan_is_played_in_both_directions(run: Run, planned: Plan) -> None:
     assert [device["device"] for device in found["devices"]] == ["virtual:0", "virtual:1"]
 
 
-def test_a_schedule_that_moves_stages_of_a_copy_is_refused(run: Run, in_copies: Plan) -> None:
+def test_a_schedule_that_moves_stages_of_a_copy_is_refused(run: Run, with_replicas: Plan) -> None:
     result = run("simulate plan.json --schedule zb-v --chunks 2")
     assert result.exit_code != 0
     assert "stages 0 and 1 on one device" in result.stderr
