@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import schedules
 
@@ -18,9 +19,9 @@ from .autograd import graph_cut
 from .capture import flatten
 from .cluster import Cluster
 from .data.arguments import Arguments, arguments_of_call, check_arguments
-from .data.device_batch import Prefetched
-from .data.prefetch import Passes, Prefetch, ToArguments
-from .data.split import Splitter, gather
+from .data.copy_ahead import CopyAhead
+from .data.prefetch import Passes, Prefetch
+from .data.split import BATCH_NORMS, Merger, MicroBatches, Splitter, gather, least_samples, micro_batches_of
 from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -46,68 +47,61 @@ from .runtime import (
     memory_of,
     step_end,
 )
-from .runtime.as_module import Wrapped
+from .runtime.as_module import AsModule
+from .runtime.kept_outputs import KeptOutputs
+from .runtime.observe.recorder import Recorder
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions
+from .runtime.order import Order
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
-class Pipeline(Wrapped):
-    """A model whose stages train on several devices, one worker thread a device.
+class Pipeline(AsModule):
+    """Trains a model cut into stages, each on its device with a worker thread of its own.
 
-    The layers stay those of the user's model, so that an optimizer over ``parameters()``, a checkpoint and the names in
-    it know nothing of stages. One thread at a time may call ``step`` or the pipeline itself.
+    The layers stay those of the model: optimizers over ``parameters()`` and checkpoints work as without a pipeline.
+    One thread at a time may use a pipeline.
 
-    Where the plan has a stage recompute, its layers run twice for a micro-batch: to the same numbers, buffers and
-    random draws, but Python code in them, such as a counter, a forward hook or a draw from numpy, runs twice, too.
-
-    Where the plan has several copies of the model, on devices of their own or in opposite directions, ``model`` is the
-    first of them. The others are deep copies, made here: they follow its values, modes and settings at every step, and
-    their gradients are added to its parameters', copy after copy. Python code in layers runs in each copy on its own.
+    A stage that recomputes runs its layers twice for each micro-batch, to the same numbers; Python code in them, such
+    as a counter or a forward hook, runs twice as well. With replicas, ``model`` is the first replica; the others are
+    deep copies that follow its parameters, modes and settings at every step.
 
     Args:
-        model: the ``nn.Sequential`` that the plan was made for; its layers are moved to their devices.
+        model: the ``nn.Sequential`` that the plan was made for. Its layers are moved to their devices.
         plan: the cut and the schedule.
-        loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or ``loss_fn(output)`` without a target;
-            None for a model whose output is the loss. It is put together from means and sums, or returns
-            ``(sum, count)``: the step's loss is then the sum of sums divided by the sum of counts.
-        reduction: how the loss sums up its samples; None to take its own word, as torch's losses give it, or to find
-            out: it is called on outputs without values, too, and on halves of micro-batches. A model that computes its
-            own loss is taken for a mean over samples.
-        split: how a mini-batch is split, where not along dimension 0 of all its tensors: called with
-            ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; it returns that many
-            pairs or fewer. They come in the order of the samples in the output.
-        deferred_batch_norm: whether the running statistics of BatchNorm layers are those of the whole mini-batch,
-            updated once a step. Else they are updated for each micro-batch, as in plain micro-batched training; by its
-            own statistics each micro-batch is normalised in either case.
-        trace: whether to keep the start and end of every action of a step in ``last_trace``.
-        strict: whether virtual devices are as strict as others: each has tensors of its own and the memory that the
-            plan grants it, messages are copied, and an operation on tensors of several raises. Others are anyway.
-        optimizer: makes an optimizer of a stage's list of parameters; each stage then steps within :meth:`step` as
-            soon as its last gradient is there. Its numbers are those of one over all if it treats each by itself.
-        timeout: seconds that a step may go on without an action that ends on any device, as where a layer waits for
-            what never comes. It is then given up by a TimeoutError that says who waits for whom; a layer that does not
-            return has the pipeline closed. A backward of ``pipe(x)`` on accelerators is not watched.
-        nan_guard: whether the first number of a step that is not finite raises FloatingPointError, which names layer,
-            stage and micro-batch, and whether it is in the layer's output, the loss, the gradient of the layer's input
-            or of a parameter: first in the order of plain training on the same micro-batches. It costs a pass over
-            every output and gradient, and a wait for each device once a step. Under ``scaler``, where gradients
-            overflow in the course of things, they are not looked at; nor is -inf in a mask, which has no gradient.
-            Layers run one by one, not compiled.
+        loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or as ``loss_fn(output)`` without a target.
+            None for a model whose output is the loss. Returns a scalar, or ``(sum, count)``: the loss of the step is
+            then the sum of all sums divided by the sum of all counts.
+        reduction: whether the loss is a mean or a sum over samples; None to find out.
+        split: splits a mini-batch in place of the rule that all tensors are split along dimension 0. Called with
+            ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; returns that many
+            pairs or fewer. The input is the argument of the model, or :class:`pipepart.Arguments` if it has several.
+        merge: joins the outputs of the micro-batches in place of the rule that tensors are joined along dimension 0.
+            Called with the list of outputs, in the order of the parts; returns the output of the mini-batch.
+        deferred_batch_norm: update the running statistics of BatchNorm layers once a step, with those of the whole
+            mini-batch. Otherwise each micro-batch updates them. Each micro-batch is normalized by its own statistics
+            in both cases.
+        trace: keep the start and end of every action of a step in ``last_trace``.
+        strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
+        optimizer: makes an optimizer for a list of parameters. Each stage then has its own, which steps within
+            :meth:`step` as soon as the last gradient of the stage is there.
+        timeout: seconds after which a step in which no action ends fails with a TimeoutError that says which device
+            waits for what. A backward of ``pipe(x)`` on accelerators has no timeout.
+        nan_guard: raise FloatingPointError at the first number of a step that is not finite, with its layer, stage and
+            micro-batch. Costs a pass over every output and gradient, and a wait for the devices once a step. Gradients
+            under ``scaler`` are not checked. Layers are not compiled.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
-            second step in a mode on. Those that draw, add losses or have hooks run by themselves, as the first step
-            shows. Kernels round in their own way, and a split backward does all of compiled layers in its first part.
+            second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
-    Under ``pipedream`` and ``pipedream-2bw``, which want ``optimizer``, the numbers are *not* those of plain training:
-    stages step within a step, after each micro-batch or after as many as stages, a mini-batch of their own, and each
-    micro-batch keeps to the weights of its forward. At the end of :meth:`step` all stages have taken all steps.
+    Under ``pipedream`` and ``pipedream-2bw`` the numbers are *not* those of plain training: each stage steps its
+    optimizer within a step, after every micro-batch or after as many as there are stages.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, ``optimizer`` makes none, or ``compile`` is no keywords.
-        ValueError: the plan's layers are not the model's, layers in different stages write one buffer, the loss
-            reduces nothing, there are to be several copies of a layer that cannot be copied, or the schedule changes
-            weights within a step and there is no ``optimizer``, or stages share parameters.
+        TypeError: an argument has the wrong type, or ``model`` is no ``nn.Sequential``.
+        ValueError: the plan was made for another model, layers in different stages write one buffer, the loss does not
+            reduce, a layer cannot be copied for replicas, or the schedule needs ``optimizer`` or layers in different
+            stages that share no parameters.
     """
 
     def __init__(
@@ -118,6 +112,7 @@ class Pipeline(Wrapped):
         *,
         reduction: Literal["mean", "sum"] | None = None,
         split: Splitter | None = None,
+        merge: Merger | None = None,
         deferred_batch_norm: bool = False,
         trace: bool = False,
         strict: bool = False,
@@ -126,6 +121,7 @@ class Pipeline(Wrapped):
         timeout: float | None = None,
         nan_guard: bool = False,
     ) -> None:
+        _check_types(plan, loss_fn=loss_fn, split=split, merge=merge)
         if plan.edges:
             raise ValueError(
                 f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
@@ -137,15 +133,16 @@ class Pipeline(Wrapped):
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
         self._loss_checked = loss_fn is None
-        self._split = split
+        self._split, self._merge = split, merge
         self._traces = Traces(plan, always=trace)
         self._stages = build_stages(model, plan, compile, strict)
-        norms = flatten(model) if deferred_batch_norm else ()
-        self._batch_norms = DeferredBatchNorm(norms, self._stages)
-        self._first_layer = flatten(model)[0]
-        self._known_forms: set[tuple[int, tuple[str, ...]]] = set()
+        layers = flatten(model)
+        self._first_layer = layers[0]
+        self._accepted: set[tuple[int, tuple[str, ...]]] = set()  # forms of calls that the first layer takes
+        self._norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+        self._batch_norms = DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages)
         warn_of_changes(plan, model, stacklevel=2)
-        super().__init__(model, StageOptimizers(optimizer, model, plan))
+        super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
         self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
@@ -169,7 +166,7 @@ class Pipeline(Wrapped):
         micro_batches: int | Literal["auto"] = "auto",
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         replicas: int | Literal["auto"] = 1,
-        optimizer: str = "adam",
+        optimizer_state: str = "adam",
         split: Splitter | None = None,
         **options: Unpack[RunOptions],
     ) -> Pipeline:
@@ -179,21 +176,24 @@ class Pipeline(Wrapped):
             model: an ``nn.Sequential``.
             sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of
                 positional arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
-            target: what the loss compares with.
+            target: the target of the loss, its tensors ``[samples, ...]``.
             loss_fn: as for :class:`Pipeline`.
-            devices: a number (accelerators where there are as many, else virtual devices on the CPU), a list of
-                torch devices, or a Cluster.
-            schedule: a name, or ``"auto"`` for the best.
+            devices: a number (accelerators if there are that many, else virtual devices on the CPU), a list of torch
+                devices, or a Cluster.
+            schedule: a name, or ``"auto"`` for the fastest.
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
-            recompute: whether stages run their forwards again before the backward instead of keeping what they
-                made; ``"auto"`` where the memory does not do else.
-            replicas: copies of the model that train side by side; ``"auto"`` for the best number.
-            optimizer: whose state the memory of a stage counts.
-            split, options: as for :class:`Pipeline`; the profile is of layers that are not compiled.
+            recompute: which stages run their forward again during the backward; ``"auto"`` for those that do not fit
+                into memory otherwise.
+            replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
+            optimizer_state: the optimizer whose state counts in the memory of a stage: ``"sgd"``, ``"momentum"``,
+                ``"adam"`` or ``"adamw"``.
+            split, options: as for :class:`Pipeline`.
 
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
         """
+        _check_types(None, loss_fn=loss_fn, split=split, merge=options.get("merge"))
+        check_timeout(options.get("timeout"))
         made = plan_for(
             model,
             sample,
@@ -204,8 +204,9 @@ class Pipeline(Wrapped):
             micro_batches=micro_batches,
             recompute=recompute,
             replicas=replicas,
-            optimizer=optimizer,
+            optimizer_state=optimizer_state,
             split=split,
+            with_optimizers=options.get("optimizer") is not None,
         )
         return cls(model, made, loss_fn, split=split, **options)
 
@@ -220,75 +221,75 @@ class Pipeline(Wrapped):
         return self._traces.last
 
     def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
-        """Measures the steps that run within ``with pipe.trace() as trace``, and holds them against the plan.
+        """Measures the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
 
-        With ``memory`` their ``peak_bytes`` is counted, too: what each device kept, which slows small layers down.
+        With ``memory``, also counts the ``peak_bytes`` that each device keeps, which slows small layers down.
         """
         return self._traces.opened(memory)
 
     def memory(self) -> dict[str, MemoryUse]:
-        """The bytes in use on each virtual device, and the most so far, by its name; what the caller makes apart.
+        """The bytes in use on each virtual device and their peak, by its name, without what the caller has made.
 
         Raises:
-            RuntimeError: nobody counts: the pipeline was made without ``strict``, or its devices are real.
+            RuntimeError: nothing is counted: the pipeline was made without ``strict``, or its devices are real.
         """
         return memory_of(self._emulation)
 
     @frees_memory
     def step(
-        self, *args: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None, **kwargs: Any
-    ) -> Tensor:
-        """Forward and backward of a mini-batch; gradients are added to each parameter's ``grad``.
+        self,
+        *args: Any,
+        target: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        return_outputs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and backward of a mini-batch; adds the gradients of its loss to each parameter's ``grad``.
 
-        They are those of the loss of the whole mini-batch. It is split into the plan's micro-batches, or into as
-        many as it has samples if these are fewer.
+        The mini-batch is split into as many micro-batches as the plan has, or as it has samples if these are fewer;
+        with BatchNorm in training each has at least two samples. A model in evaluation mode trains in that mode, as a
+        plain model does.
 
-        Stages' own optimizers clear the gradients first, and apply them. Under an asynchronous schedule ``grad`` is
-        that of the last optimizer step, and the loss the mean of those of all.
+        The stages' own optimizers, if any, clear the gradients first and step at the end. Under an asynchronous
+        schedule ``grad`` is that of the last optimizer step, and the loss is the mean of those of all.
 
         Args:
-            args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions and
-                all that is none goes whole to every micro-batch, and so does what is marked as :class:`pipepart.Whole`.
-            target: what the loss compares with, its tensors ``[samples, ...]``; never cut off from its samples.
-            scaler: scales the gradients, as those of ``scaler.scale(loss).backward()`` are; what follows is plain:
+            args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions,
+                other values and what is marked as :class:`pipepart.Whole` go whole to every micro-batch.
+            target: the target of the loss, its tensors ``[samples, ...]``.
+            scaler: scales the gradients as ``scaler.scale(loss).backward()`` does. Go on as in a plain loop:
                 ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
+            return_outputs: return the output of the model as well.
 
         Returns:
-            The loss of the mini-batch, a scalar without gradient and not scaled.
+            The loss of the mini-batch, a scalar without gradient and not scaled; or ``(loss, output)``.
 
         Raises:
-            TypeError, ValueError: bad arguments, before anything has run.
-            RuntimeError: the pipeline is closed or busy.
-            BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch; the
-                gradients are incomplete then, and the next step works. Of stages with own optimizers each has the
-                newest weights that it made, some after more steps than others: go on from a checkpoint.
+            TypeError, ValueError: wrong arguments; nothing has run. Or the outputs cannot be joined.
+            RuntimeError: gradients are disabled, the pipeline is closed or busy, or a layer of the model was replaced.
+            BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch. The
+                gradients are incomplete then; the next step works. Stages with their own optimizers may have taken
+                unequal numbers of steps: go on from a checkpoint.
         """
-        value = self._input(arguments_of_call(args, kwargs), target)
-        with torch.inference_mode(False), torch.enable_grad():
-            batch = Prefetched.parts_of(value, target, self._plan.micro_batches, self._split)
-        if not self._loss_checked and self._loss_fn is not None:
-            check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
-            self._loss_checked = True
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "step trains, and gradients are disabled here (torch.no_grad or torch.inference_mode): for the loss "
+                "alone call pipe.evaluate(...), or leave that block to train"
+            )
+        batch = self._split_up(arguments_of_call(args, kwargs), target)
+        self._check_loss(batch)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
-        with self._claimed(), torch.inference_mode(False), torch.enable_grad():
+        with self._claimed():
             order = self._orders.step(len(batch.inputs))
             end = step_end(self._loss, batch, order.schedule, scaler)
+            kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = Step(
-                order,
-                self._stages,
-                messages,
-                end,
-                optimizers=self._optimizers.by_stage,
-                recorder=recorder,
-                streams=self._streams,
-                emulation=self._emulation,
-            )
+            step = self._new_step(order, messages, kept or end, recorder=recorder, optimizers=True)
             self._engine.execute(step, scaled=scaler is not None)
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             graph_cut.backward(
@@ -299,39 +300,72 @@ class Pipeline(Wrapped):
                 ),
             )
         self._traces.add_step(recorder)
-        return end.total
+        return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
+
+    @frees_memory
+    def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """The loss of a mini-batch in evaluation mode, without a backward. Changes no gradient, mode or statistic.
+
+        Args:
+            args, kwargs, target, return_outputs: as for :meth:`step`.
+
+        Returns:
+            The loss of the mini-batch, a scalar; or ``(loss, output)``.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`step`.
+        """
+        with torch.no_grad(), self._claimed(), self.evaluating():
+            batch = self._split_up(arguments_of_call(args, kwargs), target)
+            self._check_loss(batch)
+            order = self._orders.forwards(len(batch.inputs))
+            end = step_end(self._loss, batch, order.schedule)
+            kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
+            self._run_forwards(order, [graph_cut.part(one) for one in batch.inputs], kept or end)
+            return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for a mini-batch, computed micro-batch by micro-batch.
 
-        With gradients enabled it can be differentiated, once: its backward runs all stages' backwards, after all
-        forwards, and adds to the ``grad`` of the parameters, which the graph itself does not show. So
-        ``torch.autograd.grad`` and ``backward(inputs=...)`` find what the input is made of and no parameter.
+        With gradients enabled the output can be differentiated once: its backward runs the backwards of all stages,
+        after all forwards, and adds to the ``grad`` of the parameters. The parameters are not in the graph of the
+        output, so ``torch.autograd.grad`` and ``backward(inputs=...)`` reach the arguments of the model only.
 
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        value = self._input(arguments_of_call(args, kwargs))
-        batch = Prefetched.parts_of(value, None, self._plan.micro_batches, self._split)
+        batch = self._split_up(arguments_of_call(args, kwargs))
         if torch.is_grad_enabled():
-            return differentiable(
-                batch.inputs, batch.sizes, self._forward, self._backward, (s.device for s in self._stages)
+            recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
+            named = [(f"parameter {name!r}", parameter) for name, parameter in self.named_parameters()]
+            outputs = differentiable(
+                batch.inputs,
+                batch.sizes,
+                self._forward,
+                self._backward,
+                (s.device for s in self._stages),
+                named if recomputes else (),
             )
+            return gather(outputs, batch, self._merge)
         end = OutputEnd(batch.sizes)
         self._forward([graph_cut.part(one) for one in batch.inputs], end)
         if (added := end.added.total()) is not None:
             add_loss(added, reduction="sum")
-        return gather(end.outputs)
+        return gather(end.outputs, batch, self._merge)
 
-    def prefetch(
-        self, loader: Iterable[Any], *, depth: int = 2, to_arguments: ToArguments | None = None
-    ) -> Prefetch:
-        """The mini-batches of any loader, made ready on a thread: ``for x, y in pipe.prefetch(loader)``.
+    def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
+        """Loads mini-batches and copies them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
 
-        ``depth`` and ``to_arguments`` are those of :class:`pipepart.data.prefetch.Prefetch`. Closing ends its threads.
+        Yields what the loader yields. Inputs are copied to the device of the first stage, targets to that of the last.
+
+        Args:
+            loader: any iterable of mini-batches.
+            depth: mini-batches that are loaded ahead, at most.
+            target: index or key of the target in a mini-batch, by default the last entry of a tuple or list.
         """
-        return Prefetch(loader, self._plan, self._split, self._passes, depth, to_arguments)
+        first, last = self._stages[0].device, self._stages[len(self._plan.stages) - 1].device
+        return Prefetch(loader, CopyAhead(first, last, target), self._passes, depth)
 
     def close(self) -> None:
         """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
@@ -355,24 +389,59 @@ class Pipeline(Wrapped):
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
-    def _input(self, given: Arguments, target: Any = None) -> Any:
-        """What is split into micro-batches, if the first layer takes these arguments."""
+    def _split_up(self, given: Arguments, target: Any = None) -> MicroBatches:
+        """The micro-batches of a call, if the model is the one that the stages were made of and takes its arguments."""
+        self._engine.check_open()
+        self.check_layers()
         form = len(given.args), tuple(given.kwargs)
-        if form not in self._known_forms:
+        if form not in self._accepted:
             check_arguments(*self._first_layer, given, target)
-            self._known_forms.add(form)
-        return given.input
+            self._accepted.add(form)
+        least = least_samples(self._norms)
+        return micro_batches_of(given.input, target, self._plan.micro_batches, self._split, least)
+
+    def _check_loss(self, batch: MicroBatches) -> None:
+        """Before the first step, that the loss gives a scalar for an output as the plan knows it."""
+        if not self._loss_checked and self._loss_fn is not None:
+            check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
+            self._loss_checked = True
+
+    def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
+        if self._streams:
+            self._streams.hold_for_caller(outputs)
+        return gather(outputs, batch, self._merge)
+
+    def _new_step(
+        self,
+        order: Order,
+        inputs: Sequence[Any],
+        end: Any,
+        forward: Step | None = None,
+        recorder: Recorder | None = None,
+        optimizers: bool = False,
+    ) -> Step:
+        return Step(
+            order,
+            self._stages,
+            inputs,
+            end,
+            forward=forward,
+            optimizers=self._optimizers.by_stage if optimizers else (),
+            recorder=recorder,
+            streams=self._streams,
+            emulation=self._emulation,
+        )
+
+    def _run_forwards(self, order: Order, inputs: Sequence[Any], end: Any) -> Step:
+        recorder = self._traces.recorder(order.schedule, self._stages)
+        step = self._new_step(order, inputs, end, recorder=recorder)
+        self._engine.execute(step)
+        self._traces.add_forward(recorder)
+        return step
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
         with self._claimed():
-            order = self._orders.forwards(len(inputs))
-            recorder = self._traces.recorder(order.schedule, self._stages)
-            streams, emulation = self._streams, self._emulation
-            step = Step(
-                order, self._stages, inputs, end, recorder=recorder, streams=streams, emulation=emulation
-            )
-            self._engine.execute(step)
-            self._traces.add_forward(recorder)
+            step = self._run_forwards(self._orders.forwards(len(inputs)), inputs, end)
             if self._streams:
                 self._streams.hold_for_caller(end.outputs)
         return step
@@ -380,12 +449,7 @@ class Pipeline(Wrapped):
     def _backward(self, forward: Step, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
             parts = len(forward.input_gradients)
-            order = self._orders.backwards(parts)
-            streams, emulation = self._streams, self._emulation
-            nothing = [None] * parts
-            step = Step(
-                order, self._stages, nothing, end, forward=forward, streams=streams, emulation=emulation
-            )
+            step = self._new_step(self._orders.backwards(parts), [None] * parts, end, forward)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(step)
             else:
@@ -411,3 +475,17 @@ class Pipeline(Wrapped):
         finally:
             if self._claim is claim:
                 self._claim = None
+
+
+def _check_types(plan: Any, **functions: Any) -> None:
+    """Refuses a plan that is none, unless there is none yet, and functions that cannot be called.
+
+    Raises:
+        TypeError: which argument it is.
+    """
+    if plan is not None and not isinstance(plan, Plan):
+        hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
+        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r:.80}")

@@ -1,33 +1,26 @@
-"""Prefetching: the next mini-batches are loaded, moved and split on a thread of their own while one trains.
+"""Prefetching: a thread loads the next mini-batches and copies them to their devices while one trains.
 
 ::
 
-    thread of the pass                            the caller's thread
-    wait for room ─▶ next(loader) ─▶ pin, move, split ──▶ made ──▶ take ──▶ pipe.step
-         ▲                                                          │
-         └──────────────────────── room ◀──────────────────────────┘
+    thread of the pass                          the caller's thread
+    wait for room ─▶ next(loader) ─▶ copy ──▶ made ──▶ take ──▶ pipe.step
+         ▲                                              │
+         └───────────────────── room ◀──────────────────┘
 
-Nothing but these two queues is between the threads. To end a pass is to leave a word in both of them.
+The threads share these two queues and nothing else. A pass ends when a last entry is put into both.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import torch
-
-from ..planning import Plan
 from ..workers.forks import FORKED, listen_for_forks
 from ..workers.modes import Modes
-from .arguments import Arguments
-from .device_batch import Copies, MiniBatch
-from .split import Splitter
-
-ToArguments = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any], Any]]
+from .copy_ahead import Copied, CopyAhead
 
 _PATIENCE_SECONDS = 1.0  # for a loader that is at work when its pass ends; the thread ends when it returns
 
@@ -41,13 +34,13 @@ class Passes:
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_Pass] = weakref.WeakSet()
 
-    def begin(self, loader: Iterable[Any], prepare: Callable[[Any], Any], depth: int) -> _Pass:
+    def begin(self, loader: Iterable[Any], copy: CopyAhead, depth: int) -> _Pass:
         """Starts a pass, whose thread holds nothing of the pipeline.
 
         Raises:
             RuntimeError: the pipeline is closed.
         """
-        made = _Pass(iter(loader), prepare, depth)  # the loader may draw a seed: on this thread, as without
+        made = _Pass(iter(loader), copy, depth)  # the loader may draw a seed: on this thread, as without
         with self._lock:
             if self.ended:
                 raise RuntimeError(self.ended)
@@ -72,59 +65,51 @@ class Passes:
 
 
 class Prefetch:
-    """A loader whose mini-batches are made ready for a pipeline on a thread, while the one before trains.
+    """A loader whose mini-batches are loaded and copied to their devices ahead of time. Yields what the loader yields.
 
-    Inputs go to the first device and targets to the last, by way of pinned memory and on a stream of their own where
-    these are accelerators, and both are split; ``step`` and the pipeline itself take them as they are. Each ``for`` is
-    a new pass over the loader. The thread ends with its pass; a loader that does not return is given a second, and its
-    thread ends when it does. A loader that draws from a global generator while it runs in this process competes with
-    layers that draw: give it a generator or workers of its own.
+    Each ``for`` is a new pass over the loader, on a thread of its own that ends with the pass. A loader that does not
+    return is given a second when its pass ends. A loader that draws from a global random generator in this process
+    competes with layers that draw: give it a generator or workers of its own.
 
     Args:
-        loader: its mini-batches are pairs of an input and a target, lists or tuples of one input, or an input of
-            another form; what is yielded has the same form.
-        plan, splitter: of the pipeline.
+        loader: an iterable of mini-batches: tensors, or nests of tensors.
+        copy: copies a mini-batch to its devices.
         passes: those of the pipeline.
-        depth: mini-batches that are made ahead, at most.
-        to_arguments: called with what the loader gives; returns positional arguments, keyword arguments and the target
-            or None. Pairs are yielded then.
+        depth: mini-batches that are loaded ahead, at most.
+
+    Raises:
+        TypeError: ``loader`` is no iterable.
+        ValueError: ``depth`` is below 1.
+        RuntimeError: the pipeline is closed.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        plan: Plan,
-        splitter: Splitter | None,
-        passes: Passes,
-        depth: int,
-        to_arguments: ToArguments | None,
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], copy: CopyAhead, passes: Passes, depth: int) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"prefetch takes an iterable of mini-batches, got a {type(loader).__name__}")
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1 mini-batch ahead, got {depth}")
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+            raise ValueError(f"depth must be at least 1 mini-batch ahead, got {depth!r}")
         if passes.ended:
             raise RuntimeError(passes.ended)
         self._loader = loader
+        self._copy = copy
         self._passes = passes
         self._depth = depth
-        self._prepare = _Prepare(plan, splitter, to_arguments)
 
     def __iter__(self) -> Iterator[Any]:
-        going = self._passes.begin(self._loader, self._prepare, self._depth)
+        going = self._passes.begin(self._loader, self._copy, self._depth)
         try:
             while (made := going.take()) is not None:
-                yield made.given
+                yield made.arrived()
                 del made  # what has been trained is not held while the next is waited for
         finally:
             going.end("")
 
     def __len__(self) -> int:
-        """That of the loader, where it has one."""
+        """The length of the loader, if it has one."""
         return len(self._loader)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the loader and its samplers the epoch, those that ask for it, as ``DistributedSampler`` does."""
+        """Tells the epoch to the loader and its samplers, as far as they take it, as ``DistributedSampler`` does."""
         sampler = getattr(self._loader, "batch_sampler", None)
         listeners = [self._loader, getattr(self._loader, "sampler", None), sampler]
         listeners.append(getattr(sampler, "sampler", None))
@@ -132,62 +117,25 @@ class Prefetch:
             listener.set_epoch(epoch)
 
 
-class _Made(NamedTuple):
-    """What the thread hands over: a mini-batch as the caller gets it, or what was raised in its place."""
+class _Failed(NamedTuple):
+    """An exception in the place of a mini-batch."""
 
-    given: Any = None
-    error: BaseException | None = None
-
-
-class _Prepare:
-    """From a loader's batch to what the caller gets for it."""
-
-    def __init__(self, plan: Plan, splitter: Splitter | None, to_arguments: ToArguments | None) -> None:
-        devices = plan.devices
-        self._first, self._last = (torch.device(d.torch_device or "cpu") for d in (devices[0], devices[-1]))
-        self._most = plan.micro_batches
-        self._splitter = splitter
-        self._to_arguments = to_arguments
-        self._streams: dict[torch.device, torch.Stream] = {}
-
-    def __call__(self, batch: Any) -> Any:
-        sequence = type(batch) in (tuple, list)
-        if self._to_arguments is not None:
-            args, kwargs, target = self._to_arguments(batch)
-            value = Arguments(*args, **kwargs).input
-        elif sequence and len(batch) not in (1, 2):
-            raise TypeError(
-                f"the loader gives {type(batch).__name__}s of {len(batch)}: say what is input and what is target, "
-                "prefetch(loader, to_arguments=lambda batch: (args, kwargs, target))"
-            )
-        else:
-            value, target = (batch[0], batch[1] if len(batch) == 2 else None) if sequence else (batch, None)
-        copies = Copies(self._streams)
-        made = MiniBatch(
-            copies.to(value, self._first),
-            copies.to(target, self._last),
-            self._most,
-            self._splitter,
-            copies,
-        )
-        if self._to_arguments is None and (not sequence or len(batch) == 1):
-            return made.given()[:1] if sequence else made.given()[0]
-        return made.given()
+    error: BaseException
 
 
 class _Pass:
     """One pass over a loader: a thread, what it has made, and room for what it may make."""
 
-    def __init__(self, batches: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> None:
+    def __init__(self, batches: Iterator[Any], copy: CopyAhead, depth: int) -> None:
         self._room: SimpleQueue[None] = SimpleQueue()  # its puts are safe wherever a collector may run
-        self._made: SimpleQueue[_Made | None] = SimpleQueue()
+        self._made: SimpleQueue[Copied | _Failed | None] = SimpleQueue()
         self._ended = False
         self._reason = ""
         self._modes = Modes.current()
         for _ in range(depth):
             self._room.put(None)
         self._thread = threading.Thread(
-            target=self._work, args=([batches], prepare), name="pipepart-prefetch", daemon=True
+            target=self._work, args=([batches], copy), name="pipepart-prefetch", daemon=True
         )
         del batches
 
@@ -195,17 +143,17 @@ class _Pass:
         """Starts the thread."""
         self._thread.start()
 
-    def take(self) -> _Made | None:
+    def take(self) -> Copied | None:
         """The next mini-batch; None behind the last.
 
         Raises:
             RuntimeError: the pipeline has been closed.
-            BaseException: what the loader, or the split of what it gave, raised in the place of a mini-batch.
+            BaseException: what the loader raised in the place of a mini-batch.
         """
         made = None if self._reason else self._made.get()
         if self._reason:
             raise RuntimeError(self._reason)
-        if made is None or made.error is None:
+        if not isinstance(made, _Failed):
             self._room.put(None)
             return made
         try:
@@ -222,7 +170,7 @@ class _Pass:
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
             self._thread.join(_PATIENCE_SECONDS)
 
-    def _work(self, given: list[Iterator[Any]], prepare: Callable[[Any], Any]) -> None:
+    def _work(self, given: list[Iterator[Any]], copy: CopyAhead) -> None:
         batches = given.pop()  # the thread object keeps its arguments while it runs
         try:
             with self._modes.entered(), self._modes.autocasting():
@@ -231,11 +179,11 @@ class _Pass:
                         batch = next(batches)
                     except StopIteration:
                         break
-                    self._made.put(_Made(prepare(batch)))
+                    self._made.put(copy(batch))
                     del batch
             self._made.put(None)
         except BaseException as error:
-            self._made.put(_Made(error=error))
+            self._made.put(_Failed(error))
 
     def _waited_in_vain(self) -> bool:
         """Whether the pass has ended when there is room."""

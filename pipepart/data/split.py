@@ -1,4 +1,4 @@
-"""Splits a mini-batch into micro-batches and gathers their outputs."""
+"""Splits a mini-batch into micro-batches, and joins the outputs of the micro-batches."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from ..autograd.nests import check_nest
+
 Splitter = Callable[[tuple[Any, Any], int], Iterable[tuple[Any, Any]]]
+Merger = Callable[[list[Any]], Any]
+
+_TO_SPLIT = (
+    "pass its tensors themselves, give all of it to every micro-batch as pipepart.Whole(...), or split the "
+)
+_TO_SPLIT += "mini-batch yourself with Pipeline(..., split=...)"
+_TO_MERGE = "Pipeline(..., merge=lambda outputs: ...)"
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A value within an input or a target that every micro-batch gets as it is, without this wrapper.
+    """Replicates a value: every micro-batch gets all of it, without this wrapper.
 
-    For tensors whose dimension 0 is not that of samples: a mask ``[positions, positions]``, the weights of classes.
+    For values in an input or a target whose dimension 0 is not that of samples: a mask ``[positions, positions]``,
+    the weights of classes.
     """
 
     value: Any
@@ -28,7 +39,7 @@ pytree.register_pytree_node(Whole, lambda whole: ([whole.value], None), lambda v
 
 
 class Apart:
-    """In place of a target whose parts are of unlike lengths, or the like, and cannot be put together."""
+    """In place of the target of a mini-batch whose parts cannot be joined, because their shapes differ."""
 
 
 class MicroBatches(NamedTuple):
@@ -38,31 +49,39 @@ class MicroBatches(NamedTuple):
         inputs, targets: one entry a part.
         sizes: samples in each part.
         target: of the whole mini-batch, or :class:`Apart`.
+        by_samples: whether each sample is in one part, so that outputs can be joined along dimension 0.
     """
 
     inputs: list[Any]
     targets: list[Any]
     sizes: list[int]
     target: Any
+    by_samples: bool = True
 
 
-def micro_batches_of(value: Any, target: Any, most: int, splitter: Splitter | None = None) -> MicroBatches:
-    """Splits a mini-batch into ``most`` parts, or into as many as it has samples if these are fewer.
+def micro_batches_of(
+    value: Any, target: Any, most: int, splitter: Splitter | None = None, least_samples: int = 1
+) -> MicroBatches:
+    """Splits a mini-batch into ``most`` parts, or into as many as have ``least_samples`` samples each.
 
     Args:
-        value: the input.
+        value: the input: one value, or :class:`~pipepart.data.arguments.Arguments`.
         target: the target, or None.
         most: parts at most.
-        splitter: the user's way to do it, called with ``(value, target)`` and ``most``; it returns that many pairs of
-            an input and a target or fewer, each with tensors ``[samples, ...]`` of its own. None for :func:`split`.
+        splitter: the user's function, called with ``(value, target)`` and ``most``. It returns that many pairs of an
+            input and a target or fewer, each with tensors ``[samples, ...]`` of its own. None for :func:`split`.
+        least_samples: the fewest samples that a part may have, if the mini-batch has as many. A splitter decides
+            itself.
 
     Raises:
-        TypeError, ValueError: as :func:`batch_size` does, of the whole or of a part; or the splitter returns none or
-            too many parts, or something else.
+        TypeError, ValueError: as :func:`batch_size` does, of the whole or of a part; there is a value that cannot be
+            split; or the splitter returns no part, too many, or something else.
     """
     if splitter is None:
         batch = batch_size(value, target)
-        parts = min(most, batch)
+        _check_splittable(value, "the input", batch)
+        _check_splittable(target, "the target", batch)
+        parts = max(1, min(most, batch // least_samples))
         return MicroBatches(split(value, parts), split(target, parts), sizes(batch, parts), _bare(target))
     found = list(splitter((value, target), most))
     if not 1 <= len(found) <= most:
@@ -71,18 +90,33 @@ def micro_batches_of(value: Any, target: Any, most: int, splitter: Splitter | No
         if not isinstance(part, tuple) or len(part) != 2:
             raise TypeError(f"split must return pairs (input, target), got a {type(part).__name__}")
     targets = [_bare(part) for _, part in found]
-    return MicroBatches(
-        [_bare(part) for part, _ in found], targets, [batch_size(*part) for part in found], joined(targets)
-    )
+    counts = [batch_size(*part) for part in found]
+    by_samples = _samples(value) in (None, sum(counts))
+    return MicroBatches([_bare(part) for part, _ in found], targets, counts, joined(targets), by_samples)
+
+
+def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
+    """The fewest samples that a micro-batch may have: two if a BatchNorm normalizes by its statistics, else one.
+
+    BatchNorm has no variance to divide by in a single sample ``[1, channels]``.
+
+    Args:
+        modules: of the model.
+        training: count a BatchNorm in evaluation mode as well.
+    """
+    return 2 if any(isinstance(one, BATCH_NORMS) and (training or one.training) for one in modules) else 1
+
+
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def batch_size(sample: Any, target: Any = None) -> int:
     """Samples in a mini-batch: the extent of dimension 0, which the tensors of sample and target have in common.
 
-    Tensors without dimensions and what is marked as :class:`Whole` have no part in that.
+    Tensors without dimensions and what is marked as :class:`Whole` do not count.
 
     Raises:
-        TypeError: there is no tensor in the sample, or an array or list of samples that is none.
+        TypeError: there is no tensor in the sample, or there is a numpy array or another object that holds tensors.
         ValueError: no tensor of the sample has a dimension, the extents differ, or there are no samples.
     """
     size = _common_size(sample, "the input", None)
@@ -98,31 +132,64 @@ def batch_size(sample: Any, target: Any = None) -> int:
     return size
 
 
+def _samples(value: Any) -> int | None:
+    """The samples of a mini-batch that the user splits; None if its tensors do not say."""
+    try:
+        return _common_size(value, "the input", None)
+    except (TypeError, ValueError):
+        return None
+
+
 def _common_size(nest: Any, what: str, size: int | None) -> int | None:
-    if isinstance(nest, list) and size and len(nest) == size and not any(isinstance(x, Tensor) for x in nest):
-        raise TypeError(
-            f"{what} is a list of {size} {type(nest[0]).__name__}: make a tensor of it, torch.tensor(...), or say how "
-            "to split it, Pipeline(..., split=...)"
-        )
-    for leaf in pytree.tree_leaves(nest, is_leaf=_is_whole):
+    check_nest(nest, what, _TO_SPLIT, _is_whole)
+    for leaf in pytree.tree_leaves(nest, is_leaf=_is_kept):
         if isinstance(leaf, np.ndarray):
             raise TypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+        if isinstance(leaf, PackedSequence):
+            found = int(leaf.batch_sizes[0])
+        elif isinstance(leaf, Tensor) and leaf.dim():
+            found = leaf.shape[0]
+        else:
             continue
-        size = leaf.shape[0] if size is None else size
-        if leaf.shape[0] != size:
+        size = found if size is None else size
+        if found != size:
             raise ValueError(
-                f"{what} has {leaf.shape[0]} samples where the input has {size}; a tensor whose first dimension is "
+                f"{what} has {found} samples where the input has {size}; a tensor whose first dimension is "
                 "not that of samples goes whole to every micro-batch as pipepart.Whole(tensor)"
             )
     return size
 
 
+def _check_splittable(nest: Any, what: str, samples: int) -> None:
+    """Refuses values that hold samples and cannot be split along dimension 0.
+
+    Raises:
+        TypeError: a list with one entry a sample and no tensor, a PackedSequence, or a sparse or nested tensor.
+    """
+    for leaf in pytree.tree_leaves(nest, is_leaf=lambda one: _is_kept(one) or _is_list_of_values(one)):
+        if isinstance(leaf, list) and len(leaf) == samples > 1:
+            raise TypeError(
+                f"{what} holds a list of {samples} {type(leaf[0]).__name__}, as many as there are samples: make a "
+                f"tensor of it, torch.tensor(...), or {_TO_SPLIT}"
+            )
+        if isinstance(leaf, PackedSequence):
+            raise TypeError(f"{what} holds a PackedSequence, whose rows are not samples: {_TO_SPLIT}")
+        if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
+            kind = "nested" if leaf.is_nested else f"sparse ({leaf.layout})"
+            raise TypeError(
+                f"{what} holds a {kind} tensor {list(leaf.shape)}, which cannot be split: {_TO_SPLIT}"
+            )
+
+
+def _is_list_of_values(nest: Any) -> bool:
+    return isinstance(nest, list) and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(nest))
+
+
 def split(nest: Any, parts: int) -> list[Any]:
     """The nest with each tensor split along dimension 0 into ``parts`` parts whose sizes differ by at most one.
 
-    The larger parts come first. Parts are views. What is no tensor, has no dimension or is marked as :class:`Whole`
-    goes whole into every part.
+    The larger parts come first. Parts are views. Values that are no tensors, have no dimension or are marked as
+    :class:`Whole` go whole into every part.
     """
     if isinstance(nest, Tensor):
         return _column(nest, parts)
@@ -135,7 +202,7 @@ def _column(item: Any, parts: int) -> list[Any]:
     """One leaf of a nest, for each part."""
     if isinstance(item, Whole):
         return [item.value] * parts
-    if not isinstance(item, Tensor) or item.dim() == 0:
+    if not isinstance(item, Tensor) or item.dim() == 0 or parts == 1:
         return [item] * parts
     return list(item.split(sizes(item.shape[0], parts)))  # unlike `tensor_split`, one node of a graph
 
@@ -145,7 +212,7 @@ def joined(targets: Sequence[Any]) -> Any:
     columns = [pytree.tree_leaves(target) for target in targets]
     try:
         leaves = [_in_common(column) for column in zip(*columns, strict=True)]
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Apart()
     return pytree.tree_unflatten(leaves, pytree.tree_structure(targets[0]))
 
@@ -154,16 +221,20 @@ def _in_common(column: Sequence[Any]) -> Any:
     first = column[0]
     if not isinstance(first, Tensor) or all(one is first for one in column):
         return first
-    return _join(column)
+    return _together(column)
 
 
 def _is_whole(nest: Any) -> bool:
     return isinstance(nest, Whole)
 
 
+def _is_kept(nest: Any) -> bool:
+    return isinstance(nest, Whole | PackedSequence)
+
+
 def _bare(nest: Any) -> Any:
     """The nest without marks."""
-    return split(nest, 1)[0]
+    return nest if isinstance(nest, Tensor) else split(nest, 1)[0]
 
 
 def sizes(batch: int, parts: int) -> list[int]:
@@ -171,25 +242,83 @@ def sizes(batch: int, parts: int) -> list[int]:
     return [batch // parts + (index < batch % parts) for index in range(parts)]
 
 
-def gather(outputs: Sequence[Any]) -> Any:
-    """The outputs of the micro-batches as one of the mini-batch: tensors joined along dimension 0.
+def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = None) -> Any:
+    """The outputs of the micro-batches as one output of the mini-batch.
 
-    A tensor without dimensions cannot be joined so; several are stacked. What is no tensor is the first's.
+    Tensors are joined along dimension 0; several tensors without dimensions are stacked. Any other value must be the
+    same for all micro-batches.
+
+    Args:
+        outputs: one entry a micro-batch, in the order of the parts.
+        batch: the mini-batch that was split.
+        merge: the user's function in place of this rule: called with the list of outputs, it returns the output.
+
+    Raises:
+        TypeError: the outputs hold objects with tensors that cannot be taken apart.
+        ValueError: the outputs cannot be joined by this rule.
     """
-    if isinstance(outputs[0], Tensor):
-        return _join(outputs)
-    columns = [pytree.tree_leaves(output) for output in outputs]
-    spec = pytree.tree_structure(outputs[0])
-    joined = [
-        _join(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*columns, strict=True)
-    ]
-    return pytree.tree_unflatten(joined, spec)
+    home = next((leaf.device for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)), None)
+    if home is not None:  # replicas return theirs where they are
+        outputs = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), list(outputs))
+    if merge is not None:
+        return merge(list(outputs))
+    if len(outputs) == 1:
+        return outputs[0]
+    if not batch.by_samples:
+        raise ValueError(
+            f"the parts of the mini-batch, {batch.sizes} samples, are not split along its samples, so their outputs "
+            f"cannot be joined along dimension 0: say how to join them, {_TO_MERGE}"
+        )
+    for output in outputs:
+        check_nest(output, "the output", f"return its tensors themselves, or say how to join it, {_TO_MERGE}")
+    columns = [pytree.tree_flatten_with_path(output, is_leaf=_is_kept) for output in outputs]
+    spec = columns[0][1]
+    if any(other != spec for _, other in columns):
+        raise ValueError(f"the outputs of the micro-batches are nests of unlike structure: {_TO_MERGE}")
+    rows = zip(*(leaves for leaves, _ in columns), strict=True)
+    return pytree.tree_unflatten(
+        [
+            _gathered("output" + pytree.keystr(row[0][0]), [leaf for _, leaf in row], batch.sizes)
+            for row in rows
+        ],
+        spec,
+    )
 
 
-def _join(tensors: Sequence[Tensor]) -> Tensor:
+def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
+    """One leaf of the output, from those of the micro-batches."""
+    first = column[0]
+    if not isinstance(first, Tensor):
+        if not all(one is first or _equal(one, first) for one in column):
+            raise ValueError(
+                f"{name} differs between micro-batches, and is no tensor that could be joined: {list(column)}. Return "
+                f"a tensor [samples, ...], or say how to join it, {_TO_MERGE}"
+            )
+        return first
+    fits = all(
+        tensor.dim() == first.dim()
+        and tensor.shape[1:] == first.shape[1:]
+        and (not first.dim() or tensor.shape[0] * samples[0] == first.shape[0] * count)
+        for tensor, count in zip(column, samples, strict=True)
+    )
+    if not fits:
+        shapes = [list(tensor.shape) for tensor in column]
+        raise ValueError(
+            f"{name} has shapes {shapes} for micro-batches of {list(samples)} samples, which cannot be joined along "
+            f"dimension 0: return it as [samples, ...], or say how to join it, {_TO_MERGE}"
+        )
+    return _together(column)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:
+        return False
+
+
+def _together(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
-    here = [
-        tensor.to(tensors[0].device) for tensor in tensors
-    ]  # copies of the model return theirs where they are
+    here = [tensor.to(tensors[0].device) for tensor in tensors]
     return torch.stack(here) if here[0].dim() == 0 else torch.cat(here)

@@ -1,4 +1,4 @@
-"""From a model and a sample to a plan in one go: measures, and plans with what was measured."""
+"""Profiles a model and plans with the result, for ``Pipeline.auto``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from ..capture import flatten
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
-from ..data.split import Splitter, micro_batches_of
+from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
 from ..runtime import refuse_asynchronous
@@ -29,28 +29,44 @@ def plan_for(
     micro_batches: int | Literal["auto"],
     recompute: Literal["auto", "never", "except-last", "always"],
     replicas: int | Literal["auto"],
-    optimizer: str,
+    optimizer_state: str,
     split: Splitter | None,
+    with_optimizers: bool,
 ) -> Plan:
-    """The best plan; the arguments are those of :meth:`pipepart.Pipeline.auto`.
+    """Profiles a model and plans. The arguments are those of :meth:`pipepart.Pipeline.auto`.
+
+    Args:
+        with_optimizers: whether each stage will have an optimizer, which asynchronous schedules need.
 
     Raises:
-        TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do; what is known beforehand to be
-            impossible, before anything is measured.
+        TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do. Arguments that cannot be
+            right are refused before anything is measured.
     """
+    if micro_batches != "auto" and (type(micro_batches) is not int or micro_batches < 1):
+        raise ValueError(
+            f"micro_batches must be 'auto' or a whole number of at least 1, got {micro_batches!r}"
+        )
+    if not isinstance(optimizer_state, str):
+        raise TypeError(
+            f"optimizer_state must be the name of an optimizer, as 'adam', got {optimizer_state!r:.80}"
+        )
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)
     check_choices(schedule, len(cluster), recompute=recompute, replicas=replicas)
-    refuse_asynchronous(schedule)
+    if not with_optimizers:
+        refuse_asynchronous(schedule)
     layers = flatten(model)
     if replicas == 1:
         check_devices(len(cluster), len(layers))
     given = Arguments.of(sample)
     check_arguments(*layers[0], given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
-    counts: int | Sequence[int] = (
-        micro_batches if micro_batches != "auto" else micro_batches_worth_trying(batch, len(cluster))
-    )
+    counts: int | Sequence[int]
+    if micro_batches == "auto":
+        most = max(1, batch // least_samples(model.modules(), training=True))
+        counts = sorted({min(count, most) for count in micro_batches_worth_trying(batch, len(cluster))})
+    else:
+        counts = micro_batches
     measured = profile(
         model,
         sample,
@@ -58,7 +74,7 @@ def plan_for(
         target=target,
         micro_batches=counts,
         split=split,
-        optimizer=optimizer,
+        optimizer=optimizer_state,
         devices=len(cluster),
         threads=cluster.devices[0].threads,
     )

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..capture import describe, flatten, shadow_parameters, tensor_specs
 from ..data.arguments import Arguments, check_arguments
-from ..data.split import Splitter, micro_batches_of
+from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import scalar_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
@@ -85,7 +85,8 @@ def profile(
     check_arguments(*layers[0], given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
     if split is None:
-        counts = sorted({min(count, batch) for count in counts})
+        most = max(1, batch // least_samples(model.modules(), training=True))
+        counts = sorted({min(count, most) for count in counts})
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_cpu = device.type == "cpu"
     cores = os.cpu_count() or 1

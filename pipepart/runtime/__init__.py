@@ -16,7 +16,7 @@ from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
 from .step import Step
-from .transport.cuda import Streams, has_streams, on_streams
+from .transport.cuda import Streams
 
 __all__ = [
     "CompileOptions",
@@ -40,9 +40,7 @@ __all__ = [
     "frees_memory",
     "gradients_kept",
     "guard_stages",
-    "has_streams",
     "memory_of",
-    "on_streams",
     "refuse_asynchronous",
     "step_end",
 ]

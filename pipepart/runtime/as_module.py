@@ -1,8 +1,9 @@
-"""What a pipeline has of the model that it runs: parameters and state under the model's own names, modes, gradients."""
+"""AsModule: the part of a pipeline that behaves like its model: parameters, state, modes and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
 import torch
@@ -11,17 +12,43 @@ from torch import Tensor, nn
 from . import StageOptimizers
 
 
-class Wrapped:
-    """The part of a pipeline that is as an ``nn.Module``'s, and the optimizers of its stages.
+class AsModule:
+    """A model under its own names, and the optimizers of a pipeline's stages.
 
     Args:
-        model: the user's.
+        model: the user's model.
+        layers: its layers in order, with their names.
         optimizers: of the stages.
     """
 
-    def __init__(self, model: nn.Module, optimizers: StageOptimizers) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[tuple[str, nn.Module]], optimizers: StageOptimizers
+    ) -> None:
         self._model = model
         self._optimizers = optimizers
+        self._places = [_place(model, name, layer) for name, layer in layers]
+        self._lengths = {id(parent): (parent, len(parent._modules)) for parent, _, _, _ in self._places}
+
+    def check_layers(self) -> None:
+        """Refuses a model whose layers are not those that the stages were made of.
+
+        Raises:
+            RuntimeError: a layer was replaced, removed or added.
+        """
+        for parent, key, name, layer in self._places:
+            found = parent._modules.get(key)
+            if found is not layer:
+                raise RuntimeError(
+                    f"layer {name!r} was replaced after the pipeline was made: its stage runs the "
+                    f"{type(layer).__name__} that was there, the model has "
+                    f"{'none' if found is None else f'a {type(found).__name__}'}. Make another Pipeline"
+                )
+        for parent, count in self._lengths.values():
+            if len(parent._modules) != count:
+                raise RuntimeError(
+                    f"the {type(parent).__name__} had {count} layers when the pipeline was made and has "
+                    f"{len(parent._modules)}. Make another Pipeline"
+                )
 
     @property
     def module(self) -> nn.Module:
@@ -60,6 +87,17 @@ class Wrapped:
         """Clears all gradients."""
         self._model.zero_grad(set_to_none)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Puts the model in evaluation mode within the block, and each module back in its own mode after it."""
+        modes = [(module, module.training) for module in self._model.modules()]
+        self._model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -67,10 +105,12 @@ class Wrapped:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Scale all gradients so that their total norm is at most ``max_norm``; return the norm before.
+        """Scales all gradients so that their total norm is at most ``max_norm``; returns the norm before.
 
-        The arguments are those of ``torch.nn.utils.clip_grad_norm_``. It cannot be used with stage optimizers, which
-        step before all gradients are known.
+        The arguments are those of ``nn.utils.clip_grad_norm_``, and the result equals that of the model on one device.
+
+        Raises:
+            ValueError: stages have optimizers of their own, which have stepped already.
         """
         self._optimizers.refuse("clipping by the norm of all gradients")
         return nn.utils.clip_grad_norm_(
@@ -78,7 +118,11 @@ class Wrapped:
         )
 
     def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
-        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``; refused as above."""
+        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``.
+
+        Raises:
+            ValueError: as :meth:`clip_grad_norm_`.
+        """
         self._optimizers.refuse("clipping")
         nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
 
@@ -93,18 +137,28 @@ class Wrapped:
 
     @property
     def training(self) -> bool:
-        """Whether the model is in training mode."""
+        """True if the model is in training mode."""
         return self._model.training
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the stages, in their order, as for learning rate schedulers; none without ``optimizer``."""
+        """The optimizers of the stages in their order, for learning-rate schedulers; empty without ``optimizer=``."""
         return self._optimizers.all
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """State and settings of the stages' optimizers, by the names of the parameters."""
+        """State and settings of the stages' optimizers, by the name of each parameter."""
         return self._optimizers.state_dict()
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`optimizer_state_dict` returned for this cut or another; ValueError if a name is missing."""
+        """Loads what :meth:`optimizer_state_dict` returned, for this cut of the model or another.
+
+        Raises:
+            ValueError: a parameter is missing in it.
+        """
         self._optimizers.load_state_dict(state)
+
+
+def _place(model: nn.Module, name: str, layer: nn.Module) -> tuple[nn.Module, str, str, nn.Module]:
+    """The module that holds a layer, the key that it has there, its name and the layer."""
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key, name, layer

@@ -1,4 +1,10 @@
-"""Lets autograd run a pipeline: one node in the caller's graph that stands for all stages."""
+"""Lets autograd run a pipeline: one node in the caller's graph that stands for all stages.
+
+::
+
+    caller's graph     x ──split──▶ parts ──▶ [ node: F of all stages ] ──▶ outputs ──gather──▶ output ──▶ loss
+                                          ◀── [ node: B of all stages ] ◀── gradients
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..data.split import gather
 from ..loss import add_loss, collecting
 from .failure.out_of_memory import frees_memory
 from .loss_sink import OutputEnd
+from ..autograd.own_copy import tensors
+from .replay.buffers import version
 from .step import Step
 
 Forward = Callable[[Sequence[Any], OutputEnd], Step]
@@ -28,8 +35,9 @@ def differentiable(
     forward: Forward,
     backward: Backward,
     devices: Iterable[torch.device],
-) -> Any:
-    """The pipeline's output for a mini-batch, whose backward runs the stages' backwards.
+    read_again: Iterable[tuple[str, Tensor]],
+) -> list[Any]:
+    """Runs a pipeline forward; returns the outputs of its micro-batches, whose backward runs the stages' backwards.
 
     Args:
         inputs: of the micro-batches, with the graph that made them, if any.
@@ -38,20 +46,21 @@ def differentiable(
         backward: runs all backwards of such a run, for the parameters too or not; returns the gradients of its inputs
             for each micro-batch.
         devices: of the parameters.
+        read_again: parameters that the backward reads again and whose changes autograd does not notice, by name.
     """
-    call = _Call(inputs, sizes, forward, backward)
+    call = _Call(inputs, sizes, forward, backward, read_again)
     # The parameters are no inputs of the node, yet it is to run backward. And the streams on which a backward is called
     # wait for those on which leaves were made, so on each device where it adds to parameters there is to be a leaf.
     anchors = [torch.empty(0, requires_grad=True, device=device) for device in dict.fromkeys(devices)]
-    tensors = _Node.apply(
+    made = _Node.apply(
         call, anchors[0], *(leaf for one in inputs for leaf in graph_cut.leaves(one)), *anchors[1:]
     )
-    return call.rebuild(tensors)
+    return call.rebuild(made)
 
 
 @contextmanager
 def gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """The parameters' gradients stay what they are, whatever the block adds to them."""
+    """Leaves the gradients of the parameters as they are, whatever the block adds to them."""
     kept = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in kept:
         parameter.grad = None
@@ -66,69 +75,82 @@ class _Call:
     """One forward and the backward that belongs to it."""
 
     def __init__(
-        self, inputs: Sequence[Any], sizes: Sequence[int], forward: Forward, backward: Backward
+        self,
+        inputs: Sequence[Any],
+        sizes: Sequence[int],
+        forward: Forward,
+        backward: Backward,
+        read_again: Iterable[tuple[str, Tensor]],
     ) -> None:
         self._inputs = [graph_cut.part(one) for one in inputs]
         self._homes = [leaf.device for one in inputs for leaf in graph_cut.leaves(one)]
+        self._read = [
+            (name, tensor, version(tensor))
+            for name, tensor in [*(("the input", t) for one in inputs for t in tensors(one)), *read_again]
+        ]
         self._end = OutputEnd(sizes)
         self._collects = collecting()
         self._forward, self._backward = forward, backward
         self._run: Step | None = None
-        self._nest: list[Any] = []
-        self._spec: Any = None
+        self._nests: list[tuple[list[Any], Any]] = []
+        self._asking: list[list[bool]] = []
 
     def forward(self) -> tuple[list[Tensor], list[bool]]:
-        """The tensors of the gathered output, and which of them can be differentiated."""
+        """The tensors of all outputs, and which of them can be differentiated."""
         with torch.enable_grad():
             self._run = self._forward(self._inputs, self._end)
         self._inputs = []
-        self._nest, self._spec = pytree.tree_flatten(
-            gather([_detached(output) for output in self._end.outputs])
-        )
-        first = pytree.tree_leaves(self._end.outputs[0])
-        tensors = [
-            (item, like) for item, like in zip(self._nest, first, strict=True) if isinstance(item, Tensor)
-        ]
-        made, differentiable = [item for item, _ in tensors], [like.requires_grad for _, like in tensors]
+        self._nests = [pytree.tree_flatten(output) for output in self._end.outputs]
+        self._end.outputs = [None] * len(self._nests)  # a second forward puts its own in
+        found = [[item for item in nest if isinstance(item, Tensor)] for nest, _ in self._nests]
+        self._asking = [[tensor.requires_grad for tensor in row] for row in found]
+        made = [tensor.detach() for row in found for tensor in row]
+        asking = [asks for row in self._asking for asks in row]
         added = self._end.added.total() if self._collects else None
         if added is None:
             self._collects = False
-            return made, differentiable
-        return [*made, added], [*differentiable, self._end.added.have_graph]
+            return made, asking
+        return [*made, added], [*asking, self._end.added.have_graph]
 
-    def rebuild(self, tensors: Sequence[Tensor]) -> Any:
-        """The output, with ``tensors`` in their places."""
+    def rebuild(self, made: Sequence[Tensor]) -> list[Any]:
+        """The outputs of the micro-batches, with the tensors that the node has made in their places."""
         if self._collects:
-            *tensors, added = tensors
+            *made, added = made
             add_loss(added, reduction="sum")
-        given = iter(tensors)
-        nest = [next(given) if isinstance(item, Tensor) else item for item in self._nest]
-        self._nest = []
-        return pytree.tree_unflatten(nest, self._spec)
+        given = iter(made)
+        nests, self._nests = self._nests, []
+        return [
+            pytree.tree_unflatten([next(given) if isinstance(item, Tensor) else item for item in nest], spec)
+            for nest, spec in nests
+        ]
 
     @frees_memory
     def backward(self, gradients: Sequence[Tensor | None], parameters: bool) -> list[Tensor | None]:
-        """The gradients of the inputs' leaves, from those of the output's tensors."""
+        """The gradients of the inputs' leaves, from those of the outputs' tensors."""
         if self._run is None:
             raise RuntimeError(
                 "backward through the same output of a pipeline a second time: its stash is gone"
             )
+        self._check_unwritten()
         if self._collects:
             *gradients, self._end.gradient_of_added = gradients
-        outputs = [
-            [item for item in pytree.tree_leaves(output) if isinstance(item, Tensor)]
-            for output in self._end.outputs
-        ]
-        columns = [
-            _apart(gradient, [row[index] for row in outputs]) for index, gradient in enumerate(gradients)
-        ]
-        self._end.received_gradients = [
-            [column[part] for column, tensor in zip(columns, row, strict=True) if tensor.requires_grad]
-            for part, row in enumerate(outputs)
-        ]
+        given = iter(gradients)
+        rows = [[(next(given), asks) for asks in row] for row in self._asking]
+        self._end.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
         run, self._run = self._run, None
+        self._read = []
         found = self._backward(run, self._end, parameters)
         return graph_cut.gradients_home((gradient for part in found for gradient in part), self._homes)
+
+    def _check_unwritten(self) -> None:
+        """Raises, as autograd does, where a backward would read other numbers than its forward."""
+        for name, tensor, noted in self._read:
+            if version(tensor) != noted:
+                raise RuntimeError(
+                    f"{name} of a pipeline was modified by an inplace operation between a forward and its backward: it "
+                    f"is at version {version(tensor)}, the forward read version {noted}. Go backward first, or give "
+                    "the pipeline a copy (x.clone())"
+                )
 
 
 class _Node(torch.autograd.Function):
@@ -138,29 +160,18 @@ class _Node(torch.autograd.Function):
         ctx.others = len(others)
         ctx.anchor = get_gradient_edge(anchor).node
         ctx.set_materialize_grads(False)
-        tensors, differentiable = call.forward()
-        ctx.mark_non_differentiable(*(t for t, yes in zip(tensors, differentiable, strict=True) if not yes))
+        tensors, asking = call.forward()
+        ctx.mark_non_differentiable(*(t for t, asks in zip(tensors, asking, strict=True) if not asks))
         return tuple(tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # by create_graph=True alone
+            raise RuntimeError(
+                "create_graph=True: a pipeline has no second derivatives, as each stage's graph is used up by its "
+                "backward. Compute such a term (a gradient penalty) with the plain model, pipe.module"
+            )
         # The anchor is not on the way where gradients of some tensors alone are asked for, as by `autograd.grad`.
         parameters = torch._C._will_engine_execute_node(ctx.anchor)
-        with torch.no_grad():  # each stage's graph is used once: there is no second derivative
-            found = ctx.call.backward(gradients, parameters)
+        found = ctx.call.backward(gradients, parameters)
         return (None, None, *found, *[None] * (ctx.others - len(found)))
-
-
-def _detached(output: Any) -> Any:
-    return pytree.tree_map_only(Tensor, Tensor.detach, output)
-
-
-def _apart(gradient: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient of gathered tensors, for each of them."""
-    if gradient is None:
-        return [None] * len(tensors)
-    if len(tensors) == 1:
-        return [gradient]
-    if tensors[0].dim() == 0:
-        return gradient.unbind()
-    return gradient.split([tensor.shape[0] for tensor in tensors])

@@ -1,19 +1,23 @@
-"""How a pipeline runs its plan: the keywords that every way of making a pipeline takes."""
+"""How a pipeline runs its plan: the keywords that :class:`pipepart.Pipeline` and ``Pipeline.auto`` both take."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from . import CompileOptions
+from ..data.split import Merger
+from .compiled import CompileOptions
+from .state.optimizers import OptimizerFactory
 
 
 class RunOptions(TypedDict, total=False):
-    """Those of :class:`pipepart.Pipeline`, which says what each means."""
+    """:class:`pipepart.Pipeline` says what each means."""
 
     reduction: Literal["mean", "sum"] | None
+    merge: Merger | None
     deferred_batch_norm: bool
     trace: bool
     strict: bool
+    optimizer: OptimizerFactory | None
     compile: CompileOptions
     timeout: float | None
     nan_guard: bool

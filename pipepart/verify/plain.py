@@ -69,7 +69,7 @@ def gathered(training: Training) -> Step:
             graph_cut.cut(_forward(ahead, graph_cut.part(part), index, draws))[0]
             for index, part in enumerate(again)
         ]
-        loss = _loss(training, gather(outputs), batch.target)
+        loss = _loss(training, gather(outputs, batch), batch.target)
         leaves = [leaf for output in outputs for leaf in graph_cut.leaves(output)]
         gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ())
         draws = RngKeys()
@@ -91,10 +91,11 @@ def at_once(training: Training) -> Step:
     """A step of the whole mini-batch as one micro-batch."""
 
     def step(x: Any, y: Any) -> Tensor:
-        (whole,), (target,), _, _ = micro_batches_of(x, y, 1, training.case.split)
+        whole = micro_batches_of(x, y, 1, training.case.split)
+        target = whole.targets[0]
         draws = RngKeys()
         with collect_losses() as added:
-            output = _forward(training.layers, graph_cut.part(whole), 0, draws)
+            output = _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
         loss = _loss(training, output, target) + _weighed(added, 1.0)
         draws.finish()
         if loss.requires_grad:

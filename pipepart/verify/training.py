@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import flatten
 from ..capture.deep_copies import deep_copies
-from ..data.split import MicroBatches, Splitter, micro_batches_of
+from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
 from .numbers import Numbers, gradients_of
 
 Optimizer = Literal["sgd", "adam"]
@@ -61,7 +61,8 @@ class Case:
 
     def split_up(self, x: Any, y: Any) -> MicroBatches:
         """The micro-batches of a mini-batch."""
-        return micro_batches_of(x, y, self.micro_batches, self.split)
+        least = least_samples(self.model.modules())
+        return micro_batches_of(x, y, self.micro_batches, self.split, least)
 
     def start(self) -> Training:
         """A training of new copies."""

@@ -1,7 +1,5 @@
 """``out = pipe(x); loss(out).backward()`` in the place of the model: whatever plain code does with its output."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,9 +119,8 @@ def test_hooks_on_the_output_see_its_gradient():
 def test_a_second_derivative_is_refused():
     with cut_by_hand(network(), [1, 3]) as pipe:
         x = torch.randn(7, 4).double().requires_grad_()
-        (found,) = torch.autograd.grad(pipe(x).pow(3).sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="does not require grad"):
-            found.sum().backward()
+        with pytest.raises(RuntimeError, match=r"create_graph=True: a pipeline has no second derivatives"):
+            torch.autograd.grad(pipe(x).pow(3).sum(), x, create_graph=True)
 
 
 def test_dropout_is_that_of_a_step():
@@ -167,16 +164,6 @@ def test_steps_and_outputs_in_turn():
         plain.whole_step(reference, x, y, nn.MSELoss())
         reference(x).sum().backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("call", ["step", "forward"])
-def test_keyword_arguments_are_refused_as_an_sequential_refuses_them(call):
-    x: Any = torch.randn(7, 4).double()
-    with (
-        cut_by_hand(network(), [1, 3], loss_fn=nn.MSELoss()) as pipe,
-        pytest.raises(TypeError, match=r"\['input'\]"),
-    ):
-        pipe.step(input=x, target=x) if call == "step" else pipe(input=x)
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

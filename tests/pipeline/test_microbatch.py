@@ -1,12 +1,18 @@
 """Splitting a mini-batch and putting it together again."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipepart.data.split import batch_size, gather, sizes, split
+from pipepart.data.split import MicroBatches, batch_size, gather, sizes, split
+
+
+def gathered(outputs: list[Any], samples: list[int]) -> Any:
+    return gather(outputs, MicroBatches(outputs, [None] * len(samples), samples, None))
 
 
 @given(samples=st.integers(1, 40), parts=st.integers(1, 40))
@@ -16,7 +22,7 @@ def test_parts_put_together_are_the_whole(samples, parts):
     nest = {"a": torch.randn(samples, 3), "b": (torch.arange(samples), "name", None)}
     pieces = split(nest, parts)
     assert len(pieces) == parts
-    whole = gather(pieces)
+    whole = gathered(pieces, sizes(samples, parts))
     assert whole["a"].equal(nest["a"])
     assert whole["b"][0].equal(torch.arange(samples))
     assert whole["b"][1:] == ("name", None)
@@ -40,9 +46,9 @@ def test_parts_are_views():
 
 
 def test_tensors_without_dimensions_are_stacked():
-    assert gather([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1.0, 2.0]
+    assert gathered([torch.tensor(1.0), torch.tensor(2.0)], [1, 1]).tolist() == [1.0, 2.0]
     only = torch.tensor(3.0)
-    assert gather([only]).equal(only)
+    assert gathered([only], [1]).equal(only)
 
 
 def test_the_size_of_a_batch_is_that_of_every_tensor():
@@ -73,4 +79,4 @@ def test_an_exception_tells_the_two_sizes():
 def test_gathered_outputs_keep_their_dtype():
     for dtype in (torch.int64, torch.bool, torch.bfloat16):
         parts: list[Tensor] = [torch.ones(2, dtype=dtype), torch.zeros(1, dtype=dtype)]
-        assert gather(parts).dtype == dtype
+        assert gathered(parts, [2, 1]).dtype == dtype

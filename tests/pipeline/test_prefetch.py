@@ -67,58 +67,27 @@ def test_shuffled_epochs_give_the_same_numbers_bit_for_bit(loader_workers):
     plain.assert_same(our_state, their_state)
 
 
-def test_torch_sees_the_value_of_what_is_yielded(pipe):
-    ((x, y),) = pipe.prefetch([(DATA.tensors[0], DATA.tensors[1])])
-    pipe.eval()
-    with torch.no_grad():
-        assert nn.MSELoss()(pipe(x), y).equal(nn.MSELoss()(pipe(DATA.tensors[0]), DATA.tensors[1]))
-    assert (y == DATA.tensors[1]).all()
-    assert x.value.equal(DATA.tensors[0])
-    assert (len(x), len(y)) == (22, 22)
+BATCHES: dict[str, Any] = {
+    "tensor": DATA.tensors[0],
+    "list of one": [DATA.tensors[0]],
+    "pair": DATA.tensors,
+    "dict": {"x": DATA.tensors[0], "y": DATA.tensors[1], "id": 7},
+    "three": (DATA.tensors[0], "name", DATA.tensors[1]),
+}
 
 
-def test_what_is_yielded_is_split_no_more():
-    calls = []
-
-    def split(pair: Any, parts: int) -> list[Any]:
-        calls.append(parts)
-        return list(zip(pair[0].split(2), pair[1].split(2), strict=True))
-
-    with cut_by_hand(network(), [1]) as hand:
-        plan = hand.plan
-    with Pipeline(network(), plan, nn.MSELoss(), split=split) as pipe:
-        for x, y in pipe.prefetch(pairs(6)):
-            pipe.step(x, target=y)
-    assert calls == [3]
+@pytest.mark.parametrize("form", BATCHES)
+def test_what_is_yielded_is_what_the_loader_yields(pipe, form):
+    (given,) = pipe.prefetch([BATCHES[form]])
+    assert type(given) is type(BATCHES[form])
+    assert str(given) == str(BATCHES[form])
 
 
-def test_a_target_of_ones_own_goes_with_a_prefetched_input(pipe):
-    pipe.eval()
-    for x, y in pipe.prefetch(pairs(6)):
-        assert pipe.step(x, target=y.value + 1).equal(pipe.step(x.value, target=torch.ones(6, 2)))
-
-
-@pytest.mark.parametrize("form", ["tensor", "list of one", "dict"])
-def test_batches_without_target_keep_their_form(form):
-    class Own(nn.Module):
-        def forward(self, x: Any) -> Tensor:
-            return (x["x"] if isinstance(x, dict) else x).square().mean()
-
-    x = torch.arange(6.0).reshape(6, 1)
-    batch = {"tensor": x, "list of one": [x], "dict": {"x": x}}[form]
-    with cut_by_hand(nn.Sequential(nn.Identity(), Own()), [1]) as pipe:
-        (given,) = pipe.prefetch([batch])
-        loss = pipe.step(given[0] if form == "list of one" else given)
-    assert loss.item() == pytest.approx(55 / 6)
-
-
-def test_other_forms_are_told_by_the_user(pipe):
-    batch = {"id": 7, "x": torch.ones(6, 4), "y": torch.zeros(6, 2)}
-    ((x, y),) = pipe.prefetch([batch], to_arguments=lambda b: ((b["x"],), {}, b["y"]))
-    assert x.value is batch["x"]
-    assert y.value is batch["y"]
-    with pytest.raises(TypeError, match=r"tuples of 3.*to_arguments"):
-        list(pipe.prefetch([(1, 2, 3)]))
+def test_the_user_may_name_the_target(pipe):
+    assert len(list(pipe.prefetch([BATCHES["dict"]], target="y"))) == 1
+    assert len(list(pipe.prefetch([BATCHES["three"]], target=-1))) == 1
+    with pytest.raises(ValueError, match=r"target='label'.*entries \['x', 'y', 'id'\]"):
+        list(pipe.prefetch([BATCHES["dict"]], target="label"))
 
 
 def test_an_error_of_the_loader_arrives_in_its_place(pipe):
@@ -136,14 +105,6 @@ def test_an_error_of_the_loader_arrives_in_its_place(pipe):
         loop()
     assert seen == [4, 6]
     assert "broken" in [entry.name for entry in caught.traceback]
-    assert threads() == []
-
-
-def test_a_batch_that_cannot_be_split_is_told_in_its_place(pipe):
-    batches = iter(pipe.prefetch([*pairs(4), (torch.ones(4, 4), torch.ones(3, 2))]))
-    assert len(next(batches)[0]) == 4
-    with pytest.raises(ValueError, match="the target has 3 samples where the input has 4"):
-        next(batches)
     assert threads() == []
 
 
@@ -235,7 +196,7 @@ def test_the_epoch_reaches_the_sampler(pipe, as_batch_sampler):
     else:
         prefetch = pipe.prefetch(DataLoader(DATA, batch_size=5, sampler=sampler))
     prefetch.set_epoch(3)
-    found = torch.cat([x.value for x, _ in prefetch])
+    found = torch.cat([x for x, _ in prefetch])
     order = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=True)
     order.set_epoch(3)
     assert found.equal(DATA.tensors[0][list(order)])
@@ -257,9 +218,9 @@ def test_a_mini_batch_that_is_let_go_of_is_gone():
     gc.disable()
     try:
         with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-            for x, y in pipe.prefetch([(torch.randn(6, 3), torch.randn(6, 3))]):
+            for x, y in pipe.prefetch((torch.randn(6, 3), torch.randn(6, 3)) for _ in range(1)):
                 pipe.step(x, target=y)
-                values = [weakref.ref(x.value), weakref.ref(y.value)]
+                values = [weakref.ref(x), weakref.ref(y)]
                 del x, y
         assert [value() for value in values] == [None, None]
     finally:

@@ -19,7 +19,7 @@ PRELUDE = """
 import multiprocessing, os, sys, threading
 import torch
 from torch import nn
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 import pipepart
 from tests import plain
-from tests.chains import cut_by_hand
+from tests.support.chains import cut_by_hand
 
 faulthandler.dump_traceback_later(60, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background

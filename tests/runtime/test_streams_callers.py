@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime import on_streams
+from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
@@ -159,7 +159,7 @@ def test_prefetched_mini_batches_are_there_when_a_step_takes_them():
         for seed in SEEDS:
             with late(seed):
                 for number, (x, y) in enumerate(pipe.prefetch(given)):
-                    assert (x.value.device, y.value.device) == tuple(map(torch.device, TWO))
+                    assert (x.device, y.device) == tuple(map(torch.device, TWO))
                     pipe.zero_grad()
                     pipe.step(x, target=y)
                     reference.zero_grad()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipepart import Pipeline
-from pipepart.data.device_batch import Copies, MiniBatch
+from pipepart.data.copy_ahead import Copied, CopyAhead
 from pipepart.runtime import Step, Streams, loss_sink
 from pipepart.runtime.transport import cuda
 from tests.support.late_scenarios import (
@@ -21,10 +21,9 @@ from tests.support.late_scenarios import (
     forwards,
     input_gradients,
     inputs_elsewhere,
-    loaded_and_computed_in_parts,
+    loaded_on_a_device,
     outputs_that_another_thread_frees,
     prefetched,
-    prefetched_and_computed_in_parts,
     scaled_copies_side_by_side,
     shared_forwards,
     shared_steps,
@@ -76,7 +75,7 @@ REMOVED = [
     Removed(
         Streams,
         "hold_for_caller",
-        "tensor.record_stream(torch.accelerator.current_stream(tensor.device))",
+        "record_stream(tensor, torch.accelerator.current_stream(tensor.device))",
         outputs_that_another_thread_frees,
     ),
     Removed(Streams, "send", "departure.wait_event(compute.record_event())", steps),
@@ -111,35 +110,22 @@ REMOVED = [
     ),
     Removed(Step, "_end", "self._streams.end(self._callers)", steps),
     Removed(
-        Copies,
-        "arrive",
+        Copied,
+        "arrived",
         "torch.accelerator.current_stream(event.device).wait_event(event)",
         prefetched,
     ),
     Removed(
-        Copies,
-        "arrive",
-        "tensor.record_stream(torch.accelerator.current_stream(tensor.device))",
+        Copied,
+        "arrived",
+        "record_stream(tensor, torch.accelerator.current_stream(tensor.device))",
         prefetched,
     ),
     Removed(
-        Copies,
-        "behind",
-        "on_streams(list(self._streams.values())) if self._streams else nullcontext()",
-        prefetched_and_computed_in_parts,
-        "nullcontext()",
-    ),
-    Removed(
-        Copies,
-        "behind",
-        "self._streams[device].wait_event(torch.accelerator.current_stream(device).record_event())",
-        loaded_and_computed_in_parts,
-    ),
-    Removed(
-        MiniBatch,
-        "__init__",
-        "copies.hold((self.parts.inputs, self.parts.targets))",
-        prefetched_and_computed_in_parts,
+        CopyAhead,
+        "__call__",
+        "events += [torch.accelerator.current_stream(device).record_event() for device in loaded_on]",
+        loaded_on_a_device,
     ),
     Removed(
         Pipeline,

@@ -167,7 +167,7 @@ def test_memory_that_is_planned_for_suffices():
         loss_fn=nn.MSELoss(),
         schedule="1f1b",
         micro_batches=4,
-        optimizer="sgd",
+        optimizer_state="sgd",
         strict=True,
     ) as pipe:
         pipe.step(x, target=y)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime import on_streams
+from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.copies import plan_copies, summed_step
 from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample
@@ -217,8 +217,8 @@ def prefetched(seed: int | None) -> None:
         plain.assert_same(gradients(model), plain.gradients(reference))
 
 
-def prefetched_and_computed_in_parts(seed: int | None, loaded_on: str = "cpu") -> None:
-    """A splitter that computes, of what is copied to the devices and what the loader has made on one of them."""
+def loaded_on_a_device(seed: int | None) -> None:
+    """A loader that computes on the second device, and a splitter that computes on both."""
 
     def split(batch: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
         x, y = batch
@@ -227,7 +227,7 @@ def prefetched_and_computed_in_parts(seed: int | None, loaded_on: str = "cpu") -
     model = chain()
     reference = plain.twin(model)
     given = [sample(2 * PARTS, 5) for _ in range(5)]
-    moved = [(x.to(loaded_on), y) for x, y in given]
+    moved = [(x.to(TWO[1]), y) for x, y in given]
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS, split=split) as pipe, late(seed):
         for x, y in pipe.prefetch((x * 2, y) for x, y in moved):
             pipe.step(x, target=y)
@@ -236,10 +236,6 @@ def prefetched_and_computed_in_parts(seed: int | None, loaded_on: str = "cpu") -
             x, y = (torch.cat([one[part::PARTS] for part in range(PARTS)]) for one in pair)
             plain.micro_batched_step(reference, x * 2, y, nn.MSELoss(), PARTS)
         plain.assert_same(gradients(model), plain.gradients(reference))
-
-
-def loaded_and_computed_in_parts(seed: int | None) -> None:
-    prefetched_and_computed_in_parts(seed, TWO[1])
 
 
 def copies_side_by_side(seed: int | None, scaler: Any = None) -> None:

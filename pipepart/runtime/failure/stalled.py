@@ -36,9 +36,9 @@ def check_timeout(timeout: float | None) -> None:
     """Refuses what is no time.
 
     Raises:
-        ValueError: it is not positive.
+        ValueError: it is no positive, finite number.
     """
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
         raise ValueError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
 
 

@@ -25,9 +25,10 @@ from torch.autograd import profiler
 from schedules import Action, Kind, Schedule, Timeline, Transfer
 
 from ...autograd.sparse import bytes_of
+from ...workers.streams import has_streams
 from ..stage import Stage
 from ..transport.base import ForwardingTransport, Key, Transport
-from ..transport.cuda import has_streams, recorded
+from ..transport.cuda import recorded
 from .saved_bytes import KeptBytes
 
 _now = time.perf_counter

@@ -36,6 +36,7 @@ from schedules import Schedule
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
 from ...autograd.sparse import record_stream
+from ...workers.streams import has_streams, on_streams
 from .base import ForwardingTransport, Key, Transport
 
 Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator
@@ -46,8 +47,6 @@ _Done = TypeVar("_Done")
 # Actions that a worker queues before it waits for the device. Enough that the device never runs out of work while the
 # host takes a message from a mailbox; few enough that memory which is held for a stream comes back in time.
 _AHEAD = 4
-
-_WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
 
 
 class InFlight(NamedTuple):
@@ -230,34 +229,11 @@ class StreamTransport(ForwardingTransport):
         return self._streams.receive(self._worker_of[receiver], self._inner.recv(receiver, key))
 
 
-@contextmanager
-def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
-    """Puts the calling thread on these streams, within the block; it is on the device of the last of them then.
-
-    A stream itself is a block of this sort, but for one thread at a time.
-    """
-    index = torch.accelerator.current_device_index()
-    before = [torch.accelerator.current_stream(stream.device) for stream in streams]
-    try:
-        for stream in streams:
-            torch.accelerator.set_stream(stream)
-        yield
-    finally:
-        for stream in before:
-            torch.accelerator.set_stream(stream)
-        torch.accelerator.set_device_index(index)
-
-
 def recorded(stream: torch.Stream, timed: bool) -> torch.Event:
     """An event for what is on a stream up to now, which takes the time if it is ``timed``."""
     event = torch.Event(device=stream.device, enable_timing=timed)
     event.record(stream)
     return event
-
-
-def has_streams(device: torch.device) -> bool:
-    """Whether a device works behind the host, on streams."""
-    return device.type != "cpu" and device.type not in _WITHOUT_STREAMS
 
 
 def are_joined(one: torch.device, other: torch.device) -> bool:

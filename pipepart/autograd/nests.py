@@ -1,0 +1,98 @@
+"""Nests: the containers whose tensors are split, moved and cut apart one by one.
+
+A nest is whatever torch's pytree takes apart: tuples, named tuples, lists, dicts and registered classes. A dataclass
+that holds tensors is registered when it is first met. Any other object that holds tensors is refused, because its
+tensors would be missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+IsLeaf = Callable[[Any], bool]
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+
+
+def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -> None:
+    """Makes sure that every tensor of a nest is seen: registers dataclasses and refuses other objects with tensors.
+
+    Args:
+        nest: a tensor, or a nest of tensors and other values.
+        what: what it is, for the error.
+        help: what to do about an object that is refused, for the error.
+        is_leaf: true of values that are not looked into.
+
+    Raises:
+        TypeError: it holds an object with tensors that pytree does not take apart.
+    """
+    if isinstance(nest, Tensor):
+        return
+    for leaf in pytree.tree_leaves(nest, is_leaf=is_leaf):
+        if isinstance(leaf, (Tensor, *_SCALARS)) or (is_leaf is not None and is_leaf(leaf)):
+            continue
+        if not holds_tensors(leaf):
+            continue
+        if not _is_plain_dataclass(leaf):
+            raise TypeError(
+                f"{what} holds a {type(leaf).__name__}, an object with tensors that cannot be taken apart: {help}"
+            )
+        _register(type(leaf))
+        check_nest(leaf, what, help, is_leaf)
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return True if an object that pytree takes for a leaf has tensors in its attributes or items."""
+    return any(
+        isinstance(leaf, Tensor)
+        or (dataclasses.is_dataclass(leaf) and leaf is not value and holds_tensors(leaf))
+        for part in _parts(value)
+        for leaf in pytree.tree_leaves(part)
+    )
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, type):
+        return
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                yield getattr(value, name, None)
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    """Return True if the fields of a dataclass are all that it holds."""
+    if not dataclasses.is_dataclass(value):
+        return False
+    return set(getattr(value, "__dict__", ())) <= {field.name for field in dataclasses.fields(value)}
+
+
+def _register(kind: type) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def flatten(value: Any) -> tuple[list[Any], None]:
+        return [getattr(value, name) for name in names], None
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], None]:
+        return [(pytree.GetAttrKey(name), getattr(value, name)) for name in names], None
+
+    def unflatten(values: Iterable[Any], _: None) -> Any:
+        made = object.__new__(
+            kind
+        )  # a `__init__` may take other arguments, or check what a part does not fulfil
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

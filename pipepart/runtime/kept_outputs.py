@@ -1,0 +1,58 @@
+"""Keeps the outputs of a step beside its loss, for ``return_outputs=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
+
+from ..autograd import graph_cut
+from ..loss import Added
+from .loss_sink import End
+
+
+class KeptOutputs:
+    """Passes everything on to another end, and keeps the output of each micro-batch.
+
+    Args:
+        end: computes the losses.
+        micro_batches: how many there are.
+
+    Attributes:
+        outputs: of the micro-batches, without a graph.
+    """
+
+    def __init__(self, end: End, micro_batches: int) -> None:
+        self._end = end
+        self.can_wait = end.can_wait
+        self.outputs: list[Any] = [None] * micro_batches
+
+    def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+        """Keeps the output."""
+        self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
+        return self._end.receive(micro_batch, value)
+
+    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
+        """As the other end."""
+        return self._end.gradients(micro_batch)
+
+    def needs_all(self, micro_batch: int) -> bool:
+        """As the other end."""
+        return self._end.needs_all(micro_batch)
+
+    def receive_added(
+        self, stage: int, micro_batch: int, losses: Sequence[Added]
+    ) -> tuple[GradientEdge, ...]:
+        """As the other end."""
+        return self._end.receive_added(stage, micro_batch, losses)
+
+    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
+        """As the other end."""
+        return self._end.added_gradients(stage, micro_batch)
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As the other end."""
+        return self._end.losses()
