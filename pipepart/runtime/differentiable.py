@@ -18,10 +18,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import tensors
 from ..loss import add_loss, collecting
 from .failure.out_of_memory import frees_memory
 from .loss_sink import OutputEnd
-from ..autograd.own_copy import tensors
 from .replay.buffers import version
 from .step import Step
 
