@@ -15,7 +15,7 @@ from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .stage import Stage
 from .state.replicas import CopiedLayers, Layers, copied_groups
-from .state.shared_parameters import check_ties, check_untied, tie
+from .state.shared_parameters import check_nothing_shared, check_shared, share_parameters
 
 
 def build_stages(
@@ -45,16 +45,16 @@ def build_stages(
     _check_devices(plan)
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
     groups = [layers[start:end] for start, end in pairwise(starts)]
-    check_ties(groups)
+    check_shared(groups)
     if plan.build_schedule().versions:
-        check_untied(groups)
+        check_nothing_shared(groups)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
     _move(groups, homes)
-    tied = tie(groups, homes, _names(plan.devices) if apart else None)
+    shared = share_parameters(groups, homes, _names(plan.devices) if apart else None)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     stages = [
-        Stage(index, ties, starts[index], homes[index], device.name, guarded, compiled=options)
-        for index, (ties, device) in enumerate(zip(tied, plan.devices, strict=True))
+        Stage(index, own, starts[index], homes[index], device.name, guarded, compiled=options)
+        for index, (own, device) in enumerate(zip(shared, plan.devices, strict=True))
     ]
     schedule, workers = plan.build_schedule(), plan.workers
     of_copies = [workers[row] for row in schedule.device_of[len(stages) :]]
@@ -78,16 +78,16 @@ def _stages_of_copy(
     homes = [torch.device(device.torch_device or "cpu") for device in devices]
     copies = copied_groups(groups)
     _move(copies, homes)
-    tied = tie(copies, homes, _names(devices) if apart else None, first)
+    shared = share_parameters(copies, homes, _names(devices) if apart else None, first)
     stages = []
-    for original, ties, copied in zip(originals, tied, copies, strict=True):
+    for original, own, copied in zip(originals, shared, copies, strict=True):
         index, home = original.index, homes[original.index]
         before = [layer for layers in groups[:index] for _, layer in layers]
         elsewhere = [parameter for layer in before for parameter in layer.parameters()]
         stages.append(
             Stage(
                 first + index,
-                ties,
+                own,
                 original.first,
                 home,
                 devices[index].name,

@@ -25,7 +25,7 @@ from .input_gradients import Awaited, InputGradients
 from .replay.buffers import Buffers
 from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import CopiedLayers
-from .state.shared_parameters import Ties
+from .state.shared_parameters import SharedParameters
 
 _NO_REGIONS: Mapping[int, Region] = {}
 
@@ -71,7 +71,7 @@ class Stage:
 
     Args:
         index: the stage's number in the schedule.
-        ties: the layers, with stand-ins for parameters that other stages own.
+        shared: the layers, and the parameters that they share with other stages.
         first: the position of the first layer in the model.
         device: the torch device.
         where: the device's name.
@@ -87,7 +87,7 @@ class Stage:
     def __init__(
         self,
         index: int,
-        ties: Ties,
+        shared: SharedParameters,
         first: int,
         device: torch.device,
         where: str,
@@ -97,8 +97,8 @@ class Stage:
     ) -> None:
         self.index = index
         self.first = first
-        self.ties = ties
-        self.layers = tuple(ties.layers)
+        self.shared = shared
+        self.layers = tuple(shared.layers)
         self.device = device
         self.where = where
         self.buffers = Buffers(self.layers)

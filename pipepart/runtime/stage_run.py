@@ -127,7 +127,7 @@ class StageRun:
         self.stage = stage
         self.is_last = last is not None
         self.versions = versions
-        self.links = stage.ties.refresh()
+        self.routes = stage.shared.refresh()
         self.stashes: dict[int, Stash] = {}
         self.inputs: dict[int, KeptInput] = {}
         self.deferred: dict[int, WeightGradients] = {}

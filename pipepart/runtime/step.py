@@ -246,7 +246,7 @@ class Step:
 
     def _finish(self, worker: int) -> None:
         for run in self.runs_on(worker) if self._has_forwards else ():
-            run.stage.ties.finish()
+            run.stage.shared.finish()
             if run.stage.copied:
                 run.stage.copied.finish()
 
@@ -303,22 +303,22 @@ class Step:
             gradients = self.sink.gradients(micro_batch)
         if stash.added:
             gradients = (*gradients, *self.sink.added_gradients(stage, micro_batch))
-        for link in run.links:
-            if link.behind is not None:
-                arrived = self._recv(stage, (link.number, stage, micro_batch))
+        for route in run.routes:
+            if route.following is not None:
+                arrived = self._recv(stage, (route.number, stage, micro_batch))
                 if arrived is not None:
-                    run.add_root(micro_batch, link.tensor)
+                    run.add_root(micro_batch, route.tensor)
                     gradients = (*gradients, arrived)
         return gradients
 
     def _send_gradients(self, run: StageRun, micro_batch: int, found: graph_cut.Gradients) -> None:
-        """Send the gradients of the input to the stage before, and those of shared parameters' stand-ins."""
+        """Send the gradients of the input to the stage before, and those of replicas of shared parameters."""
         stage = run.index
-        for link in run.links:
-            if link.before is not None:
-                key = link.number, link.before, micro_batch
-                self._transport.send(stage, link.before, key, link.tensor.grad)
-                link.tensor.grad = None
+        for route in run.routes:
+            if route.previous is not None:
+                key = route.number, route.previous, micro_batch
+                self._transport.send(stage, route.previous, key, route.tensor.grad)
+                route.tensor.grad = None
         if self._is_first[stage]:
             self.input_gradients[micro_batch] = found
         elif found:

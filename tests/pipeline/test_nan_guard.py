@@ -68,8 +68,17 @@ def batch(*marked: int) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(8, 4)
 
 
-@pytest.mark.parametrize("position", [0, 2, 3, 5])
-@pytest.mark.parametrize("where", ["output", "gradient of its input", "gradient of its parameter"])
+@pytest.mark.parametrize(
+    ("where", "position"),
+    [
+        ("output", 0),
+        ("output", 3),
+        ("gradient of its input", 2),
+        ("gradient of its input", 5),
+        ("gradient of its parameter", 3),
+        ("gradient of its parameter", 0),
+    ],
+)
 @pytest.mark.parametrize(
     "how",
     [
