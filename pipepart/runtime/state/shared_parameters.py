@@ -5,8 +5,8 @@
     stage 0 (embedding)   the parameter ◀── gradient of micro-batch k ── replica   stage 2 (head)
                             └─▶ .grad: head's + embedding's, added by autograd as it does without stages
 
-The first stage that uses a parameter has the user's own. Every later one has a replica: an alias on the same device, or a
-copy that is kept equal on another. A replica's gradient is sent micro-batch by micro-batch to the previous stage that
+The first stage that uses a parameter has the user's own. Every later one has a replica: an alias on the same device, or
+a copy that is kept equal on another. A replica's gradient is sent micro-batch by micro-batch to the previous stage that
 uses the parameter. It enters the graph there at the node where that stage's own gradient arrives. So the sums are those
 of plain micro-batched training, the last use first, and the user's parameter and its hooks see the whole gradient.
 
