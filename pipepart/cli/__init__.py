@@ -1,5 +1,5 @@
 """The command line: ``pipepart COMMAND``."""
 
-from .app import app
+from .main import app
 
 __all__ = ["app"]
