@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
+from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.copies import plan_copies
@@ -62,16 +63,16 @@ def cut(stuck: nn.Module, timeout: float | None = SECONDS, **how: Any) -> Pipeli
     return Pipeline(model, plan, nn.MSELoss(), timeout=timeout)
 
 
-def workers_of(pipe: Pipeline) -> list[threading.Thread]:
-    mine = {worker.ident for worker in pipe._engine.workers}
-    return [thread for thread in threading.enumerate() if thread.ident in mine]
+def workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")}
 
 
 def test_a_forward_that_does_not_return():
     """Its layer is named and its stack shown; the other device waits for it."""
     stuck = Stuck(at=1)
+    before = workers()
     pipe = cut(stuck)
-    threads = workers_of(pipe)
+    threads = workers() - before
     try:
         with pytest.raises(TimeoutError, match=r"for 0\.6 s, the pipeline's timeout") as caught:
             pipe.step(X, target=Y)
@@ -129,22 +130,13 @@ def test_layers_that_wait_for_each_other():
         second.released.set()
 
 
-def test_a_layer_that_returns_late_leaves_a_pipeline_that_works():
-    """It comes back while the others are told: nothing is closed."""
+def test_a_layer_that_returns_late_leaves_a_pipeline_that_works(monkeypatch: pytest.MonkeyPatch):
+    """It returns when the timeout's error is made: nothing is closed."""
     stuck = Stuck(at=1)
-
-    pipe = cut(stuck)
-    original = pipe._engine._wait_until_idle
-
-    def release_first(seconds: float | None) -> None:
-        stuck.released.set()
-        original(seconds)
-
-    pipe._engine._wait_until_idle = release_first
-    with pipe:
+    monkeypatch.setattr(StepTimeoutError, "add_note", lambda error, note: stuck.released.set())
+    with cut(stuck) as pipe:
         with pytest.raises(TimeoutError):
             pipe.step(X, target=Y)
-        assert len(workers_of(pipe)) == 2
         model = pipe.module
         reference = plain.twin(
             nn.Sequential(*(nn.Identity() if layer is stuck else layer for layer in model.children()))

@@ -1,7 +1,7 @@
-"""Notices a step in which nothing goes on any more, and says who waits for whom.
+"""Gives up a step in which no action ends any more, and says what each worker does or waits for.
 
-Workers are not asked and keep no count: from time to time the caller's thread, which waits anyway, looks at which
-action is on each worker's stack. No action is done twice in a run, so one that is there at every look has not ended.
+Workers note the action that they are at. The caller's thread, which waits for them anyway, reads these notes now and
+then. No action is done twice in a step, so one that is there at every look has not ended.
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ import traceback
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, NamedTuple
 
 from torch.autograd.graph import Node
 
 from schedules import Action, Kind
 
 from ...workers.worker import Worker
-from ..replay.randomness import ForwardPass
 from ..stage import Stage
-from ..stage_run import StageRun
+from ..stage_run import Stash
 from ..step import Step
 from .blame import layers_of
 
-_LOOKS = 20  # in the time of a timeout
+_LOOKS = 20  # per timeout
+
+_PARTS = {
+    Kind.F: "the forward",
+    Kind.RECOMPUTE: "the second forward",
+    Kind.B: "the backward",
+    Kind.I: "the backward",
+    Kind.W: "the backward for the weights",
+    Kind.OPT_STEP: "the optimizer's step",
+    Kind.REDUCE_GRAD: "the sum of gradients",
+}
 
 
 class StepTimeoutError(TimeoutError):
@@ -33,21 +41,21 @@ class StepTimeoutError(TimeoutError):
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuses what is no time.
+    """Refuse a timeout that is no time.
 
     Raises:
-        ValueError: it is no positive, finite number.
+        ValueError: it is not positive.
     """
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
+    if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
 
 
 class Watchdog:
-    """Waits for the workers of one run, on the caller's thread.
+    """Waits for the workers of one step, on the caller's thread.
 
     Args:
         timeout: seconds in which no action ends.
-        step: that they are in.
+        step: that the workers run.
         workers: of all devices.
         names: of the devices.
     """
@@ -57,13 +65,14 @@ class Watchdog:
         self._step = step
         self._workers = workers
         self._names = names
-        self._since = [(time.monotonic(), "")] * len(workers)
+        self._seen: list[Action | None] = [None] * len(workers)
+        self._since = [time.monotonic()] * len(workers)
 
     def wait(self, done: SimpleQueue[None]) -> None:
-        """Waits until each has reported to ``done``.
+        """Wait until each worker has reported to ``done``.
 
         Raises:
-            StepTimeoutError: none has ended an action for too long.
+            StepTimeoutError: no worker has ended an action for too long.
         """
         missing = len(self._workers)
         last = time.monotonic()
@@ -74,54 +83,48 @@ class Watchdog:
                 last = time.monotonic()
             except Empty:
                 now = time.monotonic()
-                if self._look(now):
+                if self._has_moved(now):
                     last = now
                 elif now - last >= self._timeout:
                     raise self._error(now) from None
 
-    def _look(self, now: float) -> bool:
-        """Whether any worker is in another action than at the last look."""
+    def _has_moved(self, now: float) -> bool:
+        """Return True if a worker is at another action than at the last look."""
         moved = False
-        for number, current in enumerate(self._step.current):
-            action = str(current)
-            if action != self._since[number][1]:
-                self._since[number] = now, action
+        for worker, action in enumerate(self._step.current):
+            if action is not self._seen[worker]:
+                self._seen[worker], self._since[worker] = action, now
                 moved = True
         return moved
-
-    def _stacks(self) -> list[list[FrameType]]:
-        current = sys._current_frames()
-        try:
-            return [list(_outwards(current.get(worker.ident or 0))) for worker in self._workers]
-        finally:
-            current.clear()  # this very frame is in it, which would live on in a circle, with all that the others hold
 
     def _error(self, now: float) -> StepTimeoutError:
         lines = [f"no action has ended on any device for {self._timeout:g} s, the pipeline's timeout:"]
         notes = []
-        for number, frames in enumerate(self._stacks()):
-            sight = _Sight(self._step.current[number], self._step.awaiting[number], _where(frames))
-            since = f", for {now - self._since[number][0]:.3g} s" if sight.action else ""
-            lines.append(f"  {self._names[number]} {self._says(sight)}{since}")
-            if sight.action and sight.key is None:
-                stack = "".join(traceback.format_stack(frames[0])) if frames else ""
-                notes.append(f"pipepart: the stack of {self._names[number]}:\n{stack.rstrip()}")
+        for worker, name in enumerate(self._names):
+            action, key = self._seen[worker], self._step.awaiting[worker]
+            for_seconds = f", for {now - self._since[worker]:.3g} s"
+            if action is None:
+                lines.append(f"  {name} has nothing left to do")
+            elif key is not None:
+                lines.append(f"  {name} waits for {self._message(*key)} (action {action}){for_seconds}")
+            else:
+                stack = _stack_of(self._workers[worker])
+                lines.append(f"  {name} is in {self._place(action, stack)}{for_seconds}")
+                text = "".join(traceback.format_stack(stack[0])) if stack else ""
+                notes.append(f"pipepart: the stack of {name}:\n{text.rstrip()}")
         error = StepTimeoutError("\n".join(lines))
         for note in notes:
             error.add_note(note)
         return error
 
-    def _says(self, sight: _Sight) -> str:
-        if sight.action is None:
-            return "has nothing left to do"
-        if sight.key is not None:
-            return f"waits for {self._message(*sight.key)} (action {sight.action})"
-        part = "" if sight.action.micro_batch is None else f", micro-batch {sight.action.micro_batch}"
-        place = f"stage {self._stage(sight.action.stage)}{part} (action {sight.action})"
-        return f"is in {sight.where}: {place}"
+    def _place(self, action: Action, stack: Sequence[FrameType]) -> str:
+        layer = _layer(self._step.runs[action.stage].stage, stack)
+        part = _PARTS[action.kind] + (f" of {layer}" if layer else "")
+        which = "" if action.micro_batch is None else f", micro-batch {action.micro_batch}"
+        return f"{part}: stage {self._stage(action.stage)}{which} (action {action})"
 
     def _message(self, kind: Kind | int, stage: int, micro_batch: int) -> str:
-        """What a worker waits for, and who makes it."""
+        """Describe a message by what it holds and who sends it."""
         schedule = self._step.schedule
         if kind is Kind.REDUCE_GRAD:
             return f"the gradients of stage {self._stage(stage)}{self._on(stage)}"
@@ -147,47 +150,30 @@ class Watchdog:
         return f" on {self._names[self._step.schedule.device_of[stage]]}"
 
 
-class _Sight(NamedTuple):
-    """What can be seen on a worker's stack.
+def _layer(stage: Stage, stack: Sequence[FrameType]) -> str:
+    """Name the layer that runs by a worker's stack, the innermost frame first; "" if the stack does not tell.
 
-    Attributes:
-        action: that it does.
-        key: of the message that it waits for.
-        where: in the action it is, if it waits for none.
+    In a forward a frame belongs to the layer. In a backward the context of a custom autograd function, which is its
+    node in the graph, tells the layer that made it.
     """
-
-    action: Action | None
-    key: Any
-    where: str
-
-
-def _where(frames: Sequence[FrameType]) -> str:
-    """Which part of its action a worker is in, by its stack, the innermost frame first."""
-    for depth, frame in enumerate(frames):
-        if frame.f_code is Stage.run_layers.__code__:
-            return _forward(frame)
-        if frame.f_code in _BACKWARDS:
-            return _backward(frame, frames[:depth])
-    return "its own part"
+    stash = next((held for frame in stack if isinstance(held := frame.f_locals.get("stash"), Stash)), None)
+    if stash is not None:
+        nodes = [value for frame in stack for value in frame.f_locals.values() if isinstance(value, Node)]
+        return stage.name(layers_of(stash.ends, [root.node for root in stash.roots], nodes))
+    modules = [layer for _, layer in stage.layers]
+    for frame in reversed(stack):
+        for index, module in enumerate(modules):
+            if frame.f_locals.get("self") is module:
+                return stage.name((index,))
+    return ""
 
 
-_BACKWARDS = (StageRun.backward.__code__, StageRun.backward_inputs.__code__)
-
-
-def _forward(frame: FrameType) -> str:
-    stage, running, turn = (frame.f_locals.get(name) for name in ("self", "running", "which"))
-    assert isinstance(stage, Stage)
-    which = "second forward" if turn is ForwardPass.SECOND else "forward"
-    return f"the {which} of {stage.name(running)}" if running else f"the {which}"
-
-
-def _backward(frame: FrameType, inside: Sequence[FrameType]) -> str:
-    """A custom function's context, which is its node in the graph, tells the layer."""
-    run, stash = frame.f_locals.get("self"), frame.f_locals.get("stash")
-    assert isinstance(run, StageRun)
-    nodes = [value for one in inside for value in one.f_locals.values() if isinstance(value, Node)]
-    found = layers_of(stash.ends, [root.node for root in stash.roots], nodes) if stash else []
-    return f"the backward of {run.stage.name(found)}" if found else "the backward"
+def _stack_of(worker: Worker) -> list[FrameType]:
+    current = sys._current_frames()
+    try:
+        return list(_outwards(current.get(worker.ident or 0)))
+    finally:
+        current.clear()  # it has this very frame, which would keep itself and all the others alive
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
