@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from ..autograd import graph_cut
 from ..autograd.in_place import check_not_overwritten, version
+from ..autograd.nests import check_nest
 from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..loss import Added, losses_of_stage
@@ -279,6 +280,7 @@ class StageRun:
         """Return the message for the next stage, or hand the output over; and what the backward needs."""
         added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
         if self._last is None:
+            check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
         else:
             message, roots = None, self._last.receive(self.index, micro_batch, made.output)

@@ -180,3 +180,29 @@ def test_plain_training_code_trains_to_the_same_parameters(recompute, schedule):
                 nn.functional.mse_loss(each(x), y).backward()
                 optimizer.step()
     plain.assert_close(model.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_an_input_that_is_written_before_the_backward_is_noticed(recompute):
+    with cut_by_hand(network(), [1, 3], recompute=recompute) as pipe:
+        x = torch.randn(7, 4).double()
+        output = pipe(x)
+        x.zero_()
+        with pytest.raises(
+            RuntimeError, match="the input of a pipeline was modified by an inplace operation"
+        ):
+            output.sum().backward()
+        pipe(x).sum().backward()
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_weights_that_are_written_before_the_backward_are_noticed(recompute):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cut_by_hand(model, [1, 3], recompute=recompute) as pipe:
+        x = torch.randn(7, 4).double()
+        pipe(x).sum().backward()
+        output = pipe(x)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()

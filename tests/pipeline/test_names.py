@@ -95,3 +95,19 @@ def test_changes_of_the_model_are_seen_by_the_pipeline():
         x = torch.randint(9, (6, 3))
         assert pipe(x).equal(model(x))
         assert not pipe.training
+
+
+def test_a_layer_that_is_replaced_afterwards_is_not_trained_in_its_old_form():
+    x, y = torch.randint(9, (6, 3)), torch.randn(6, 2)
+    model = nested()
+    with cut_by_hand(model, [2, 5], loss_fn=nn.MSELoss()) as pipe:
+        body = model.body
+        assert isinstance(body, nn.Sequential)
+        kept, body[0] = body[0], nn.Linear(4, 4)
+        for call in (lambda: pipe.step(x, target=y), lambda: pipe(x), lambda: pipe.evaluate(x, target=y)):
+            with pytest.raises(RuntimeError, match=r"layer 'body\.0' was replaced.*Make another Pipeline"):
+                call()
+        body[0] = kept
+        body.append(nn.Identity())
+        with pytest.raises(RuntimeError, match="had 3 layers when the pipeline was made and has 4"):
+            pipe.step(x, target=y)

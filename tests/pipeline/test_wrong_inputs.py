@@ -235,3 +235,48 @@ def test_targets_that_are_no_tensors_but_have_the_batchs_length():
         pytest.raises((TypeError, ValueError), match="tensor"),
     ):
         pipe.step(X, target=[0.0] * 6)
+
+
+def test_plain_mistakes_in_making_a_pipeline_are_told():
+    model = network()
+    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=2)
+    unchecked: Any = Pipeline
+    with pytest.raises(TypeError, match=r"got a str: load it, pipepart\.Plan\.load\('plan\.json'\)"):
+        unchecked(model, "plan.json", nn.MSELoss())
+    with pytest.raises(TypeError, match=r"loss_fn must be a function, got 'mse'"):
+        unchecked(model, plan, "mse")
+    with pytest.raises(TypeError, match=r"merge must be a function, got 1"):
+        unchecked(model, plan, merge=1)
+    for timeout in (float("inf"), 0, -1.0, float("nan"), "1"):
+        with pytest.raises(ValueError, match="a number of seconds above 0"):
+            unchecked(model, plan, timeout=timeout)
+    with pytest.raises(ValueError, match=r"whole number of at least 1, got 2\.0"):
+        unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=2.0)
+    with pytest.raises(TypeError, match="optimizer_state must be the name of an optimizer"):
+        unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), optimizer_state=torch.optim.Adam)
+    assert_untouched(model)
+
+
+def test_auto_takes_an_optimizer_for_the_stages_as_a_pipeline_does():
+    with Pipeline.auto(
+        network(), X, target=Y, loss_fn=nn.MSELoss(), micro_batches=2, optimizer=torch.optim.Adam
+    ) as pipe:
+        pipe.step(X, target=Y)
+        assert [type(one) for one in pipe.optimizers] == [torch.optim.Adam] * 2
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(5, 2), (4, 2), (3, 1)])
+def test_batch_norm_in_training_gets_two_samples_a_micro_batch(samples, parts):
+    model = network()
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        pipe.step(X[:samples], target=Y[:samples])
+        assert model[0].calls == parts
+        pipe.eval()
+        pipe.step(X[:samples], target=Y[:samples])
+        assert model[0].calls == parts + min(samples, 4)
+
+
+def test_auto_picks_no_micro_batches_of_one_sample_for_batch_norm():
+    with Pipeline.auto(network(), X[:3], target=Y[:3], loss_fn=nn.MSELoss()) as pipe:
+        assert pipe.plan.micro_batches == 1
+        pipe.step(X[:3], target=Y[:3])
