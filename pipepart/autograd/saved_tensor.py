@@ -1,4 +1,4 @@
-"""What autograd may hold in the place of a tensor that it saves, so that somebody sees when it lets go."""
+"""Wraps a tensor that autograd saves: when autograd frees the tensor, the wrapper is deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Saved:
-    """Held by autograd for as long as it would hold the tensor.
+    """Held by autograd as long as it would hold the tensor.
 
     Args:
         tensor: without its graph: an output of the node that saves it would keep that node alive.
@@ -21,5 +21,5 @@ class Saved:
 
 
 def unpacked(held: Any) -> Tensor:
-    """The hook that gives autograd the very tensor that it saved; nothing is computed again."""
+    """The unpack hook: return the tensor that was saved."""
     return held.tensor if isinstance(held, Saved) else held

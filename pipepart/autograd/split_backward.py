@@ -1,4 +1,4 @@
-"""Runs the backward of a graph in two parts: down to its inputs at once, into its weights when there is time.
+"""Splits a backward: the gradients of the inputs first, those of the weights later.
 
 ::
 
@@ -6,10 +6,10 @@
                                 └─ kept, with the layer's input
                                    └─▶ gradient of its weight           second part (W)
 
-The first part is one run of autograd's engine that is told to stay out of those weights; a hook on the node of each
-such layer keeps the gradient that arrives. The second part computes what the node would have, and lets autograd carry
-it to the weight, or adds it to the weight's ``grad`` itself where that is quicker. What is no weight of a known type of
-layer is done in the first part. The forward knows nothing of it.
+The first part is one run of autograd's engine that excludes those weights; a hook on the node of each such layer keeps
+the gradient that arrives there. The second part computes what the node would have computed. It lets autograd carry that
+to the weight, or adds it to the weight's ``grad`` if that is faster. Weights of unknown types of layers get their
+gradients in the first part. The forward is the same with and without a split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_USES = 2
 # A run of autograd's engine takes longer to start than to add up a small gradient, so these wait for each other.
 _BYTES_AT_ONCE = 2**20
 
-# What may lie between a weight and the layer that uses it: views of it, and casts.
+# Nodes that may lie between a weight and the layer that uses it: views and casts.
 _VIEWS = frozenset(
     f"{name}Backward0"
     for name in (

@@ -1,8 +1,8 @@
-"""How the gradients of a layer's weights follow from its input and the gradient of its output.
+"""Computes the gradients of a layer's weights from its input and the gradient of its output.
 
-A formula does what an autograd node of a known type does: the same kernels on the same shapes and strides (torch's
-derivatives.yaml and FunctionsManual.cpp), so that the numbers are the same to the bit. It keeps what they depend on
-and not the node, which holds the graph.
+A formula calls what an autograd node of a known type calls: the same kernels on the same shapes and strides (torch's
+derivatives.yaml and FunctionsManual.cpp), so the results are equal to the bit. It keeps the tensors that they depend on
+and not the node, which would keep the graph alive.
 """
 
 from __future__ import annotations

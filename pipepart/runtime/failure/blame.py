@@ -1,8 +1,8 @@
 """Finds the layer whose backward failed, from what the failure left behind.
 
-Autograd runs a whole stage in one call and does not say where it was. Watching every layer would cost a Python call
-per layer and micro-batch, so nothing is watched: once an exception is there, the graph tells how far it came.
-A node that has run has given up what it saved, one that has not still holds it.
+Autograd runs a whole stage in one call and does not say where it failed. A hook on every layer would cost a Python call
+per layer and micro-batch. Instead the graph is inspected after the exception: a node that has run has freed its saved
+tensors, a node that has not still holds them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import TracebackType
 
 from torch.autograd.graph import Node
 
-_LEAF = 2**64 - 1  # the number of a node that gathers the gradient of a leaf, which no layer has made
+_LEAF = 2**64 - 1  # the sequence number of AccumulateGrad nodes, which no layer has made
 
 
 def failed_layers(ends: Sequence[int], roots: Iterable[Node], error: BaseException) -> list[int]:
-    """The indices of the layers that may have failed, the likeliest first; behind the last is that of the loss.
+    """Return the indices of the layers that may have failed, the likeliest first; the one after the last is the loss.
 
     Args:
         ends: the number that autograd would have given to the next node when each layer had run, in their order.
@@ -42,7 +42,7 @@ def failed_layers(ends: Sequence[int], roots: Iterable[Node], error: BaseExcepti
 
 
 def layers_of(ends: Sequence[int], roots: Iterable[Node], nodes: Iterable[Node]) -> list[int]:
-    """The indices of the layers that made any of the nodes; ``ends`` and ``roots`` as above."""
+    """Return the indices of the layers that made any of the nodes; ``ends`` and ``roots`` as above."""
     return _made_any(_nodes_of_layers(ends, roots), nodes)
 
 
@@ -52,7 +52,7 @@ def _made_any(parts: Sequence[set[Node]], nodes: Iterable[Node]) -> list[int]:
 
 
 def _nodes_of_layers(ends: Sequence[int], roots: Iterable[Node]) -> list[set[Node]]:
-    """The nodes that each layer made, told by their numbers; that of a leaf is with whoever uses the leaf."""
+    """The nodes that each layer made, by sequence number; the node of a leaf counts to the layer that uses it."""
     parts: list[set[Node]] = [set() for _ in range(len(ends) + 1)]
     seen: set[Node] = set()
     waiting: list[tuple[Node | None, int]] = [(root, len(ends)) for root in roots]
@@ -69,7 +69,7 @@ def _nodes_of_layers(ends: Sequence[int], roots: Iterable[Node]) -> list[set[Nod
 
 
 def _nodes_in_traceback(traceback: TracebackType | None) -> Iterator[Node]:
-    """Contexts of custom autograd functions: each is itself the node of the graph."""
+    """The contexts of custom autograd functions in a traceback; each context is a node of the graph."""
     while traceback is not None:
         for value in traceback.tb_frame.f_locals.values():
             if isinstance(value, Node):
@@ -78,7 +78,7 @@ def _nodes_in_traceback(traceback: TracebackType | None) -> Iterator[Node]:
 
 
 def _has_run(node: Node) -> bool | None:
-    """Whether a node has given up its saved tensors; None where it saves none, so that nothing can be seen."""
+    """Whether a node has freed its saved tensors; None if it saves none, so that it cannot be told."""
     seen: bool | None = None
     for name in dir(node):
         if not name.startswith("_saved_") and name != "saved_tensors":

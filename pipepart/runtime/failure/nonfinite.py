@@ -1,13 +1,13 @@
 """Finds the first number of a run that is not finite, and the layer that made it.
 
-Workers note the largest magnitude in whatever their layers make, each a tensor of one number that stays where it is,
-and do not look: a step goes on to its end. Then all are read, once a device, and the first is the one that plain
-training on the same micro-batches, one after the other, would have come to first. No worker's pace decides::
+Workers compute the largest magnitude in each tensor that their layers make, and leave it on the device: nobody waits,
+and the step goes on to its end. Then all magnitudes are read, once per device. "First" refers to plain training on the
+same micro-batches, one after the other, whichever worker was faster::
 
     micro-batch 0:  input ─▶ outputs of layers 0, 1, 2, ... ─▶ loss ─▶ gradients of ..., 2, 1, 0
     micro-batch 1:  ...
 
-What comes before it in this order is finite, and that is all the layer had.
+All numbers before the first one are finite, so the layer made it from finite input.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ...autograd.own_copy import tensors
 from ..loss_sink import End
 from ..stage import Stage
 
-_BEFORE = -1  # in the place of a micro-batch
+_BEFORE = -1  # stands for a micro-batch before the step
 _FORWARD, _LOSS, _BACKWARD = range(3)
 
 
 class _Place(NamedTuple):
-    """Where a number is in the order of plain training, and in which words to tell of it."""
+    """A number's place in the order of plain training, and the text that reports it."""
 
     micro_batch: int
     phase: int
@@ -46,8 +46,8 @@ class _Peak(NamedTuple):
     Attributes:
         place: of the tensor.
         value: a tensor of one number.
-        sum_of: says which sum of all micro-batches it is, as a parameter's gradient. Once bad it stays so, and
-            only the first in the worker's order tells anything.
+        sum_of: the parameter whose gradient it is, a sum over micro-batches; "" for others. Once such a sum is not
+            finite it stays so, and only the first of its peaks counts.
     """
 
     place: _Place
@@ -56,7 +56,7 @@ class _Peak(NamedTuple):
 
 
 class StageGuard:
-    """What one stage's layers make in a run. Used by the stage's worker, and by the caller between runs.
+    """Notes what one stage's layers make in a step. Used by the stage's worker, and by the caller between steps.
 
     Args:
         layers: of the stage, by name.
@@ -77,7 +77,7 @@ class StageGuard:
         self.peaks: list[_Peak] = []
 
     def begin(self, scaled: bool, backwards: bool) -> None:
-        """Before a run; ``scaled`` where its gradients are not looked at, ``backwards`` whether it makes any."""
+        """Before a step. ``scaled`` gradients are not checked; ``backwards`` says whether the step makes any."""
         self.peaks.clear()
         self._micro_batch = _BEFORE
         self._gradients = not scaled
@@ -85,10 +85,10 @@ class StageGuard:
             self.went_back()
 
     def enter(self, action: Action) -> None:
-        """Before an action.
+        """Note the micro-batch of an action.
 
         Raises:
-            FloatingPointError: it would have an optimizer apply gradients that are not finite.
+            FloatingPointError: an optimizer would apply gradients that are not finite.
         """
         if action.micro_batch is not None:
             self._micro_batch = action.micro_batch
@@ -96,19 +96,19 @@ class StageGuard:
             raise FloatingPointError(first)
 
     def received(self, message: Any) -> None:
-        """The input of a micro-batch, before the stage's forward."""
+        """Note the input of a micro-batch, before the stage's forward."""
         if self._first == 0:
             self._note(message, _FORWARD, -1, 0, "the mini-batch has {value} in its input{place}")
 
     def made(self, index: int, value: Any) -> None:
-        """The output of a layer."""
+        """Note the output of a layer."""
         text = f"{self._name(index)} made {{value}} in its output, from finite input{{place}}"
         self._note(value, _FORWARD, self._first + index, 0, text)
         if self._is_last or index + 1 < len(self._layers):
             self._await(value, index + 1)
 
     def went_back(self, gradients: Iterable[Tensor | None] = ()) -> None:
-        """After a backward or a part of it, with the gradients of the stage's input."""
+        """Note the gradients after a backward or a part of it; ``gradients`` are those of the stage's input."""
         if not self._gradients:
             return
         for gradient in gradients:
@@ -127,7 +127,7 @@ class StageGuard:
                 self._note(parameter.grad, _BACKWARD, -self._first - index, 1, text, key)
 
     def _await(self, value: Any, maker: int) -> None:
-        """Has the gradient of what a layer takes noted as one that this layer makes, when all hooks have seen it."""
+        """Have the gradient of a layer's input noted as made by that layer, after all hooks."""
         if self._gradients and torch.is_grad_enabled():
             for node in {tensor.grad_fn for tensor in tensors(value)}:
                 if node is not None:
@@ -156,7 +156,7 @@ class StageGuard:
 
 
 def guard_stages(stages: Sequence[Stage]) -> NanGuard:
-    """Has the stages of all copies of a model guarded from now on."""
+    """Guard the stages of all replicas from now on."""
     in_model = sum(stage.copied is None for stage in stages)
     guards = []
     for number, stage in enumerate(stages):
@@ -178,15 +178,15 @@ class NanGuard:
         self._guards = guards
 
     def begin(self, schedule: Schedule, scaled: bool) -> None:
-        """Before a run, whose gradients are not looked at where they are scaled."""
+        """Before a step, whose gradients are not checked if they are scaled."""
         backwards = any(action.kind in (Kind.B, Kind.I) for row in schedule.actions for action in row)
         for guard in self._guards:
             guard.begin(scaled, backwards)
 
     def verdict(self, end: End, failure: BaseException | None) -> BaseException | None:
-        """After a run: an error that tells of its first number that is not finite, else the failure that there is.
+        """After a step: the error for its first number that is not finite, otherwise the failure as it is.
 
-        An error that the run ended with is the cause of the one that is returned: layers may well refuse such numbers.
+        If the step ended with an exception, that is the cause of the returned error: layers may refuse such numbers.
         """
         peaks = [peak for guard in self._guards for peak in guard.peaks]
         for guard in self._guards:
@@ -211,7 +211,7 @@ def _losses(end: End) -> Iterable[_Peak]:
 
 
 def _peak(tensor: Tensor, signed: bool) -> Tensor | None:
-    """A number below infinity if all in the tensor are finite; one that is signed may have -inf, as masks do."""
+    """The largest magnitude, below infinity if all numbers are finite; ``signed`` accepts -inf, as in masks."""
     if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     values = tensor.detach()
@@ -226,7 +226,7 @@ def _peak(tensor: Tensor, signed: bool) -> Tensor | None:
 
 
 def _first_of(peaks: Iterable[_Peak]) -> str | None:
-    """What is to be said of the first that is not finite; reads them, once a device."""
+    """The report of the first peak that is not finite, None if all are; reads them once per device."""
     of_device: dict[torch.device, list[_Peak]] = {}
     for peak in peaks:
         of_device.setdefault(peak.value.device, []).append(peak)

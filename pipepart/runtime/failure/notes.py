@@ -1,4 +1,4 @@
-"""Notes on a user's exception: the layer, the place in the pipeline, and what else there is to say."""
+"""Adds notes to a user's exception: the layer, and the stage, device and micro-batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ PLACE = "pipepart: on "
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds the layer or the place; notes of an earlier step go first, for an exception object that is raised again."""
+    """Add a note on the layer or the place. Notes of an earlier step are removed, as an object may be raised again."""
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list) and any(text.startswith(PLACE) for text in notes):
         notes[:] = [text for text in notes if not text.startswith(LAYER)]
@@ -15,7 +15,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def add_further(error: BaseException, note: str) -> None:
-    """Adds a note behind the place. An exception whose class takes none must arrive as what it is."""
+    """Add a note after the others. An exception whose class accepts no notes must arrive unchanged."""
     try:
         error.add_note(note)
     except Exception:  # whatever a user's class does there

@@ -1,7 +1,7 @@
-"""What is done about a device that runs out of memory: one type of error, what was held there, and that it is let go.
+"""Reports that a device is out of memory as one type of error, with what was held there, and frees that memory.
 
-An error's traceback keeps the local variables of every frame that it came through, the activations in a layer's among
-them. Whoever catches it to try a smaller mini-batch would try it beside those of the larger: so they are cleared.
+A traceback keeps the local variables of every frame that the error passed, and so the activations of a layer. A caller
+who catches the error and tries a smaller mini-batch needs that memory, so the frames are cleared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def explained(step: Step, plan: Plan) -> BaseException:
 
 
 def frees_memory(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose frames hold nothing any more once memory is out."""
+    """Wrap a function: an out-of-memory error that leaves it keeps no local variables alive."""
 
     @wraps(function)
     def freeing(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +67,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
-    """Torch raises a plain RuntimeError where the memory of the CPU is out."""
+    """The same error as torch.OutOfMemoryError: on the CPU torch raises a plain RuntimeError."""
     made = torch.OutOfMemoryError(*error.args).with_traceback(error.__traceback__)
     for note in getattr(error, "__notes__", ()):
         made.add_note(note)
@@ -76,7 +76,7 @@ def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
 
 
 def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
-    """What stages on the device that failed held when it did, and what the plan knows of their bytes."""
+    """Notes on what each stage of the failed device held, with the bytes that the plan knows."""
     device = None if worker is None else plan.workers[worker]
     beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
     stages = plan.all_stages
@@ -113,7 +113,7 @@ def _peaks(plan: Plan) -> tuple[int, ...]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clears the local variables of all frames that are left in the tracebacks of an error and of its causes."""
+    """Clear the local variables of all frames in the tracebacks of an error and its causes."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

@@ -1,8 +1,8 @@
-"""Running statistics of BatchNorm layers as of the whole mini-batch, whatever it is split into.
+"""Updates the running statistics of BatchNorm layers once a step, from the whole mini-batch.
 
-Each micro-batch is still normalised by its own statistics, as it must be, being all that a device has of the mini-batch
-at that moment. What evaluation will use is updated once a run, by mean and variance over all samples. While a run goes
-on the layers do not track, and a hook on each adds up what goes in; a forward that is repeated counts once.
+Each micro-batch is normalised by its own statistics: a device has no other samples at that moment. The running
+statistics, which evaluation uses, are updated once a step with the mean and variance of all samples. During the step
+the layers do not track statistics; a hook on each layer sums up its inputs. A recomputed forward counts once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeferredBatchNorm:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Around a run with forwards: if it succeeds, the statistics of those in training are updated once."""
+        """Around a step with forwards: if it succeeds, update the statistics of layers in training mode once."""
         sums = {
             norm: (_Sums(), stage)
             for norm, stage in self._norms
@@ -70,7 +70,7 @@ class DeferredBatchNorm:
 
 
 class _Sums:
-    """Number, mean and squared deviations of the values of each channel, of one micro-batch after the other."""
+    """Count, mean and squared deviations of each channel's values, over several micro-batches."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,7 @@ class _Sums:
         self.squares: Tensor | float = 0.0
 
     def add(self, values: Tensor) -> None:
-        """Takes in a micro-batch (Chan et al. 1979, pairwise)."""
+        """Add a micro-batch (pairwise update, Chan et al. 1979)."""
         apart = [dimension for dimension in range(values.dim()) if dimension != 1]
         variance, mean = torch.var_mean(values, apart, correction=0)
         new = values.numel() // values.shape[1]
@@ -100,7 +100,7 @@ def _add(
 
 
 def _update(norm: _BatchNorm, sums: _Sums) -> None:
-    """What the layer would do itself with the whole mini-batch."""
+    """Update the layer as it would do itself with the whole mini-batch."""
     assert isinstance(sums.mean, Tensor)
     assert isinstance(sums.squares, Tensor)
     assert norm.running_mean is not None

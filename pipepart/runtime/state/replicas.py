@@ -1,13 +1,13 @@
-"""Further copies of the model: layers that follow the user's in everything but gradients, which they hand over.
+"""Replicas of the model: deep copies of the user's layers, which follow their values and return their gradients.
 
 ::
 
-    stage s of the model     values and settings ──follow──▶ stage s of copy k
-    the user's .grad      ◀── added, copy after copy ──────── its own .grad, then none
+    stage s of the model     values and settings ──copied──▶ stage s of replica k
+    the user's .grad      ◀── added, replica by replica ───── its own .grad, then none
 
-The user's model is copy 0. A further one is made of deep copies, which share no tensor with it. Before each run with
-forwards its parameters and buffers are set to what the user's layers hold by then, whoever has written them: all of
-them, as a write through ``.data`` leaves no trace.
+The user's model is replica 0. Further replicas are deep copies that share no tensor with it. Before each step their
+parameters and buffers are set to the values of the user's layers: all of them, as a write through ``.data`` cannot be
+detected.
 """
 
 from __future__ import annotations

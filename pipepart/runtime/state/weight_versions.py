@@ -1,14 +1,14 @@
-"""The weights that an asynchronous schedule keeps: a micro-batch's backward runs on those of its forward.
+"""Weight stashing for asynchronous schedules: the backward of a micro-batch uses the weights of its forward.
 
 ::
 
     memory 1   w0 ── F(s, 0), F(s, 1) ── B(s, 0) ─────────────────────── B(s, 1) ── free for w2
     memory 2                                └─ OPT_STEP: w1, a copy that is stepped ── F(s, 2) ──▶
 
-A parameter is one tensor all along, with its hooks and its gradient; its ``data`` is the memory of the version that an
-action uses, and between actions of the newest. Memory is written by an optimizer step only where no micro-batch in
-flight needs it, so that what autograd has saved stays as it was. Its count of writes goes with the tensor and not with
-the memory, so these steps do not count until the run is over.
+A parameter stays one tensor, with its hooks and its gradient. Its ``data`` is the memory of the version that an action
+uses, and between actions that of the newest version. An optimizer step writes only memory that no micro-batch in flight
+needs, so the tensors that autograd has saved do not change. The version counter belongs to the tensor and not to the
+memory, so these steps are not counted until the run is over.
 """
 
 from __future__ import annotations
