@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TypeGuard
 
 _BYTES = {
     "": 1,
@@ -96,3 +97,12 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.2f} s"
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Return True for a whole number from ``least`` on. True and 2.0 are no counts.
+
+    >>> is_count(3), is_count(0), is_count(True), is_count(2.0)
+    (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

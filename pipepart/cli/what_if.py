@@ -18,7 +18,7 @@ from ..document import fault_texts
 from ..planning import Plan
 from ..planning.costs.stage_memory import with_recompute
 from ..planning.search.order_text import SEARCH, order_text, searched_order
-from ..planning.search.search_order import order_within
+from ..planning.search.search_order import first_replica, order_within
 from .errors import UsageError
 from .files import read_schedule
 
@@ -157,7 +157,7 @@ def play_plan(plan: Plan, order: Order) -> Played:
 
 def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: int) -> Schedule:
     """The best that is found for the plan's stages where they are, within the memory of the devices."""
-    like = plan.build_schedule()
+    like = first_replica(plan).build_schedule()
     if chunks != plan.chunks:
         like = schedules.build("looped-bfs", len(workers), micro_batches, chunks)
     first = _played(plan, like, workers)

@@ -14,8 +14,8 @@ from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
-from ..runtime import refuse_asynchronous
-from . import Plan, check_choices, check_devices, micro_batches_worth_trying, plan
+from .request import refuse_asynchronous
+from . import Plan, PlanOptions, check_devices, check_options, micro_batches_worth_trying, plan
 
 
 def plan_for(
@@ -42,17 +42,16 @@ def plan_for(
         TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do. Arguments that cannot be
             right are refused before anything is measured.
     """
-    if micro_batches != "auto" and (type(micro_batches) is not int or micro_batches < 1):
-        raise ValueError(
-            f"micro_batches must be 'auto' or a whole number of at least 1, got {micro_batches!r}"
-        )
     if not isinstance(optimizer_state, str):
         raise TypeError(
             f"optimizer_state must be the name of an optimizer, as 'adam', got {optimizer_state!r:.80}"
         )
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)
-    check_choices(schedule, len(cluster), recompute=recompute, replicas=replicas)
+    options = PlanOptions(
+        schedule=schedule, micro_batches=micro_batches, recompute=recompute, replicas=replicas
+    )
+    check_options(options, len(cluster))
     if not with_optimizers:
         refuse_asynchronous(schedule)
     layers = flatten(model)

@@ -173,7 +173,7 @@ class _Cutter:
             graph.add_node(
                 info.name,
                 seconds=layer.seconds,
-                bytes=info.parameter_bytes + info.gradient_bytes + optimizer,
+                bytes=info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + optimizer,
             )
         graph.add_node(_LOSS, seconds=costs.loss.seconds)
         graph.add_edges_from(self._edges)

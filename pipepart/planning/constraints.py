@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..profiling import Profile
-from .partition.chain_dp import Places
 
 
 @dataclass(frozen=True)
@@ -28,33 +30,26 @@ class Constraints:
     stages: int | None
     layers: int
 
-    @property
-    def any(self) -> bool:
-        """Whether anything is asked."""
-        return bool(self.colocate or self.no_border or self.pins or self.stages)
-
-    def places(self, stages: int) -> Places | None:
-        """For a cut into so many stages, the layers that each may begin with and the ends that it may have."""
+    def stage_ranges(self, stages: int) -> list[tuple[range, range]] | None:
+        """For each of so many stages, the layers that it may begin with and the ends that it may have; None for any."""
         if not self.pins:
             return None
-
-        def of(left: int) -> tuple[range, range]:
-            stage = stages - left
+        found = []
+        for stage in range(stages):
             own = [layer for layer, at in self.pins.items() if at == stage]
             before = [layer for layer, at in self.pins.items() if at < stage]
             behind = [layer for layer, at in self.pins.items() if at > stage]
             begin = range(max(before, default=-1) + 1, min(own, default=self.layers - 1) + 1)
             end = range(max(own, default=0) + 1, min(behind, default=self.layers) + 1)
-            return begin, end
+            found.append((begin, end))
+        return found
 
-        return of
-
-    def allows(self, borders: Sequence[int]) -> bool:
-        """Whether a cut at these borders keeps every pin; borders that are not allowed at all are known elsewhere."""
-        edges = [0, *borders, self.layers]
-        return all(
-            at < len(edges) - 1 and edges[at] <= layer < edges[at + 1] for layer, at in self.pins.items()
-        )
+    def allowed(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the cuts (rows of borders) that keep every pin."""
+        keep = np.ones(len(borders), dtype=bool)
+        for layer, stage in self.pins.items():
+            keep &= (borders <= layer).sum(axis=1) == stage
+        return borders[keep]
 
 
 def read_constraints(

@@ -1,23 +1,21 @@
-"""What is wrong with a plan, above all one that was written or edited by hand: one text a fault."""
+"""Faults of a plan, above all one that was written or edited by hand: one text a fault."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import schedules
+from schedules.core.action import COMMUNICATION
 
+from ..capture import LayerInfo
 from ..units import counted, format_bytes
+from .plan_record import PlanRecord
 from .search.order_text import SEARCH
-
-if TYPE_CHECKING:
-    from ..capture import LayerInfo
-    from .plan_document import Plan
-    from .stage_plan import StagePlan
+from .stage_plan import StagePlan
 
 
-def structure_faults(plan: Plan) -> list[str]:
-    """Faults of the stages, their devices and the schedule; each as far as it can be told beside the others."""
+def structure_faults(plan: PlanRecord) -> list[str]:
+    """Faults of the stages, their devices and the schedule."""
     layers = _layer_faults(plan)
     faults = [*_device_faults(plan), *layers]
     profile = plan.profile
@@ -34,44 +32,37 @@ def structure_faults(plan: Plan) -> list[str]:
         faults.append("the layers in the plan's profile are not those that it was made for: plan again")
     if plan.outputs and plan.outputs != profile.outputs:
         faults.append("the outputs of the plan are not those of its profile: plan again")
-    if not layers:
-        faults += _order_faults(plan.stages, profile.layers)
-    return faults
+    return faults if layers else faults + _order_faults(plan.stages, profile.layers)
 
 
-def memory_faults(plan: Plan) -> list[str]:
-    """The devices that hold less than the plan needs; for a plan whose figures are fresh, or all by hand."""
-    faults = []
-    stages = plan.all_stages
+def memory_faults(plan: PlanRecord) -> list[str]:
+    """Devices with less memory than the plan needs. The figures of the stages must be up to date."""
+    faults, stages = [], plan.all_stages
     for name, need in plan.device_bytes().items():
         limit = plan.cluster.device(name).memory_bytes
         if limit is not None and need > limit:
             own = {index % len(plan.stages) for index, stage in enumerate(stages) if stage.device == name}
-            where = ", ".join(map(str, sorted(own)))
             faults.append(
-                f"device {name!r} (stage {where}) is short by {counted(need - limit, 'byte')}: it needs {need} "
-                f"({format_bytes(need)}) and has {limit} ({format_bytes(limit)})"
+                f"device {name!r} (stage {', '.join(map(str, sorted(own)))}) is short by "
+                f"{counted(need - limit, 'byte')}: it needs {need} ({format_bytes(need)}) and has {limit} "
+                f"({format_bytes(limit)})"
             )
     return faults
 
 
-def _device_faults(plan: Plan) -> list[str]:
+def _device_faults(plan: PlanRecord) -> list[str]:
     known = [device.name for device in plan.cluster.devices]
-    faults = [
-        f"stage {index} is on device {stage.device!r}, the cluster has {known}"
-        for index, stage in enumerate(plan.stages)
-        if stage.device not in known
-    ]
-    return faults + [
-        f"stage {index} of copy {copy} is on device {name!r}, the cluster has {known}"
-        for copy, names in enumerate(plan.replica_devices, 1)
+    replicas = [[stage.device for stage in plan.stages], *plan.replica_devices]
+    return [
+        f"stage {index}{_of_replica(replica)} is on device {name!r}, the cluster has {known}"
+        for replica, names in enumerate(replicas)
         for index, name in enumerate(names)
         if name not in known
     ]
 
 
-def _layer_faults(plan: Plan) -> list[str]:
-    """Layers that are in several places, in none, or not the model's."""
+def _layer_faults(plan: PlanRecord) -> list[str]:
+    """Layers in several stages, in none, or not of the model."""
     places: dict[str, list[int]] = {}
     for index, stage in enumerate(plan.stages):
         for name in stage.layers:
@@ -85,15 +76,15 @@ def _layer_faults(plan: Plan) -> list[str]:
         return faults
     known = {info.name: None for info in plan.profile.layers}
     faults += [
-        f"stage {where[0]} has layer {name!r}, which is none of the model's"
+        f"stage {where[0]} has layer {name!r}, which the model does not have"
         for name, where in places.items()
         if name not in known
     ]
     return faults + [f"layer {name!r} is in no stage" for name in known if name not in places]
 
 
-def _prediction_faults(plan: Plan) -> list[str]:
-    """Of one that stays as it is, as there is no profile to compute it from."""
+def _prediction_faults(plan: PlanRecord) -> list[str]:
+    """Faults of a prediction that cannot be computed anew, as there is no profile."""
     if plan.prediction is None or len(plan.prediction.memory_bytes) == len(plan.cluster):
         return []
     return [
@@ -101,105 +92,109 @@ def _prediction_faults(plan: Plan) -> list[str]:
     ]
 
 
-def _schedule_faults(plan: Plan) -> list[str]:
-    if plan.schedule not in (*schedules.names(), SEARCH):
+def _schedule_faults(plan: PlanRecord) -> list[str]:
+    searched = plan.schedule == SEARCH
+    if not searched and plan.schedule not in schedules.names():
         return [f"no schedule is called {plan.schedule!r}: there are {', '.join(schedules.names())}"]
-    if plan.actions and plan.schedule != SEARCH:
-        return [f"schedule {plan.schedule!r} says its actions itself: take them out, or write {SEARCH!r}"]
-    if len(plan.stages) % plan.chunks:
-        return [f"{len(plan.stages)} stages are not {plan.chunks} (chunks) for each device"]
+    if plan.actions and not searched:
+        return [f"schedule {plan.schedule!r} determines its own actions: remove them, or write {SEARCH!r}"]
+    if not searched and len(plan.stages) % plan.chunks:
+        return [f"{counted(len(plan.stages), 'stage')} are not {plan.chunks} (chunks) for each device"]
     try:
         built = plan.model_copy(update={"split_critical": ()}).build_schedule()
     except schedules.ScheduleError as error:
         return [f"schedule {plan.schedule!r} does not exist for this plan: {error}"]
+    sent = [str(one) for row in built.actions for one in row if one.kind in COMMUNICATION]
+    if sent:
+        return [f"actions has {sent[0]}: remove all sends and receives, a Pipeline adds them itself"]
     if built.model_stages != len(plan.stages):
         return [
-            f"{len(plan.stages)} stages are not {plan.chunks} for each device: schedule {plan.schedule!r} has "
-            f"{built.model_stages}"
+            f"schedule {plan.schedule!r} has {built.model_stages} stages, the plan has {len(plan.stages)}"
         ]
-    return _copy_faults(plan) or _split_faults(plan) or _row_faults(plan, built.device_of)
+    return _replica_faults(plan) or _split_faults(plan) or _row_faults(plan, built.device_of)
 
 
-def _copy_faults(plan: Plan) -> list[str]:
+def _replica_faults(plan: PlanRecord) -> list[str]:
     faults = [
-        f"copy {copy} of the model has {counted(len(names), 'device')}, one for each of the {len(plan.stages)} stages "
-        "is wanted"
-        for copy, names in enumerate(plan.replica_devices, 1)
+        f"replica {replica} of the model has {counted(len(names), 'device')}, it needs one for each of the "
+        f"{counted(len(plan.stages), 'stage')}"
+        for replica, names in enumerate(plan.replica_devices, 1)
         if len(names) != len(plan.stages)
     ]
     if plan.replicas > plan.micro_batches:
         faults.append(
-            f"{plan.replicas} copies of the model are more than the {plan.micro_batches} micro-batches that they share"
+            f"{plan.replicas} replicas of the model cannot share {counted(plan.micro_batches, 'micro-batch', 'es')}"
         )
     return faults
 
 
-def _split_faults(plan: Plan) -> list[str]:
+def _split_faults(plan: PlanRecord) -> list[str]:
     if not plan.split_critical:
         return []
     if plan.model_copy(update={"split_critical": ()}).asynchronous:
         return [
-            f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split: empty split_critical"
+            f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split, empty split_critical"
         ]
     try:
         plan.build_schedule()
     except schedules.ScheduleError as error:
-        return [f"split_critical names what is no full backward: {error}; take it out"]
+        return [f"split_critical names what is no full backward: {error}; remove it"]
     return []
 
 
-def _row_faults(plan: Plan, placement: Sequence[int]) -> list[str]:
+def _row_faults(plan: PlanRecord, device_of: Sequence[int]) -> list[str]:
     """Stages that the schedule has on one device and the plan on two, or the other way round."""
-    copies = [[stage.device for stage in plan.stages], *plan.replica_devices]
-    apart = len(placement) // len(copies)
-    faults = []
+    replicas = [[stage.device for stage in plan.stages], *plan.replica_devices]
+    per_replica = len(device_of) // len(replicas)
+    faults: list[str] = []
     taken: dict[str, str] = {}
-    for copy, devices in enumerate(copies):
+    for replica, devices in enumerate(replicas):
         rows: dict[int, list[int]] = {}
-        for stage, row in zip(range(len(devices)), placement[copy * apart :], strict=False):
+        for stage, row in zip(range(len(devices)), device_of[replica * per_replica :], strict=False):
             rows.setdefault(row, []).append(stage)
-        of_copy = f" of copy {copy}" if copy else ""
         for own in rows.values():
             first = devices[own[0]]
             faults += [
-                f"schedule {plan.schedule!r} has stages {own[0]} and {stage}{of_copy} on one device, the plan has them "
-                f"on {first!r} and {devices[stage]!r}"
+                f"schedule {plan.schedule!r} has stages {own[0]} and {stage}{_of_replica(replica)} on one device, "
+                f"the plan has them on {first!r} and {devices[stage]!r}"
                 for stage in own
                 if devices[stage] != first
             ]
             if first in taken:
                 faults.append(
-                    f"stages {taken[first]} and {own[0]}{of_copy} are both on device {first!r}, schedule "
-                    f"{plan.schedule!r} has them on two"
+                    f"stages {taken[first]} and {own[0]}{_of_replica(replica)} are both on device {first!r}, "
+                    f"schedule {plan.schedule!r} has them on two"
                 )
-            taken.setdefault(first, f"{own[0]}{of_copy}")
+            taken.setdefault(first, f"{own[0]}{_of_replica(replica)}")
     return faults
 
 
+def _of_replica(replica: int) -> str:
+    return f" of replica {replica}" if replica else ""
+
+
 def _order_faults(stages: Sequence[StagePlan], layers: Sequence[LayerInfo]) -> list[str]:
-    """Stages that a path leaves and comes back to, and stages that stand before what they need."""
+    """Stages that are not consecutive layers, and stages in another order than the model runs them."""
     index = {info.name: position for position, info in enumerate(layers)}
     stage_of = {name: number for number, stage in enumerate(stages) for name in stage.layers}
     faults = []
     for number, stage in enumerate(stages):
         places = [index[name] for name in stage.layers]
+        first, last = min(places), max(places)
         if places != sorted(places):
             faults.append(f"stage {number} has its layers in another order than the model runs them")
-        between = [
-            layers[place].name
-            for place in range(min(places), max(places))
-            if stage_of[layers[place].name] != number
-        ]
+        between = [info.name for info in layers[first:last] if stage_of[info.name] != number]
         if between:
             faults.append(
                 f"stage {number} is not connected: {between[0]!r} of stage {stage_of[between[0]]} runs between its "
-                f"layers {layers[min(places)].name!r} and {layers[max(places)].name!r}"
+                f"layers {layers[first].name!r} and {layers[last].name!r}"
             )
-    if not faults:
-        faults = [
-            f"stage {number} stands before stage {number - 1} in the model: its layer {stages[number].layers[0]!r} "
-            f"runs before {stages[number - 1].layers[0]!r}"
-            for number in range(1, len(stages))
-            if index[stages[number].layers[0]] < index[stages[number - 1].layers[0]]
-        ]
-    return faults
+    if faults:
+        return faults
+    firsts = [index[stage.layers[0]] for stage in stages]
+    return [
+        f"stage {number} stands before stage {number - 1} in the model: its layer {stages[number].layers[0]!r} "
+        f"runs before {stages[number - 1].layers[0]!r}"
+        for number in range(1, len(stages))
+        if firsts[number] < firsts[number - 1]
+    ]

@@ -1,4 +1,4 @@
-"""What the stages of a plan cost, from the profile: the figures that a plan shows and its simulation uses."""
+"""The figures of a plan's stages, computed from the profile: seconds, bytes, and stash counts at the memory peak."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from ..cluster import Cluster
 from ..profiling import Profile
 from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import PeakCandidates
+from .costs.stage_memory import Ints
 from .stage_plan import Recompute, StagePlan
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One stage as the cut has it: its layers by their indices, its device, and what it makes again."""
+    """One stage of a cut: its layers by index, its device, and its recompute mode."""
 
     layers: slice
     device: str
@@ -29,28 +29,25 @@ def stage_plans(
     costs: ChainCosts,
     cluster: Cluster,
     pieces: Sequence[Piece],
-    kept: Sequence[PeakCandidates],
+    counts: Sequence[Ints],
     older: Sequence[int],
 ) -> tuple[StagePlan, ...]:
-    """The stages with all their figures.
+    """Compute the figures of all stages.
 
     Args:
         profile: names the layers.
         costs: of the layers at the plan's micro-batch size.
         cluster: the devices.
         pieces: the stages in pipeline order.
-        kept: what each keeps for its backwards at once, see :class:`~pipepart.planning.costs.stage_memory.StashCounts`.
-        older: how many versions of its weights each keeps besides the newest.
+        counts: per stage [moments, 3], see :class:`~pipepart.planning.costs.stage_memory.StashCounts`.
+        older: per stage, the versions of its weights besides the newest.
     """
-    crossings = [
-        0.0,
-        *(_crossing(costs, cluster, *pair) for pair in itertools.pairwise(pieces)),
-        0.0,
-    ]
+    inner = (_crossing(costs, cluster, *pair) for pair in itertools.pairwise(pieces))
+    crossings = [0.0, *inner, 0.0]
     return tuple(
-        _stage_plan(profile, costs, cluster, piece, before + behind, moments, versions)
-        for piece, before, behind, moments, versions in zip(
-            pieces, crossings, crossings[1:], kept, older, strict=False
+        _stage_plan(profile, costs, cluster, piece, before + behind, own, versions)
+        for piece, before, behind, own, versions in zip(
+            pieces, crossings, crossings[1:], counts, older, strict=False
         )
     )
 
@@ -67,19 +64,21 @@ def _stage_plan(
     cluster: Cluster,
     piece: Piece,
     transfer_seconds: float,
-    moments: PeakCandidates,
+    counts: Ints,
     older: int,
 ) -> StagePlan:
     layers, device = piece.layers, cluster.device(piece.device)
+    infos = profile.layers[layers]
     forward = float(costs.forward[layers].sum()) / device.speed
-    again = piece.recompute != "never"
-    stash, given, deferred_bytes = costs.kept_sizes(layers)
-    boundary = given if again else 0
-    # Of moments that weigh the same the fullest, so that it is told the same whatever the stage's neighbours do.
-    most = np.lexsort((moments[:, 0], moments.sum(axis=1), moments @ (stash, boundary, deferred_bytes)))[-1]
-    full, input_only, deferred = moments[most].tolist()
+    recomputes = piece.recompute != "never"
+    sizes = costs.sizes(layers)
+    stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
+    boundary = boundary if recomputes else 0
+    # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
+    most = np.lexsort((counts[:, 0], counts.sum(axis=1), counts @ (stash, boundary, deferred)))[-1]
+    full_stashes, input_only, deferred_weight_grads = counts[most].tolist()
     return StagePlan(
-        layers=tuple(info.name for info in profile.layers[layers]),
+        layers=tuple(info.name for info in infos),
         device=device.name,
         forward_seconds=forward,
         backward_input_seconds=float(costs.backward_input[layers].sum()) / device.speed,
@@ -87,17 +86,18 @@ def _stage_plan(
         split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / device.speed,
         transfer_seconds=transfer_seconds,
         output_bytes=int(costs.output_bytes[layers.stop - 1]),
-        static_bytes=costs.held_bytes(layers) + older * costs.version_bytes(layers),
-        gradient_bytes=sum(info.gradient_bytes for info in profile.layers[layers]),
-        optimizer_bytes=sum(map(profile.optimizer_bytes, profile.layers[layers])),
+        static_bytes=int(sizes.static[0, 0] + older * sizes.version[0, 0]),
+        gradient_bytes=sum(info.gradient_bytes for info in infos),
+        optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
+        buffer_bytes=sum(info.buffer_bytes for info in infos),
         stash_bytes=stash,
         recompute=piece.recompute,
-        recompute_seconds=forward if again else 0.0,
+        recompute_seconds=forward if recomputes else 0.0,
         boundary_bytes=boundary,
-        deferred_bytes=deferred_bytes,
-        transient_bytes=int(costs.peak_bytes[layers].max() + costs.arriving_bytes[layers.stop - 1]),
-        in_flight=int(moments.sum(axis=1).max()),
-        full_stashes=full,
+        deferred_bytes=deferred,
+        transient_bytes=int(sizes.transient[0, 0]),
+        in_flight=int(counts.sum(axis=1).max()),
+        full_stashes=full_stashes,
         input_only=input_only,
-        deferred_weight_grads=deferred,
+        deferred_weight_grads=deferred_weight_grads,
     )

@@ -14,7 +14,7 @@ from .observe.recorder import Recorder
 from .order import Orders
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
-from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer, refuse_asynchronous
+from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer
 from .step import Step
 from .transport.cuda import Streams
 
@@ -41,6 +41,5 @@ __all__ = [
     "gradients_kept",
     "guard_stages",
     "memory_of",
-    "refuse_asynchronous",
     "step_end",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart.capture import flatten
-from pipepart.planning.search.candidate import CHUNKS
+from pipepart.planning.request import CHUNKS
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.pieces import PIECES, RANDOM_PIECES, WIDTH

@@ -216,7 +216,7 @@ def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
 
 def test_a_pipeline_of_one_line_refuses_an_asynchronous_schedule_before_it_measures():
     ((x, y),) = batches(1, samples=8)
-    with pytest.raises(ValueError, match=r"wants an optimizer a stage, which Pipeline\.auto does not take"):
+    with pytest.raises(ValueError, match="wants an optimizer a stage"):
         Pipeline.auto(chain(2), x, target=y, loss_fn=nn.MSELoss(), schedule="pipedream")
 
 

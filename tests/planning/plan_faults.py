@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "an unknown layer": (
         lambda d: d["stages"][0]["layers"].append("layer99"),
-        ["stage 0 has layer 'layer99', which is none of the model's"],
+        ["stage 0 has layer 'layer99', which the model does not have"],
     ),
     "a layer in two stages": (
         lambda d: d["stages"][0]["layers"].append("layer7"),
@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "a renamed layer": (
         lambda d: d["stages"][0]["layers"].__setitem__(0, "first"),
-        ["stage 0 has layer 'first', which is none of the model's", "layer 'layer0' is in no stage"],
+        ["stage 0 has layer 'first', which the model does not have", "layer 'layer0' is in no stage"],
     ),
     "a stage without layers": (
         lambda d: d["stages"][0].update(layers=[]),
@@ -109,15 +109,15 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     ),
     "a copy with too few devices": (
         lambda d: d.update(replica_devices=[["idle"]]),
-        ["copy 1 of the model has 1 device, one for each of the 2 stages is wanted"],
+        ["replica 1 of the model has 1 device, it needs one for each of the 2 stages"],
     ),
     "a copy on devices that are taken": (
         lambda d: d.update(replica_devices=[["idle", "b"]]),
-        ["stages 0 and 1 of copy 1 are both on device 'b', schedule '1f1b' has them on two"],
+        ["stages 1 and 1 of replica 1 are both on device 'b', schedule '1f1b' has them on two"],
     ),
     "a copy on an unknown device": (
         lambda d: d.update(replica_devices=[["idle", "c"]]),
-        ["stage 1 of copy 1 is on device 'c', the cluster has ['a', 'b', 'idle']"],
+        ["stage 1 of replica 1 is on device 'c', the cluster has ['a', 'b', 'idle']"],
     ),
     "chunks that the schedule has not": (
         lambda d: d.update(chunks=2),
@@ -280,7 +280,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
             d.update(schedule="zigzag", fingerprint="f"),
         ),
         [
-            "stage 0 has layer 'more', which is none of the model's",
+            "stage 0 has layer 'more', which the model does not have",
             "layer 'layer7' is in no stage",
             "stage 1 is on device 'nowhere'",
             "no schedule is called 'zigzag'",

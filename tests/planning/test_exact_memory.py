@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import schedules
-from pipepart.planning.search.candidate import ASYNCHRONOUS, CHUNKS
+from pipepart.planning.request import ASYNCHRONOUS, CHUNKS
 from tests.planning.problems import chains
 from tests.planning.ways import check_against_every_way, enlarged, least_shortage, unlike
 

@@ -17,35 +17,37 @@ def limited(*sizes: int | None) -> Cluster:
     )
 
 
-def misfit(layers: list[Layer], cluster: Cluster, micro_batches: int = 4, **options) -> InfeasiblePlanError:
+def infeasible(
+    layers: list[Layer], cluster: Cluster, micro_batches: int = 4, **options
+) -> InfeasiblePlanError:
     with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile_of(layers, [micro_batches]), cluster, **options)
     return caught.value
 
 
 def test_one_of_anything_is_in_the_singular():
-    error = misfit([Layer(parameters=5)], limited(19), micro_batches=1, schedule="1f1b")
+    error = infeasible([Layer(parameters=5)], limited(19), micro_batches=1, schedule="1f1b")
     assert str(error).startswith(
         "the model does not fit: with 1 stage, 1 micro-batch and schedule '1f1b', stage 0 (layer layer0) on device:0 "
-        "is short by 1 byte at best: it needs 20 (20 B: 20 B of parameters, gradients and optimizer state, 0 B kept "
-        "for the backward of 1 micro-batch, 0 B for a while) and has 19 (19 B). "
+        "is short by 1 byte at best: it needs 20 (20 B: 20 B of parameters, gradients, optimizer state and buffers, "
+        "0 B kept for the backward of 1 micro-batch, 0 B of workspace) and has 19 (19 B). "
     )
 
 
 def test_what_a_stage_keeps_with_recompute_is_told():
     """Of four micro-batches in flight the input of 5 bytes, and of one the 20 bytes that are made of it."""
     layers = [Layer(output=5, saved=20, keeps_input=True)] * 2
-    error = misfit(layers, limited(30, 30), recompute="always", schedule="gpipe", stages=2)
+    error = infeasible(layers, limited(30, 30), recompute="always", schedule="gpipe", stages=2)
     assert (error.stage, error.deficit_bytes) == (1, 10)
     assert (
-        "40 B kept for the backward of 4 micro-batches (forwards run again, 'always'), 0 B for a while) and has 30"
+        "40 B kept for the backward of 4 micro-batches (recompute='always'), 0 B of workspace) and has 30"
         in str(error)
     )
 
 
 def test_the_stages_of_a_device_are_told_together():
     layers = [Layer(parameters=10)] * 4
-    error = misfit(layers, limited(79, 200), schedule="zb-v")
+    error = infeasible(layers, limited(79, 200), schedule="zb-v")
     assert error.deficit_bytes == 1
     assert (
         "with 4 stages, 4 micro-batches and schedule 'zb-v', device:0 with stages 0 (layer layer0) and 3 (layer "
@@ -54,25 +56,25 @@ def test_the_stages_of_a_device_are_told_together():
 
 
 def test_others_that_are_short_are_told():
-    error = misfit([Layer(parameters=10)] * 2, limited(39, 37), schedule="1f1b", stages=2)
+    error = infeasible([Layer(parameters=10)] * 2, limited(39, 37), schedule="1f1b", stages=2)
     assert "has 37 (37 B); also short: device:0 by 1 byte. " in str(error)
 
 
 def test_a_device_that_is_short_alone_needs_just_that():
     """Five bytes more for the small one make a plan, four do not; the other one has enough."""
     layers = [Layer(parameters=10)] * 2
-    error = misfit(layers, limited(35, 1000), schedule="1f1b", stages=2)
+    error = infeasible(layers, limited(35, 1000), schedule="1f1b", stages=2)
     assert error.deficit_bytes == 5
     pipepart.plan(profile_of(layers), limited(40, 1000), schedule="1f1b", stages=2)
-    assert misfit(layers, limited(39, 1000), schedule="1f1b", stages=2).deficit_bytes == 1
+    assert infeasible(layers, limited(39, 1000), schedule="1f1b", stages=2).deficit_bytes == 1
 
 
 def test_of_a_search_that_leaves_cuts_out_only_the_best_cut_found_is_told(monkeypatch):
     layers = [Layer(parameters=10)] * 8
-    exact = misfit(layers, limited(100, 100), schedule="interleaved-1f1b")
+    exact = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes at best: it needs 160" in str(exact)
     monkeypatch.setattr("pipepart.planning.partition.interleaved.MOST_CUTS", 34)  # there are 35
-    found = misfit(layers, limited(100, 100), schedule="interleaved-1f1b")
+    found = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes in the best cut found: it needs 160" in str(found)
 
 

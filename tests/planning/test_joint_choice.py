@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import pipepart
 import schedules
 from pipepart import Cluster, InfeasiblePlanError
-from pipepart.planning.search.candidate import CHUNKS
-from pipepart.planning.search.strategies import AUTO
+from pipepart.planning.request import AUTO, CHUNKS
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_parts
 
 MODES = ("never", "except-last", "always")

@@ -106,8 +106,12 @@ def test_a_byte_decides():
 
 def test_tight_memory_moves_the_cut_away_from_balance():
     layers = [Layer(parameters=25)] * 6
-    plan = pipepart.plan(profile_of(layers), limited(200, 1000), schedule="1f1b")
-    assert [len(stage.layers) for stage in plan.stages] == [2, 4]
+    cluster = limited(200, 1000)
+    plan = pipepart.plan(profile_of(layers), cluster, schedule="1f1b")
+    assert {stage.device: len(stage.layers) for stage in plan.stages} == {
+        cluster.devices[0].name: 2,
+        cluster.devices[1].name: 4,
+    }
 
 
 def test_micro_batches_in_flight_decide_what_fits():

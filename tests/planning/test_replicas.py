@@ -100,5 +100,5 @@ def test_a_number_that_cannot_be_is_refused(replicas):
 
 
 def test_fewer_micro_batches_than_copies_are_refused():
-    with pytest.raises(pipepart.InfeasiblePlanError, match="1 micro-batch are fewer than the 2 copies"):
+    with pytest.raises(pipepart.InfeasiblePlanError, match="1 micro-batch cannot be shared by 2 replicas"):
         pipepart.plan(profile_of(LAYERS, [1]), Cluster.parse(["1GiB"] * 2), replicas=2)

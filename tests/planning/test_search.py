@@ -56,7 +56,7 @@ def test_it_comes_back_from_a_file(searched, tmp_path):
         (lambda plan: plan["actions"][0].pop(), "does not exist for this plan"),
         (lambda plan: plan["actions"][0].reverse(), "does not exist for this plan"),
         (lambda plan: plan["actions"][0].insert(0, "0Q0"), "0Q0"),
-        (lambda plan: plan.update(schedule="1f1b"), "schedule '1f1b' says its actions itself"),
+        (lambda plan: plan.update(schedule="1f1b"), "schedule '1f1b' determines its own actions"),
         (lambda plan: plan["actions"].pop(), "does not exist for this plan"),
     ],
     ids=["none", "one is missing", "wrong way round", "unknown letter", "named schedule", "a device less"],

@@ -1,10 +1,10 @@
-"""What would make a model fit: each change is planned, fits, and is what plan() then gives."""
+"""Suggestions for a model that does not fit: plan() with the changed options gives the plan that was promised."""
 
 import pytest
 
 import pipepart
 from pipepart import Cluster, InfeasiblePlanError, Profile
-from pipepart.planning.feasibility.suggestions import Suggestion
+from pipepart.planning import Suggestion, estimate
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8
@@ -28,42 +28,58 @@ def shrinking(batch: int, counts: tuple[int, ...]) -> Profile:
     )
 
 
+def planned_as_suggested(profile: Profile, cluster: Cluster, suggestion: Suggestion, **options) -> None:
+    """Following the suggestion gives its plan: the model fits, in the step that was promised."""
+    larger = Cluster(devices=(*cluster.devices, *suggestion.devices), link=cluster.link)
+    if suggestion.estimated:
+        count = suggestion.plan.micro_batches
+        profile = profile.model_copy(update={"costs": (*profile.costs, estimate(profile, count))})
+    plan = pipepart.plan(profile, larger, **{**options, **suggestion.options})
+    assert plan.predicted == suggestion.plan.predicted
+    limits = [device.memory_bytes or 0 for device in larger.devices]
+    assert all(size <= limit for size, limit in zip(plan.predicted.memory_bytes, limits, strict=True))
+
+
 def test_each_change_gives_the_plan_that_it_promises():
     cluster = Cluster.parse(["420B", "420B"])
-    profile = profile_of(LAYERS, [4])
-    found = suggestions_of(cluster, schedule="gpipe", recompute="never")
+    options = {"schedule": "gpipe", "recompute": "never"}
+    found = suggestions_of(cluster, **options)
     assert {tuple(suggestion.options) for suggestion in found} >= {("recompute",), ("schedule",)}
     for suggestion in found:
-        if suggestion.estimated:
-            continue
-        larger = Cluster(devices=(*cluster.devices, *suggestion.devices), link=cluster.link)
-        plan = pipepart.plan(
-            profile, larger, **{"schedule": "gpipe", "recompute": "never", **suggestion.options}
-        )
-        assert plan.predicted == suggestion.plan.predicted
-        assert max(plan.predicted.memory_bytes) <= 420
+        planned_as_suggested(profile_of(LAYERS, [4]), cluster, suggestion, **options)
 
 
-def test_what_was_measured_comes_before_estimates_and_near_ones_before_far_ones():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "looped-bfs", "chunks": 2, "recompute": "never"},
+        {"schedule": "gpipe", "stages": 2, "max_micro_batches": 4, "recompute": "never"},
+        {"schedule": "interleaved-1f1b", "chunks": 2, "stages": 4, "recompute": "never", "micro_batches": 4},
+    ],
+)
+def test_a_change_resets_the_options_that_contradict_it(options):
+    """Another schedule takes no chunks, and a larger number of micro-batches no upper limit below it."""
+    cluster = Cluster.parse(["400B", "400B"])
+    profile = profile_of(LAYERS, [4, 8])
+    with pytest.raises(InfeasiblePlanError) as caught:
+        pipepart.plan(profile, cluster, **options)
+    assert caught.value.suggestions
+    assert caught.value.reason in str(caught.value)
+    assert "Changes that fit" not in caught.value.reason
+    for suggestion in caught.value.suggestions:
+        planned_as_suggested(profile, cluster, suggestion, **options)
+
+
+def test_the_shortest_step_comes_first_and_more_devices_last():
     profile = shrinking(batch=64, counts=(2, 4, 8))
     with pytest.raises(InfeasiblePlanError) as caught:
         pipepart.plan(profile, Cluster.parse(["900B", "900B"]), micro_batches=2, recompute="never")
     inside = [suggestion for suggestion in caught.value.suggestions if not suggestion.devices]
-    assert [
-        (suggestion.plan.micro_batches, suggestion.estimated) for suggestion in inside if suggestion.estimated
-    ] == [
-        (16, True),
-        (32, True),
-        (64, True),
-    ]
-    assert [suggestion.estimated for suggestion in inside] == sorted(
-        suggestion.estimated for suggestion in inside
-    )
-    measured = [suggestion.step_seconds for suggestion in inside if not suggestion.estimated]
-    assert len(measured) >= 2
-    assert measured == sorted(measured)
-    last = caught.value.suggestions[-1]
-    assert last.devices  # more devices come last
+    seconds = [suggestion.step_seconds for suggestion in inside]
+    assert seconds == sorted(seconds)
+    estimated = {suggestion.plan.micro_batches for suggestion in inside if suggestion.estimated}
+    assert estimated == {16, 32, 64}
+    assert caught.value.suggestions[-1].devices
 
 
 def test_as_few_further_devices_as_do():

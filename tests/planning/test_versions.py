@@ -4,8 +4,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Plan
-from pipepart.planning.search.candidate import ASYNCHRONOUS
-from pipepart.planning.search.strategies import AUTO, SPLIT
+from pipepart.planning.request import ASYNCHRONOUS, AUTO, SPLIT
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=1000, output=1) for _ in range(4)]
@@ -41,5 +40,5 @@ def test_no_plan_is_asynchronous_unless_it_is_asked_for():
 
 
 def test_copies_of_the_model_do_not_train_asynchronously():
-    with pytest.raises(ValueError, match="copies of the model would have to agree on their weights"):
+    with pytest.raises(ValueError, match="replicas would have to agree on their weights"):
         pipepart.plan(profile_of(LAYERS, [8]), Cluster.virtual(4), schedule="pipedream", replicas=2)

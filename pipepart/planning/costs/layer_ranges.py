@@ -1,8 +1,8 @@
-"""What any stage of a profiled chain costs: the rows that the cut chooses from."""
+"""Seconds and bytes of every range of layers of a profile, as a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,43 +10,46 @@ from numpy.typing import NDArray
 
 from ...cluster import Link
 from ...profiling import Costs, Profile
-
-Floats = NDArray[np.float64]
+from ..stage_plan import TOLERANCE
+from .stage_memory import Floats, StageSizes
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a stage costs that begins at layer ``start``, for each end from ``start + 1`` on.
+    """The stages that begin at one layer, one entry for each end from ``start + 1`` on.
 
     Attributes:
-        start: its first layer.
-        seconds: compute on a device of speed 1.
-        again_seconds: of it the forward, to run once more.
-        fixed_bytes: what it holds however many micro-batches are in flight.
-        version_bytes: what it holds besides for each older version of its weights.
-        stash_bytes: what it holds for each of them; nothing where there is no backward.
-        boundary_bytes: what it holds for each whose forward is to run once more; a part of the stash.
+        start: the first layer.
+        seconds: forward and backward of one micro-batch on a device of speed 1.
+        recompute_seconds: the forward once more; 0 where the stage has no backward.
+        sizes: bytes, one row for each end and one column.
     """
 
     start: int
     seconds: Floats
-    again_seconds: Floats
-    fixed_bytes: Floats
-    version_bytes: Floats
-    stash_bytes: Floats
-    boundary_bytes: Floats
+    recompute_seconds: Floats
+    sizes: StageSizes
 
 
 class ChainCosts:
-    """Seconds and bytes of every run of layers ``[a, b)`` of a profile at one micro-batch size.
+    """Seconds and bytes of every range of layers ``[a, b)`` of a profile at one micro-batch size.
 
     Args:
         profile: the layers.
-        costs: what they cost.
-        colocate: pairs of layers, by index, that no border may part; those that share parameters are added.
-        no_border: borders that are not allowed besides: the indices of the layers behind them.
-        allow_split_ties: allow borders between layers that share parameters. Each later stage then holds a copy of the
-            shared parameters and of their gradients.
+        costs: their costs.
+        colocate: pairs of layers, by index, that stay in one stage.
+        no_border: layers, by index, that no stage begins with.
+        allow_split_ties: allow borders between layers that share a parameter or buffer. Each later stage then holds a
+            copy of the shared tensors and of their gradients.
+
+    Attributes:
+        micro_batches, layers: their numbers.
+        forward, backward_input, backward_weight: seconds of each layer; the loss counts in the last one.
+        split: extra seconds of a split backward of each layer; None if it was not measured.
+        output_bytes: of each layer.
+        trained: for each layer, True if it or a layer before it has trained parameters.
+        has_backward: for each layer, True if a stage that ends there has a backward.
+        compute_sums, forward_sums: running sums of seconds, from 0.0 on.
     """
 
     def __init__(
@@ -66,204 +69,171 @@ class ChainCosts:
         self.split = None if None in split else np.array(split, dtype=np.float64)
         self.forward[-1] += costs.loss.forward.seconds
         self.backward_input[-1] += costs.loss.backward_seconds
-        self.static_bytes = np.array(
-            [
-                info.parameter_bytes + info.gradient_bytes + profile.optimizer_bytes(info)
-                for info in profile.layers
-            ]
-        )
-        self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
-        self.peak_bytes = np.array([layer.workspace_bytes for layer in costs.layers])
-        # The gradient of a stage's output arrives before its backward starts; the last stage makes its own.
-        self.arriving_bytes = np.r_[self.output_bytes[:-1], 0]
-        self._pieces = costs.saved
-        self._waiting_sum = np.cumsum(np.r_[0, [layer.deferred_bytes for layer in costs.layers]])
-        self.trained = np.cumsum([info.gradient_bytes for info in profile.layers]) > 0
-        # Whether there is a backward at a layer: it or one before it trains something. A profile made by hand may
-        # say so in seconds alone.
-        self.backward_at = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
-        index = {info.name: position for position, info in enumerate(profile.layers)}
-        # Of each layer that holds parameters of others: its place, that of the last of these, and their bytes.
-        self._shared = np.array(
-            [
-                (
-                    position,
-                    max(index[other] for other in info.shares_with),
-                    sum(tensor.bytes + tensor.gradient_bytes for tensor in info.shared),
-                )
-                for position, info in enumerate(profile.layers)
-                if info.shares_with
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 3)
-        shared = [] if allow_split_ties else self._ties(profile, index)
-        self._no_border = self._forbidden([*colocate, *shared], no_border)
+        self.seconds = self.forward + self.backward_input + self.backward_weight
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
         self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
-        self._static_sum = np.cumsum(np.r_[0, self.static_bytes])
-        self._trained_sum = np.cumsum([0, *(info.gradient_bytes for info in profile.layers)])
 
-    @property
-    def seconds(self) -> Floats:
-        """Forward and backward of each layer."""
-        return self.forward + self.backward_input + self.backward_weight
+        self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
+        self._workspace = np.array([layer.workspace_bytes for layer in costs.layers])
+        # The last stage computes the gradient of its output itself.
+        self._incoming_gradient = np.r_[self.output_bytes[:-1], 0]
+        self._saved = costs.saved
+        gradients = [info.gradient_bytes for info in profile.layers]
+        static = [
+            info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
+            for info in profile.layers
+        ]
+        self._static_sums = np.cumsum([0, *static])
+        self._gradient_sums = np.cumsum([0, *gradients])
+        self._deferred_sums = np.cumsum([0, *(layer.deferred_bytes for layer in costs.layers)])
+        self.trained = np.cumsum(gradients) > 0
+        # A profile made by hand may have seconds of a backward and no gradient bytes.
+        self.has_backward = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
+
+        index = {info.name: position for position, info in enumerate(profile.layers)}
+        self._shared = _shared_tensors(profile, index)
+        tied = [(index[owner], index[info.name]) for info in profile.layers for owner in info.shares_with]
+        self._no_border = np.zeros(self.layers + 1, dtype=bool)
+        for first, last in [*colocate, *([] if allow_split_ties else tied)]:
+            self._no_border[min(first, last) + 1 : max(first, last) + 1] = True
+        self._no_border[list(no_border)] = True
+        self._no_border[[0, -1]] = False
 
     @property
     def total_seconds(self) -> float:
-        """Forward and backward of all layers."""
+        """Forward and backward of all layers for one micro-batch."""
         return float(self.compute_sums[-1])
 
     @property
     def total_static_bytes(self) -> int:
-        """Parameters, gradients and optimizer state of all layers."""
-        return int(self._static_sum[-1])
+        """Parameters, gradients, optimizer state and buffers of all layers."""
+        return int(self._static_sums[-1])
 
-    def held_bytes(self, layers: slice) -> int:
-        """Parameters, gradients and optimizer state of a stage of these layers."""
-        own = int(self._static_sum[layers.stop] - self._static_sum[layers.start])
-        return own + int(self._copied(layers.start, layers.stop)[-1])
+    @property
+    def allowed_borders(self) -> NDArray[np.int64]:
+        """The layers, by index, that a stage other than the first may begin with."""
+        return np.flatnonzero(~self._no_border[1:-1]) + 1
 
-    def version_bytes(self, layers: slice) -> int:
-        """What one more version of the weights that a stage of these layers trains takes up."""
-        return int(self._trained_sum[layers.stop] - self._trained_sum[layers.start])
-
-    def stash_bytes(self, layers: slice) -> int:
-        """What a stage of these layers keeps for each micro-batch in flight."""
-        if not self.needs_backward(layers):
-            return 0
-        inside = range(layers.start, layers.stop)
-        return sum(
-            piece.bytes
-            for piece in self._pieces
-            if layers.start in piece.input_of or any(layer in inside for layer in piece.layers)
-        )
-
-    def boundary_bytes(self, layers: slice) -> int:
-        """What a stage of these layers is given, and keeps for each micro-batch whose forward is to run once more."""
-        if not self.needs_backward(layers):
-            return 0
-        return sum(piece.bytes for piece in self._pieces if layers.start in piece.input_of)
-
-    def waiting_bytes(self, layers: slice) -> int:
-        """What a stage of these layers keeps between the two parts of a split backward, at most.
-
-        Memory that several of its layers keep counts for each of them.
-        """
-        if not self.needs_backward(layers):
-            return 0
-        return int(self._waiting_sum[layers.stop] - self._waiting_sum[layers.start])
-
-    def waiting_bytes_of(self, row: Row) -> Floats:
-        """The same for the stages of a row."""
-        ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
-        waiting = self._waiting_sum[ends] - self._waiting_sum[row.start]
-        return np.where(self.backward_at[row.start : row.start + len(waiting)], waiting, 0.0)
-
-    def kept_sizes(self, layers: slice) -> tuple[int, int, int]:
-        """What a stage of these layers keeps of a micro-batch: stash, input alone, and what waits for W."""
-        return self.stash_bytes(layers), self.boundary_bytes(layers), self.waiting_bytes(layers)
-
-    def needs_backward(self, layers: slice) -> bool:
-        """Whether a stage of these layers has a backward: it trains something, or a stage before it does."""
-        return bool(self.backward_at[layers.stop - 1])
+    def sizes(self, layers: slice) -> StageSizes:
+        """The bytes of one stage: one cut, one stage."""
+        start, stop = layers.start, layers.stop
+        stash = boundary = 0
+        if self.has_backward[stop - 1]:
+            inside = range(start, stop)
+            boundary = sum(piece.bytes for piece in self._saved if start in piece.input_of)
+            stash = boundary + sum(
+                piece.bytes
+                for piece in self._saved
+                if start not in piece.input_of and any(layer in inside for layer in piece.layers)
+            )
+        last = slice(stop - start - 1, stop - start)
+        return self._sizes(start, stop, np.array([stash]), boundary, last)
 
     def border_seconds(self, link: Link) -> Floats:
-        """Time to cross the border before each layer, forward and back; infinite where none is allowed.
+        """Seconds to cross the border before each layer, forward and back; infinite where none is allowed.
 
-        No gradient is sent to stages that train nothing. Entry 0 and the last one are the ends of the model: nothing
-        is sent there.
+        No gradient is sent back if no layer before the border is trained. Entry 0 and the last one are the ends of
+        the model, where nothing is sent.
         """
         seconds = np.zeros(self.layers + 1)
-        sizes = self.output_bytes[:-1]
-        once = link.latency + (sizes / link.bandwidth if link.bandwidth else 0.0)
+        once = link.latency + (self.output_bytes[:-1] / link.bandwidth if link.bandwidth else 0.0)
         seconds[1:-1] = np.where(self.trained[:-1], 2 * once, once)
         seconds[self._no_border] = np.inf
         return seconds
 
     def crossing_seconds(self, border: int, link: Link) -> float:
-        """Time to cross one border, forward and back."""
+        """Seconds to cross one border, forward and back."""
         once = link.seconds(int(self.output_bytes[border - 1]))
         return 2 * once if self.trained[border - 1] else once
 
-    def reach_seconds(self, start: int, seconds: float) -> int:
-        """The last end of a stage from layer ``start`` on whose compute is within ``seconds``, at least one layer."""
-        end = (
-            int(np.searchsorted(self.compute_sums, self.compute_sums[start] + seconds * (1 + 1e-9), "right"))
-            - 1
+    def last_end_within_seconds(self, start: int, seconds: float) -> int:
+        """The last end of a stage from ``start`` on that computes for at most ``seconds``; at least one layer."""
+        limit = self.compute_sums[start] + seconds * (1 + TOLERANCE)
+        return max(int(np.searchsorted(self.compute_sums, limit, "right")) - 1, start + 1)
+
+    def last_end_within_bytes(self, start: int, size: float) -> int:
+        """The last end of a stage from ``start`` on with at most ``size`` static bytes; at least one layer."""
+        return max(
+            int(np.searchsorted(self._static_sums, self._static_sums[start] + size, "right")) - 1, start + 1
         )
-        return max(end, start + 1)
 
-    def reach_bytes(self, start: int, size: float) -> int:
-        """The same for parameters, gradients and optimizer state within ``size`` bytes."""
-        end = int(np.searchsorted(self._static_sum, self._static_sum[start] + size, "right")) - 1
-        return max(end, start + 1)
+    def rows(self, last_ends: Sequence[int]) -> Iterator[Row]:
+        """Yield one row for each first layer, from the last layer to the first, up to its end in ``last_ends``.
 
-    def rows(self, reach: Sequence[int]) -> Iterator[Row]:
-        """One row for each first layer, from the last layer to the first, each up to its end in ``reach``.
-
-        A piece of the stash counts from the first layer of the stage that keeps it; what the stage is given stays
-        with it until its backward, kept by a layer or not.
+        O(layers + saved tensors) besides the rows themselves. A saved tensor counts at the first layer of the stage
+        that keeps it; the stage's input counts from its first layer on, whether a layer keeps it or not.
         """
         count = self.layers
         first = np.zeros(count)  # bytes by the first layer, from `start` on, that keeps them
-        savers: list[list[int]] = [[] for _ in range(count)]
-        given: list[list[int]] = [[] for _ in range(count)]
-        for number, piece in enumerate(self._pieces):
+        keepers: list[list[int]] = [[] for _ in range(count)]
+        inputs: list[list[int]] = [[] for _ in range(count)]
+        for number, piece in enumerate(self._saved):
             for layer in piece.layers:
-                savers[layer].append(number)
+                keepers[layer].append(number)
             for layer in piece.input_of:
-                given[layer].append(number)
-        at: dict[int, int] = {}  # piece -> its first keeper from `start` on
+                inputs[layer].append(number)
+        first_keeper: dict[int, int] = {}
         for start in range(count - 1, -1, -1):
-            for number in savers[start]:
-                size = self._pieces[number].bytes
-                if number in at:
-                    first[at[number]] -= size
-                at[number] = start
+            for number in keepers[start]:
+                size = self._saved[number].bytes
+                if number in first_keeper:
+                    first[first_keeper[number]] -= size
+                first_keeper[number] = start
                 first[start] += size
-            end = reach[start]
+            end = last_ends[start]
             stash = np.cumsum(first[start:end])
             boundary = 0
-            for number in given[start]:
-                stash[: at.get(number, count) - start] += self._pieces[number].bytes
-                boundary += self._pieces[number].bytes
-            yield self._row(start, end, stash, boundary)
+            for number in inputs[start]:
+                stash[: first_keeper.get(number, count) - start] += self._saved[number].bytes
+                boundary += self._saved[number].bytes
+            ends = slice(start + 1, end + 1)
+            forward = self.forward_sums[ends] - self.forward_sums[start]
+            yield Row(
+                start,
+                self.compute_sums[ends] - self.compute_sums[start],
+                np.where(self.has_backward[start:end], forward, 0.0),
+                self._sizes(start, end, stash, boundary),
+            )
 
-    def _row(self, start: int, end: int, stash: Floats, boundary: int) -> Row:
-        ends = slice(start + 1, end + 1)
-        backward = self.backward_at[start:end]
-        peak = np.maximum.accumulate(self.peak_bytes[start:end])
-        static = self._static_sum[ends] - self._static_sum[start]
+    def _sizes(
+        self, start: int, stop: int, stash: Floats, boundary: int, which: slice = slice(None)
+    ) -> StageSizes:
+        """The bytes of the stages from ``start`` to each end up to ``stop``, or of those that ``which`` picks."""
+        ends = np.arange(start + 1, stop + 1)[which]
+        static = self._static_sums[ends] - self._static_sums[start]
         if len(self._shared):
-            static = static + self._copied(start, end)
-        return Row(
-            start=start,
-            seconds=self.compute_sums[ends] - self.compute_sums[start],
-            again_seconds=np.where(backward, self.forward_sums[ends] - self.forward_sums[start], 0.0),
-            fixed_bytes=static + peak + self.arriving_bytes[start:end],
-            version_bytes=self._trained_sum[ends] - self._trained_sum[start],
-            stash_bytes=np.where(backward, stash, 0.0),
-            boundary_bytes=np.where(backward, float(boundary), 0.0),
+            static = static + self._copied(start, stop)[which]
+        transient = (
+            np.maximum.accumulate(self._workspace[start:stop])[which] + self._incoming_gradient[ends - 1]
         )
+        kept = np.empty((len(ends), 1, 3))
+        kept[:, 0, 0] = stash
+        kept[:, 0, 1] = boundary
+        kept[:, 0, 2] = self._deferred_sums[ends] - self._deferred_sums[start]
+        kept[~self.has_backward[ends - 1]] = 0
+        version = self._gradient_sums[ends] - self._gradient_sums[start]
+        return StageSizes(static[:, None], version[:, None], transient[:, None], kept)
 
     def _copied(self, start: int, end: int) -> NDArray[np.int64]:
-        """What a stage from ``start`` on holds of parameters that belong to a stage before, for each end."""
-        layer, latest, size = self._shared.T
-        copied = (latest < start) & (start <= layer) & (layer < end)
+        """Bytes that a stage from ``start`` on copies from earlier stages, for each end up to ``end``."""
+        layer, previous, size = self._shared.T
+        copied = (previous < start) & (start <= layer) & (layer < end)
         sizes = np.zeros(end - start, dtype=np.int64)
         np.add.at(sizes, layer[copied] - start, size[copied])
         return np.cumsum(sizes)
 
-    @staticmethod
-    def _ties(profile: Profile, index: Mapping[str, int]) -> list[tuple[int, int]]:
-        return [(index[other], index[info.name]) for info in profile.layers for other in info.shares_with]
 
-    def _forbidden(
-        self, colocate: Collection[tuple[int, int]], no_border: Collection[int]
-    ) -> NDArray[np.bool_]:
-        forbidden = np.zeros(self.layers + 1, dtype=bool)
-        for one, other in colocate:
-            forbidden[min(one, other) + 1 : max(one, other) + 1] = True
-        forbidden[list(no_border)] = True
-        forbidden[[0, -1]] = False
-        return forbidden
+def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64]:
+    """[uses, 3]: each layer that uses a tensor of an earlier layer, the previous user of it, and its bytes.
+
+    A stage copies the tensor once: at its first user in the stage, if the previous user is in an earlier stage.
+    """
+    latest: dict[tuple[str, str], int] = {}
+    table = []
+    for position, info in enumerate(profile.layers):
+        for tensor in info.shared:
+            key = tensor.layer, tensor.name
+            previous = latest.get(key, index[tensor.layer])
+            latest[key] = position
+            table.append((position, previous, tensor.bytes + tensor.gradient_bytes))
+    return np.array(table, dtype=np.int64).reshape(-1, 3)

@@ -1,8 +1,9 @@
-"""What stages keep for their backwards, with and without making some of it again."""
+"""The memory of a device at its peak: one formula, used by every search, by the prediction and by the checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,9 +13,12 @@ import schedules
 
 from ..stage_plan import Recompute
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 RecomputeChoice = Literal["auto", "never", "except-last", "always"]
 
-# What a stage may do, the quickest first and the one that keeps least last.
+# The recompute modes that a stage may use, the fastest first and the one with the least memory last.
 MODES: Mapping[str, tuple[Recompute, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
@@ -22,61 +26,88 @@ MODES: Mapping[str, tuple[Recompute, ...]] = {
     "always": ("always",),
 }
 
-# [candidates, 3]: micro-batches kept as full stash, as input only, and awaiting W, at each point that can be the peak.
-PeakCandidates = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class StageSizes:
+    """Bytes of stages. Each field is an array of shape [cuts, stages of one device].
+
+    Attributes:
+        static: parameters, gradients, optimizer state and buffers.
+        version: one more version of the trained weights (asynchronous schedules).
+        transient: the largest workspace of one layer, and the incoming gradient of the stage's output.
+        per_micro_batch: [cuts, stages, 3]: the full stash, the input only (before a recompute), and what the weight
+            gradients need between I and W.
+    """
+
+    static: Floats
+    version: Floats
+    transient: Floats
+    per_micro_batch: Floats
 
 
-def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> schedules.Schedule:
-    """The schedule with the forwards that the stages of the model run again; of several copies each as the first."""
-    count = bare.micro_batches
-    for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
-        again = [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]
-        if again:
-            bare = schedules.insert_recompute(bare, again, parts)
-    return bare
+def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
+    """Return the peak memory of a device for several schedules and several cuts: [schedules, cuts].
+
+    The formula, summed over the stages of the device::
+
+        sum(static + older * version) + max(transient) + max over moments of sum(counts . per_micro_batch)
+
+    Only one layer runs at a time, so the transient bytes of the stages count once.
+
+    Args:
+        sizes: of the device's stages, one row a cut.
+        counts: [schedules, moments, stages, 3]: micro-batches kept at each moment that can be the peak.
+        older: [schedules, stages]: versions of the weights besides the newest.
+    """
+    cuts, moments = len(sizes.static), counts.reshape(*counts.shape[:2], -1)
+    fixed = sizes.static.sum(axis=1) + sizes.transient.max(axis=1) + older @ sizes.version.T
+    kept = moments @ sizes.per_micro_batch.reshape(cuts, -1).T
+    return fixed + kept.max(axis=1)
 
 
 class StashCounts:
-    """What the stages of a schedule keep for their backwards at once, at most.
+    """How many micro-batches the stages of a schedule keep for their backwards at each possible memory peak.
 
     Args:
-        schedule: with the forwards that its stages run again; of overlapped pairs one runs after the other.
+        schedule: with its RECOMPUTE actions. Overlapped pairs of actions count as one after the other.
 
     Attributes:
-        by_device: the moments of each device, see :func:`schedules.peak_candidates`.
-        by_stage: those of each stage alone: so many stashes, so many inputs, and so many times what waits for W.
-        weighed: of these numbers, those that are not always 0: all three, or two where no backward is split.
-        older: how many versions of its weights each stage keeps besides the newest; none unless it is asynchronous.
-        older_by_left: the same by the number of stages from one to the end; entry 0 is unused.
+        by_device: per device [moments, stages, 3], see :func:`schedules.peak_candidates`.
+        by_stage: per stage [moments, 3], for the stage alone.
+        older: per stage, the versions of its weights besides the newest; zeros unless the schedule is asynchronous.
     """
 
     def __init__(self, schedule: schedules.Schedule) -> None:
-        self.by_device: tuple[PeakCandidates, ...] = schedules.peak_candidates(
-            schedules.split_overlaps(schedule)
-        )
+        self.by_device: tuple[Ints, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
         alone = {
-            stage: moments[:, column]
-            for device, moments in enumerate(self.by_device)
+            stage: counts[:, column]
+            for device, counts in enumerate(self.by_device)
             for column, stage in enumerate(schedule.stages_of(device))
         }
-        self.by_stage: tuple[PeakCandidates, ...] = tuple(alone[stage] for stage in range(schedule.stages))
+        self.by_stage: tuple[Ints, ...] = tuple(alone[stage] for stage in range(schedule.stages))
         self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
-        self.older_by_left = np.array([0, *reversed(self.older)])
-        self.weighed = 3 if any(moments[:, 2].any() for moments in self.by_stage) else 2
+        # Many stages of a long pipeline keep the same: each different set of counts is weighed once.
         most = max(map(len, self.by_stage))
-        table = np.array([np.resize(own, (most, 3)) for own in reversed(self.by_stage)], dtype=np.float64)
-        table = table[:, :, : self.weighed]
+        table = np.array(
+            [
+                np.r_[np.resize(counts, (most, 3)).ravel(), older]
+                for counts, older in zip(self.by_stage, self.older, strict=True)
+            ]
+        )
         self._different, inverse = np.unique(table, axis=0, return_inverse=True)
-        self._of_left = np.r_[0, inverse.reshape(-1)]
+        self._different_of = inverse.reshape(-1)
 
-    def bytes_of(self, stage: int, sizes: Sequence[int]) -> int:
-        """What one stage keeps whose stash, input and what waits for W are of these sizes."""
-        return int((self.by_stage[stage] @ sizes).max())
+    def peak_bytes_of_stages(self, sizes: StageSizes) -> Floats:
+        """Peak bytes of each stage of the schedule (rows), for the sizes of one stage in many cuts (columns)."""
+        counts = self._different[:, :-1].reshape(len(self._different), -1, 1, 3)
+        return device_peak_bytes(sizes, counts, self._different[:, -1:])[self._different_of]
 
-    def bytes_by_left(self, sizes: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """The same for several of each (columns), by the number of stages from one to the end (rows); row 0 is unused.
 
-        The last of the sizes is left out where nothing waits.
-        """
-        found = self._different @ np.stack(sizes)
-        return found.max(axis=1)[self._of_left]
+def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> schedules.Schedule:
+    """Insert the RECOMPUTE actions that the modes of the model's stages ask for, in every replica alike."""
+    count = bare.micro_batches
+    for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
+        chosen = [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]
+        if chosen:
+            bare = schedules.insert_recompute(bare, chosen, parts)
+    return bare

@@ -1,9 +1,9 @@
-"""What measured steps of a plan took: its stages, and the messages between their devices."""
+"""The seconds that the stages of a plan took in measured steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
@@ -13,7 +13,6 @@ from schedules import Kind, Schedule, Timeline, split_overlaps
 from ..plan_document import Plan
 
 _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
-_SENDERS = {Kind.F: ((Kind.F,), -1), Kind.B: ((Kind.B, Kind.I), 1), Kind.I: ((Kind.B, Kind.I), 1)}
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,6 @@ class StageTimes:
 
     forward: float
     backward: float
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message that its receiver was waiting for when it was sent.
-
-    Attributes:
-        between: the devices.
-        bytes: its size.
-        seconds: from the end of the action that made it to the start of the one that takes it.
-    """
-
-    between: tuple[str, str]
-    bytes: int
-    seconds: float
 
 
 def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Timeline]:
@@ -88,27 +72,6 @@ def stage_times(plan: Plan, traces: Sequence[Timeline]) -> list[StageTimes]:
     return [stage.times for stage in found]
 
 
-def awaited_messages(plan: Plan, traces: Sequence[Timeline]) -> Iterator[Message]:
-    """The messages whose receiver had nothing else to do from before they were sent."""
-    sends_gradient = _sends_gradient(plan)
-    names = [worker.name for worker in plan.workers]
-    for trace in traces:
-        home = trace.schedule.device_of
-        ends = {(action.kind, action.stage, action.micro_batch): end for action, _, end in _spans(trace)}
-        for device, row in enumerate(trace.schedule.actions):
-            free = -math.inf
-            for action, start, end in zip(row, trace.starts[device], trace.ends[device], strict=True):
-                kinds, step = _SENDERS.get(action.kind, ((), 0))
-                sender = action.stage + step
-                sent = [ends[key] for kind in kinds if (key := (kind, sender, action.micro_batch)) in ends]
-                number = action.stage % len(plan.stages)
-                wanted = action.kind is Kind.F or sends_gradient[number]
-                if sent and wanted and home[sender] != device and free <= sent[0] <= start:
-                    size = plan.stages[min(number, number + step)].output_bytes
-                    yield Message((names[home[sender]], names[device]), size, start - sent[0])
-                free = end
-
-
 class _Samples:
     """Seconds of each forward, second forward and backward of a stage."""
 
@@ -127,15 +90,6 @@ class _Samples:
 def _spans(trace: Timeline):
     for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
         yield from zip(row, starts, ends, strict=True)
-
-
-def _sends_gradient(plan: Plan) -> list[bool]:
-    """Whether the stage behind each stage sends it a gradient: where it or one before it trains something."""
-    if plan.profile is None:
-        return [False] * len(plan.stages)
-    trained = {info.name for info in plan.profile.layers if info.gradient_bytes}
-    last = [any(name in trained for name in stage.layers) for stage in plan.stages]
-    return [any(last[: index + 1]) for index in range(len(last))]
 
 
 def _difference(traced: Schedule, planned: Schedule) -> str:

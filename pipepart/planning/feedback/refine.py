@@ -1,4 +1,4 @@
-"""Plans again from what a step of the plan really took."""
+"""Plans again with the measured costs of a plan's stages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ...profiling import Costs, LayerCost, Profile, Timing
 from ..costs.layer_ranges import ChainCosts
 from ..plan_document import Plan
 from ..planner import plan as make_plan
+from ..search.order_text import SEARCH
 from .measured_steps import StageTimes, checked_traces, stage_times
 
 Traces = schedules.Timeline | Sequence[schedules.Timeline]
 
 
 def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
-    """The profile with the costs that the plan's stages really had.
+    """Return the profile with the measured costs of a plan's stages.
 
-    The forward of a stage, and its backward, scale those of its layers, so that their sum is what was measured: the
-    median over micro-batches and steps. Costs at other micro-batch sizes are scaled by the same factors. A stage on a
-    device of speed 0.5 is held against twice its costs. What was predicted to take no time keeps taking none.
+    The forwards of a stage's layers are scaled by one factor, and so are the backwards, so that their sum is the
+    measured median over micro-batches and steps. Costs at other micro-batch sizes are scaled by the same factors. The
+    speeds of the devices are taken into account. Layers that were predicted to take no time keep taking none.
 
     Args:
         profile: of the plan's layers, with costs for its number of micro-batches.
@@ -54,15 +55,15 @@ def replan(
     cluster: Cluster | None = None,
     **options: Any,
 ) -> Plan:
-    """The best plan by what a step of this one really took.
+    """Return the best plan by the measured steps of another plan.
 
     Args:
         plan: that was run.
         trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
         profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
-        cluster: the devices; None for the plan's. :func:`refine_cluster` makes one whose links are as measured.
-        options: as for :func:`plan`; by default schedule, chunks, copies and number of micro-batches are the plan's,
-            and so that devices may stay idle.
+        cluster: the devices; None for the plan's.
+        options: keywords of :func:`plan` to change. The others are those of the plan: its schedule, chunks, replicas
+            and number of micro-batches, and the recompute mode and constraints that it was made with.
 
     Raises:
         ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
@@ -74,13 +75,19 @@ def replan(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
-    own = {"schedule": plan.schedule, "micro_batches": plan.micro_batches, "replicas": plan.replicas}
-    options = {**own, **options}
-    if plan.chunks > 1 and options["schedule"] == plan.schedule:
-        options.setdefault("chunks", plan.chunks)
+    same: dict[str, Any] = {
+        "schedule": plan.schedule,
+        "micro_batches": plan.micro_batches,
+        "replicas": plan.replicas,
+        **dict(plan.constraints),
+    }
+    if plan.chunks > 1 and options.get("schedule", plan.schedule) == plan.schedule != SEARCH:
+        same["chunks"] = plan.chunks
     if len(plan.workers) < len(plan.cluster):
-        options.setdefault("stages", "auto")
-    return make_plan(refined, cluster or plan.cluster, **options)
+        same["stages"] = "auto"
+    made = make_plan(refined, cluster or plan.cluster, **{**same, **options})
+    # The plan's own profile has the layers of a branched model in one order, as a chain.
+    return made if refined.edges else made.model_copy(update={"edges": plan.edges})
 
 
 def _check_layers(profile: Profile, plan: Plan) -> None:

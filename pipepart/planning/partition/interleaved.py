@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -16,45 +14,30 @@ from ..costs.chunk_costs import Borders, ChunkCosts, CutTable
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import StashCounts
 from ..stage_plan import Recompute
+from .chain_dp import ChainCut
 from .device_orders import distinct_orders
+from .local_search import climb, neighbours
 
 MOST_CUTS = 20_000
 _MOST_ORDERS = 24
-_CLIMBED = 4  # of these orders, where not all cuts can be tried
+_CLIMBED = 4  # of these orders, if there are too many cuts to try all
+_STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
+_PAIR_STEPS = (-2, -1, 1, 2)
 
-# Shortage of memory, largest load and sum of the squares of the loads: smaller is better.
+# Deficit of memory, largest load and sum of the squares of the loads: smaller is better.
 _Value = tuple[float, float, float]
 _Order = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ChunkedCut:
-    """A cut into several stages a device.
-
-    Attributes:
-        first_layers: first layer of each stage.
-        device_indices: device of each stage, by its position in the cluster.
-        bound: no cut that fits has a smaller largest load of any device.
-        deficit_bytes: what a device lacks at the most; 0 where the cut fits.
-        all_tried: whether no cut was left out, so that none lacks less.
-    """
-
-    first_layers: tuple[int, ...]
-    device_indices: tuple[int, ...]
-    bound: float
-    deficit_bytes: int
-    all_tried: bool
+_Found = tuple[_Value, Borders, _Order]
 
 
 class ChunkedProblem:
-    """A profiled chain that is cut for a schedule whose devices have several stages each.
+    """A profiled chain to cut for a schedule whose devices have several stages each.
 
     Args:
         costs: of the layers.
-        cluster: the devices; as many of them are used as the schedule has.
-        device_of: the row of the schedule that each stage is in.
-        kept: what stages may do, the quickest first, and what the schedule's devices keep at once if all of them do;
-            the stages of one device do the same.
+        cluster: the devices. As many of them are used as the schedule has.
+        device_of: the schedule row of each stage.
+        counts: the recompute modes that a device may use, the fastest first, and the stash counts if all stages use it.
         constraints: of the user.
     """
 
@@ -63,49 +46,48 @@ class ChunkedProblem:
         costs: ChainCosts,
         cluster: Cluster,
         device_of: Sequence[int],
-        kept: Mapping[Recompute, StashCounts],
+        counts: Mapping[Recompute, StashCounts],
         constraints: Constraints,
     ) -> None:
         self._costs, self._cluster, self._constraints = costs, cluster, constraints
-        self._chunks = ChunkCosts(costs, cluster, device_of, kept)
+        self._chunks = ChunkCosts(costs, cluster, device_of, counts)
         self._rows, self._inner = self._chunks.rows, len(device_of) - 1
-        allowed = np.isfinite(costs.border_seconds(cluster.link))
-        self._allowed_borders = np.flatnonzero(allowed[1:-1]) + 1
 
-    def best(self) -> ChunkedCut | None:
-        """The best cut found: the least shortage of memory, then the smallest load of any device, then the evenest.
+    def best(self) -> ChainCut | None:
+        """Return the best cut found: least deficit of memory, then smallest bottleneck, then evenest loads.
 
-        All cuts are tried where they are few; else a cut in proportion to the devices' speeds is improved by moving one
-        or two borders at a time. None where no cut is possible.
+        Exact if there are at most 20,000 cuts and 24 orders of the devices: all are tried. Else local search from cuts
+        in proportion to the speeds of the devices, and the bound is that of perfectly even loads. None if no cut is
+        possible.
         """
-        orders = list(
-            itertools.islice(distinct_orders(self._cluster, int(self._rows.max()) + 1), _MOST_ORDERS + 1)
-        )
-        if len(self._allowed_borders) < self._inner:
+        allowed = self._costs.allowed_borders
+        devices = int(self._rows.max()) + 1
+        orders = list(itertools.islice(distinct_orders(self._cluster, devices), _MOST_ORDERS + 1))
+        if len(allowed) < self._inner:
             return None
-        if math.comb(len(self._allowed_borders), self._inner) <= MOST_CUTS:
-            borders = np.array(list(itertools.combinations(self._allowed_borders.tolist(), self._inner)))
-            borders = self._allowed(borders.reshape(-1, self._inner))
+        exhaustive = math.comb(len(allowed), self._inner) <= MOST_CUTS
+        if exhaustive:
+            borders = np.array(list(itertools.combinations(allowed.tolist(), self._inner)), dtype=np.int64)
+            borders = self._constraints.allowed(borders.reshape(-1, self._inner))
             if not len(borders):
                 return None
             table = self._chunks.of(borders)
             found = [(*_pick(table, order), order) for order in orders[:_MOST_ORDERS]]
             if len(orders) <= _MOST_ORDERS:
-                value, best, order = min(found, key=lambda entry: entry[0])
                 bound = min(_least_load(table, order) for order in orders)
-                return self._cut(best, order, value, min(bound, value[1]), all_tried=True)
+                return self._cut(min(found, key=lambda one: one[0]), bound, exhaustive=True)
         else:
             starts = [one for order in orders[:_MOST_ORDERS] if (one := self._start(order))]
-            if not starts:
+            starts.sort(key=lambda one: one[0])
+            found = [climb(start, self._better) for start in starts[:_CLIMBED]]
+            if not found:
                 return None
-            found = [self._climbed(*start) for start in sorted(starts, key=lambda entry: entry[0])[:_CLIMBED]]
-        value, best, order = min(found, key=lambda entry: entry[0])
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
-        shared = self._costs.total_seconds / sum(speeds[: len(order)])
-        return self._cut(best, order, value, min(shared, value[1]), all_tried=False)
+        even = self._costs.total_seconds / sum(speeds[:devices])
+        return self._cut(min(found, key=lambda one: one[0]), even, exhaustive=False)
 
-    def nearest(self) -> ChunkedCut | None:
-        """The cut found whose largest shortage of memory is smallest, None where no cut is possible at all."""
+    def nearest(self) -> ChainCut | None:
+        """The cut found whose largest deficit of memory is smallest, None where no cut is possible at all."""
         return self.best()
 
     def modes(self, first_layers: Sequence[int], device_indices: Sequence[int]) -> list[Recompute]:
@@ -116,70 +98,48 @@ class ChunkedProblem:
         chosen = self._chunks.of(np.array([first_layers[1:]], dtype=np.int64)).choices(order)[0]
         ends = [*first_layers[1:], self._costs.layers]
         return [
-            self._chunks.modes[chosen[row]] if self._costs.needs_backward(slice(start, end)) else "never"
+            self._chunks.modes[chosen[row]] if self._costs.has_backward[end - 1] else "never"
             for row, start, end in zip(self._rows, first_layers, ends, strict=True)
         ]
 
-    def _cut(
-        self, borders: Borders, order: _Order, value: _Value, bound: float, *, all_tried: bool
-    ) -> ChunkedCut:
+    def _cut(self, found: _Found, bound: float, *, exhaustive: bool) -> ChainCut:
+        (deficit, bottleneck, _), borders, order = found
         device_indices = tuple(order[row] for row in self._rows)
-        return ChunkedCut((0, *map(int, borders)), device_indices, bound, int(value[0]), all_tried)
+        return ChainCut(
+            (0, *map(int, borders)), device_indices, min(bound, bottleneck), int(deficit), exhaustive
+        )
 
-    def _start(self, order: _Order) -> tuple[_Value, Borders, _Order] | None:
-        """The cut in proportion to the speeds of the devices; None where constraints forbid it."""
-        cut = self._allowed(self._proportional(order)[None, :])
+    def _start(self, order: _Order) -> _Found | None:
+        """The cut in proportion to the speeds of the devices; None if the constraints forbid it."""
+        cut = self._constraints.allowed(self._proportional(order)[None, :])
         return (*_pick(self._chunks.of(cut), order), order) if len(cut) else None
 
-    def _climbed(self, value: _Value, best: Borders, order: _Order) -> tuple[_Value, Borders, _Order]:
-        """The best that is found by steps from a cut to a better one beside it."""
-        while len(near := self._allowed(self._neighbours(best))):
-            better, candidate = _pick(self._chunks.of(near), order)
-            if not better < value:
-                break
-            value, best = better, candidate
-        return value, best, order
+    def _better(self, here: _Found) -> _Found | None:
+        value, borders, order = here
+        near = self._constraints.allowed(
+            neighbours(borders, self._costs.allowed_borders, _STEPS, _PAIR_STEPS)
+        )
+        if not len(near):
+            return None
+        found = _pick(self._chunks.of(near), order)
+        return (*found, order) if found[0] < value else None
 
     def _proportional(self, order: _Order) -> Borders:
-        free = self._allowed_borders
+        allowed = self._costs.allowed_borders
         speeds = np.array([self._cluster.devices[order[row]].speed for row in self._rows])
         targets = np.cumsum(speeds / speeds.sum())[:-1] * self._costs.total_seconds
-        places = np.searchsorted(self._costs.compute_sums[free], targets)
+        places = np.searchsorted(self._costs.compute_sums[allowed], targets)
         inner = len(targets)
         for index in range(inner):  # strictly increasing, and room left for those behind
             low = places[index - 1] + 1 if index else 0
-            places[index] = min(max(places[index], low), len(free) - inner + index)
-        return free[places]
-
-    def _neighbours(self, borders: Borders) -> Borders:
-        """Cuts with one border moved by up to 32 allowed places, or two by up to two."""
-        free = self._allowed_borders
-        table = np.searchsorted(free, borders) + _moves(self._inner)
-        inside = (table[:, 0] >= 0) & (table[:, -1] < len(free)) & (np.diff(table, axis=1) > 0).all(axis=1)
-        return free[table[inside]]
-
-    def _allowed(self, borders: Borders) -> Borders:
-        if not self._constraints.pins:
-            return borders
-        return borders[[self._constraints.allows(row) for row in borders.tolist()]]
-
-
-@lru_cache(maxsize=8)
-def _moves(inner: int) -> Borders:
-    """Steps from a cut to those beside it, one number for each of so many borders."""
-    one = np.eye(inner, dtype=np.int64)
-    far = [step * sign for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1)]
-    near = list(itertools.product((-2, -1, 1, 2), repeat=2))
-    pairs = itertools.combinations(range(inner), 2) if inner <= 32 else itertools.pairwise(range(inner))
-    single = [step * row for row in one for step in far]
-    double = [a * one[first] + b * one[second] for first, second in pairs for a, b in near]
-    return np.array([*single, *double]).reshape(-1, inner)
+            places[index] = min(max(places[index], low), len(allowed) - inner + index)
+        return allowed[places]
 
 
 def _pick(table: CutTable, order: _Order) -> tuple[_Value, Borders]:
     """The best cut of a table with the devices in this order."""
     loads = table.loads(order, table.choices(order))
-    short = np.maximum(table.lacks(order).max(axis=1), 0)
+    short = np.maximum(table.deficits(order).max(axis=1), 0)
     worst, squares = loads.max(axis=1), (loads**2).sum(axis=1)
     at = int(np.lexsort((squares, worst, short))[0])
     return (float(short[at]), float(worst[at]), float(squares[at])), table.borders[at]
@@ -187,6 +147,6 @@ def _pick(table: CutTable, order: _Order) -> tuple[_Value, Borders]:
 
 def _least_load(table: CutTable, order: _Order) -> float:
     """What no cut of the table that fits can beat, whatever any of its stages does."""
-    fitting = (table.lacks(order) <= 0).all(axis=1)
-    loads = table.loads(order, np.zeros(table.lacks(order).shape, dtype=np.int64)).max(axis=1)
+    fitting = (table.deficits(order) <= 0).all(axis=1)
+    loads = table.loads(order, np.zeros(table.deficits(order).shape, dtype=np.int64)).max(axis=1)
     return float(loads[fitting].min(initial=math.inf))

@@ -1,180 +1,43 @@
-"""The cut whose simulated step is the shortest: the smallest bottleneck need not have it where micro-batches are few.
-
-Every cut and order of the devices is looked at where these are few, else those near the cut with the smallest
-bottleneck. What a step cannot be shorter than is known of each without a simulation, so that few are simulated.
-"""
+"""Local search over the cuts of a chain: the neighbours of a cut, and climbing from a cut to a better neighbour."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schedules import Kind
+_Cut = TypeVar("_Cut")
 
-from ..costs.layer_ranges import Floats
-from ..plan_document import Plan
-from ..search.candidate import Candidate
-from .device_orders import distinct_orders
-
-_Cuts = NDArray[np.int64]  # [cuts, borders]
-
-_ALL = 3000  # cuts times orders, up to which every one is looked at
-_SIMULATIONS = 200  # where there are more, near the plans that come within so much of the best
-_NEAR = 1.05
-_SHORTER = 1 - 1e-9
+_MOST_PAIRED = 32  # borders, up to which every two may move together; above it only those side by side
 
 
-def improve_by_simulation(best: Plan, found: Sequence[tuple[Candidate, int, Plan]]) -> Plan:
-    """The plan with the shortest step: ``best``, or another cut under one of the candidates.
+def climb(start: _Cut, better: Callable[[_Cut], _Cut | None]) -> _Cut:
+    """Replace a cut by a better neighbour until there is none. ``better`` returns one, or None."""
+    while (found := better(start)) is not None:
+        start = found
+    return start
+
+
+def neighbours(
+    borders: NDArray[np.int64], allowed: NDArray[np.int64], steps: Sequence[int], pair_steps: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the cuts with one or two borders moved: [cuts, borders].
 
     Args:
-        best: the fastest of ``found``.
-        found: candidates with their numbers of devices, and the plan with the smallest bottleneck of each.
+        borders: of the cut, increasing.
+        allowed: the borders that a cut may have, increasing. A step leads from one of them to the next.
+        steps: moves of a single border.
+        pair_steps: moves of two borders at a time.
     """
-    left = _SIMULATIONS
-    for candidate, devices, plan in sorted(found, key=lambda entry: _step(entry[2])):
-        space = _Space(candidate, devices, plan)
-        if space.is_small:
-            best = space.best_of(space.all(), best)[0]
-        elif left > 0 and _step(plan) <= _step(best) * _NEAR:
-            climbed, simulated = space.climbed(left)
-            best = climbed if _step(climbed) < _step(best) * _SHORTER else best
-            left -= simulated
-    return best
-
-
-class _Space:
-    """The cuts of one candidate for so many devices, on any order of these."""
-
-    def __init__(self, candidate: Candidate, devices: int, plan: Plan) -> None:
-        self._candidate, self._devices, self._plan = candidate, devices, plan
-        self._costs = candidate.costs
-        self._fewest = candidate.costs.micro_batches // candidate.groups.replicas  # of any copy of the model
-        self._rows = np.array(candidate.placement(devices))
-        self._fused = all(
-            leaf.kind is not Kind.W
-            for row in plan.build_schedule().actions
-            for one in row
-            for leaf in one.leaves
-        )
-        allowed = np.isfinite(self._costs.border_seconds(candidate.cluster.link))
-        self._allowed_borders = np.flatnonzero(allowed[1:-1]) + 1
-        self._orders = list(itertools.islice(distinct_orders(candidate.cluster, devices), _ALL + 1))
-
-    @property
-    def is_small(self) -> bool:
-        """Whether every cut can be looked at."""
-        return math.comb(len(self._allowed_borders), len(self._rows) - 1) * len(self._orders) <= _ALL
-
-    def all(self) -> Iterator[tuple[tuple[int, ...], _Cuts]]:
-        """Every order with every cut."""
-        inner = len(self._rows) - 1
-        cuts = list(itertools.combinations(self._allowed_borders.tolist(), inner))
-        borders = self._allowed(np.array(cuts, dtype=np.int64).reshape(len(cuts), inner))
-        return ((order, borders) for order in self._orders)
-
-    def climbed(self, most: int) -> tuple[Plan, int]:
-        """The best of steps from one cut to a better one beside it, from the candidate's plan on; simulations taken."""
-        here, left = self._plan, most
-        while left > 0:
-            better, simulated = self.best_of(self._near(here), here, left)
-            left -= simulated
-            if better is here:
-                break
-            here = better
-        return here, most - left
-
-    def best_of(
-        self, candidates: Iterator[tuple[tuple[int, ...], _Cuts]], best: Plan, limit: int | None = None
-    ) -> tuple[Plan, int]:
-        """The best of some cuts, those that promise most tried first, or ``best``; and how many were simulated."""
-        listed = [(order, borders, self._bounds(order, borders)) for order, borders in candidates]
-        promising = sorted(
-            (float(bounds[index]), number, index)
-            for number, (_, _, bounds) in enumerate(listed)
-            for index in np.flatnonzero(bounds < _step(best) * _SHORTER).tolist()
-        )
-        simulated = 0
-        for bound, number, index in promising[:limit]:
-            if bound >= _step(best) * _SHORTER:
-                break
-            order, borders, _ = listed[number]
-            simulated += 1
-            made = self._candidate.plan_for_cut(
-                (0, *borders[index].tolist()),
-                tuple(order[row] for row in self._rows),
-                self._devices,
-                self._plan.predicted.bottleneck_bound,
-            )
-            if made is not None and _step(made) < _step(best) * _SHORTER:
-                best = made
-        return best, simulated
-
-    def _near(self, plan: Plan) -> Iterator[tuple[tuple[int, ...], _Cuts]]:
-        """Cuts with a border or two moved by one or two places, and orders with two devices exchanged."""
-        index = {info.name: position for position, info in enumerate(self._candidate.profile.layers)}
-        borders = np.array([index[stage.layers[0]] for stage in plan.stages[1:]], dtype=np.int64)
-        index_of = {device.name: site for site, device in enumerate(self._candidate.cluster.devices)}
-        order = tuple(index_of[device.name] for device in plan.workers[: self._devices])
-        yield order, self._allowed(self._moved(borders))
-        for one, other in itertools.combinations(range(len(self._candidate.cluster)), 2):
-            exchanged = {one: other, other: one}
-            swapped = tuple(exchanged.get(site, site) for site in order)
-            if swapped != order:
-                yield swapped, self._allowed(self._moved(borders, pairs=False))
-
-    def _moved(self, borders: _Cuts, pairs: bool = True) -> _Cuts:
-        at = np.searchsorted(self._allowed_borders, borders)
-        inner = len(at)
-        one = np.eye(inner, dtype=np.int64)
-        steps = [np.zeros(inner, dtype=np.int64), *(step * row for row in one for step in (-2, -1, 1, 2))]
-        if pairs:
-            steps += [
-                a * x + b * y for x, y in itertools.combinations(one, 2) for a in (-1, 1) for b in (-1, 1)
-            ]
-        table = at + np.array(steps)
-        inside = (table >= 0).all(axis=1) & (table < len(self._allowed_borders)).all(axis=1)
-        inside &= (np.diff(table, axis=1) > 0).all(axis=1)
-        return self._allowed_borders[table[inside]]
-
-    def _allowed(self, borders: _Cuts) -> _Cuts:
-        constraints = self._candidate.constraints
-        if not constraints.pins:
-            return borders
-        return borders[[constraints.allows(row) for row in borders.tolist()]]
-
-    def _bounds(self, order: Sequence[int], borders: _Cuts) -> Floats:
-        """What the step of each cut cannot be shorter than.
-
-        A device has all micro-batches of its stages to do. It begins once the first has come through the stages before
-        its own, and when it is done the last still has their backwards before it; those of a schedule that puts off
-        its weight gradients may be done meanwhile.
-        """
-        costs, cluster = self._costs, self._candidate.cluster
-        ends = np.full((len(borders), 1), costs.layers)
-        edges = np.hstack([np.zeros_like(ends), borders, ends])
-        device_indices = [order[row] for row in self._rows]
-        pace = 1 / np.array([cluster.devices[site].speed for site in device_indices])
-        seconds = np.diff(costs.compute_sums[edges], axis=1) * pace
-        forward = np.diff(costs.forward_sums[edges], axis=1) * pace
-        crossing = np.zeros_like(seconds)  # in front of each stage, there and back
-        for stage, (one, other) in enumerate(itertools.pairwise(device_indices)):
-            link = cluster.link_between(cluster.devices[one].name, cluster.devices[other].name)
-            crossing[:, stage + 1] = costs.border_seconds(link)[borders[:, stage]] if one != other else 0.0
-        around = seconds if self._fused else forward
-        before = np.cumsum(around, axis=1) - around
-        before += np.cumsum(crossing if self._fused else crossing / 2, axis=1)
-        found = np.zeros(len(borders))
-        for row in range(self._devices):
-            own = np.flatnonzero(self._rows == row)
-            busy = seconds[:, own].sum(axis=1) * self._fewest
-            found = np.maximum(found, before[:, own[0]] + busy)
-        return found
-
-
-def _step(plan: Plan) -> float:
-    return plan.predicted.step_seconds
+    count = len(borders)
+    one = np.eye(count, dtype=np.int64)
+    pairs = itertools.combinations(one, 2) if count <= _MOST_PAIRED else itertools.pairwise(one)
+    moves = [step * row for row in one for step in steps]
+    moves += [a * first + b * second for first, second in pairs for a in pair_steps for b in pair_steps]
+    table = np.searchsorted(allowed, borders) + np.array(moves, dtype=np.int64).reshape(len(moves), count)
+    inside = (table >= 0).all(axis=1) & (table < len(allowed)).all(axis=1)
+    inside &= (np.diff(table, axis=1) > 0).all(axis=1)
+    return allowed[table[inside]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from functools import lru_cache
 
 import schedules
 
@@ -17,7 +16,6 @@ def order_text(schedule: schedules.Schedule) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str, row)) for row in schedule.actions)
 
 
-@lru_cache(maxsize=4)
 def searched_order(actions: Sequence[Sequence[str]], micro_batches: int) -> schedules.Schedule:
     """The schedule of these actions, for as many micro-batches as they have or fewer.
 

@@ -1,4 +1,4 @@
-"""Searches for an order of the actions of a plan's stages that is quicker than every schedule with a name."""
+"""Searches for an order of the actions of a plan's stages that is faster than every named schedule."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import schedules
 from ..plan_document import Plan
 from .order_text import SEARCH, order_text
 
-_PLACEMENTS = 3  # for how many ways to lay the stages over the devices an order is searched
-_NEAR = 1.3  # of the best, that a plan has to come to be searched for
+_PLACEMENTS = 3  # placements of the stages that an order is searched for
+_NEAR = 1.3  # relative to the best step: slower plans are not searched
 _EFFORT = 1.0
 
 
 def search_order(plans: Sequence[Plan]) -> Plan:
-    """The quickest plan under schedule "search": the best plans with an order of actions found for their stages.
+    """Return the fastest plan under schedule "search": the best plans with an order of actions found for their stages.
 
-    Where the memory of a device makes stages run forwards again, what the search may hold is not known to it: an order
-    that holds too much is dropped, and the plan keeps the order that it had.
+    No slower than any of the plans. Replicas all use the order that is found for the first one. If stages recompute,
+    the search does not know their memory: an order that does not fit is dropped, and the plan keeps its own.
 
     Args:
-        plans: that fit, one at least.
+        plans: that fit; at least one.
     """
     ranked = sorted(plans, key=lambda plan: plan.predicted.step_seconds)
     best: dict[tuple[int, ...], Plan] = {}
@@ -31,77 +31,97 @@ def search_order(plans: Sequence[Plan]) -> Plan:
         if plan.predicted.step_seconds <= _NEAR * ranked[0].predicted.step_seconds:
             best.setdefault(plan.build_schedule().device_of, plan)
     chosen = list(best.values())[:_PLACEMENTS]
-    found = [made for plan in chosen for made in (_as_searched(plan), _searched(plan, _EFFORT / len(chosen)))]
-    return min((plan for plan in found if plan), key=lambda plan: plan.predicted.step_seconds)
+    found = [
+        made
+        for plan in chosen
+        for made in (_ordered(plan, _own_order(plan), same=True), _searched(plan, _EFFORT / len(chosen)))
+        if made
+    ]
+    return min(found, key=lambda plan: plan.predicted.step_seconds)
 
 
 def order_within(
     plan: Plan,
     costs: schedules.StageCosts,
-    for_stash: Sequence[float],
+    free_stash_bytes: Sequence[float],
     placement: Sequence[int],
     micro_batches: int,
     effort: float = _EFFORT,
 ) -> schedules.Schedule:
-    """The order that is found for a plan's stages.
+    """Search an order for the stages of one replica.
 
     Args:
-        plan: says whether stages run forwards again: what such a stage holds is not known to the search, which then
-            keeps to no limit.
+        plan: if stages recompute, the search does not know their memory and keeps to no limit.
         costs: of the stages.
-        for_stash: bytes for what is kept for backwards, one number a device.
+        free_stash_bytes: memory for stashes, one number a device.
         placement: the device of each stage.
-        micro_batches: for how many.
+        micro_batches: their number.
         effort: as for :func:`schedules.search`.
 
     Raises:
-        ScheduleError: none is found that keeps to the limits.
+        ScheduleError: no order within the memory is found.
     """
-    again = any(stage.recompute != "never" for stage in plan.stages)
-    # The search takes it that I leaves no more than the stash: what then fits, fits.
+    recomputes = any(stage.recompute != "never" for stage in plan.stages)
+    # The search assumes that I leaves no more than the stash: then what fits it, fits.
     stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
     return schedules.search(
         replace(costs, stash_bytes=stash),
-        len(for_stash),
+        len(free_stash_bytes),
         micro_batches,
-        memory=() if again else for_stash,
+        memory=() if recomputes else free_stash_bytes,
         placement=placement,
         effort=effort,
     )
 
 
-def _as_searched(plan: Plan) -> Plan:
-    """The plan, with its order as one that was found."""
-    order = schedules.build(plan.schedule, len(plan.workers), plan.micro_batches, plan.chunks)
-    return _ordered(plan, order, plan.predicted.bottleneck_bound)
+def first_replica(plan: Plan) -> Plan:
+    """The plan of the first replica alone, with its part of the micro-batches; without figures of its own."""
+    if plan.replicas == 1:
+        return plan
+    micro_batches = -(-plan.micro_batches // plan.replicas)
+    alone = {"replica_devices": (), "split_critical": (), "micro_batches": micro_batches}
+    return plan.model_copy(update=alone)
+
+
+def _own_order(plan: Plan) -> schedules.Schedule:
+    """The order of the first replica under the plan's own schedule, with its split backwards."""
+    one = first_replica(plan)
+    bare = schedules.build(one.schedule, len(one.workers), one.micro_batches, one.chunks)
+    split = [schedules.Action.parse(text) for text in plan.split_critical]
+    own = [
+        action._replace(micro_batch=(action.micro_batch or 0) // plan.replicas)
+        for action in split
+        if action.stage < len(plan.stages)
+    ]
+    return schedules.split_backward(bare, own) if own else bare
 
 
 def _searched(plan: Plan, effort: float) -> Plan | None:
-    """The plan with the order that is found for it, None where that does not fit."""
-    timeline = plan.simulate()
-    needs = plan.device_bytes(timeline)
-    limits = [math.inf if device.memory_bytes is None else device.memory_bytes for device in plan.workers]
-    for_stash = [
-        limit - needs[device.name] + int(peak)
-        for limit, device, peak in zip(limits, plan.workers, timeline.peak_bytes, strict=True)
-    ]
+    """The plan with the order that is found for it; None if that does not fit."""
+    one = first_replica(plan)
+    timeline = one.simulate()
+    free, placement = one.free_stash_bytes(timeline), timeline.schedule.device_of
     try:
-        order = order_within(
-            plan, plan.stage_costs(), for_stash, timeline.schedule.device_of, plan.micro_batches, effort
-        )
+        order = order_within(one, one.stage_costs(), free, placement, one.micro_batches, effort)
     except schedules.ScheduleError:
-        return None  # a device has room for one micro-batch, but not for what its weights would wait for
-    # Cuts that do not fit with the one order may fit with the other: the bound holds where all fit.
-    made = _ordered(plan, order, plan.predicted.bottleneck_bound if min(limits) == math.inf else 0.0)
-    fits = all(
-        made.device_bytes()[device.name] <= limit for device, limit in zip(plan.workers, limits, strict=True)
-    )
-    return made if fits else None
+        return None  # a device has memory for one micro-batch, but not for its deferred weight gradients
+    return _ordered(plan, order, same=False)
 
 
-def _ordered(plan: Plan, order: schedules.Schedule, bound: float) -> Plan:
-    draft = plan.model_copy(update={"schedule": SEARCH, "actions": order_text(order), "prediction": None})
-    made = draft.refreshed()
-    return made.model_copy(
-        update={"prediction": made.predicted.model_copy(update={"bottleneck_bound": bound})}
-    )
+def _ordered(plan: Plan, order: schedules.Schedule, *, same: bool) -> Plan | None:
+    """The plan with this order for every replica; None if it does not fit."""
+    made = plan.model_copy(
+        update={
+            "schedule": SEARCH,
+            "actions": order_text(order),
+            "split_critical": (),
+            "prediction": None,
+        }
+    ).refreshed()
+    limits = {device.name: device.memory_bytes or math.inf for device in plan.workers}
+    if any(need > limits[name] for name, need in made.device_bytes().items()):
+        return None
+    # A cut that does not fit under the plan's schedule may fit with another order: the bound then needs no limits.
+    holds = same or min(limits.values()) == math.inf
+    bound = {"bottleneck_bound": plan.predicted.bottleneck_bound if holds else 0.0}
+    return made.model_copy(update={"prediction": made.predicted.model_copy(update=bound)})

@@ -15,13 +15,12 @@ def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
     """Show the reason as a paragraph and the suggestions as a table.
 
     Args:
-        error: what the planner raised.
+        error: of the planner.
         before: words before the reason.
     """
-    outlook = suggestions_text(error.suggestions)
-    reason = str(error).removesuffix(outlook).rstrip()
-    parts: list[RenderableType] = [Text(f"{before}{reason}"), Text()]
-    return Group(*parts, _table(error.suggestions) if error.suggestions else Text(outlook))
+    parts: list[RenderableType] = [Text(f"{before}{error.reason}."), Text()]
+    found = error.suggestions
+    return Group(*parts, _table(found) if found else Text(suggestions_text(found)))
 
 
 def _table(suggestions: tuple[Suggestion, ...]) -> FittingTable:
@@ -53,6 +52,9 @@ def _table(suggestions: tuple[Suggestion, ...]) -> FittingTable:
 
 
 def _change(suggestion: Suggestion) -> str:
-    """As options of the command line; devices in words."""
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in suggestion.options.items())
-    return options or suggestion.change
+    """The change as options of the command line; devices in words."""
+    texts = [] if not suggestion.devices else [suggestion.change.partition(", with ")[0]]
+    for name, value in suggestion.options.items():
+        option = f"--{name.replace('_', '-')}"
+        texts.append(f"without {option}" if value is None else f"{option} {value}")
+    return " ".join(texts)

@@ -11,7 +11,6 @@ from torch.optim import LBFGS, Optimizer
 
 from ...capture import flatten
 from ...planning import Plan
-from ...planning.search.candidate import ASYNCHRONOUS
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -34,19 +33,6 @@ def check_optimizer(factory: OptimizerFactory | None, plan: Plan) -> None:
         raise ValueError(
             f"schedule {plan.schedule!r} is asynchronous: stages change their weights within a step, by an optimizer "
             f"each; {_LIKE_THIS}. Its numbers are not those of plain training: for these choose '1f1b', or another"
-        )
-
-
-def refuse_asynchronous(schedule: str) -> None:
-    """Refuses a schedule that wants an optimizer a stage, for a pipeline that is to be made without.
-
-    Raises:
-        ValueError: it does.
-    """
-    if schedule in ASYNCHRONOUS:
-        raise ValueError(
-            f"schedule {schedule!r} is asynchronous and wants an optimizer a stage, which Pipeline.auto does not take: "
-            f"profile, plan for this schedule, and make a {_LIKE_THIS}"
         )
 
 

@@ -1,0 +1,258 @@
+"""The fields of a plan, and the schedule, stages and figures that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+from pydantic import Field, PrivateAttr
+
+import schedules
+
+from ..capture import TensorSpec
+from ..cluster import Cluster, Device
+from ..document import ByteCount, Document, Seconds, Value
+from ..profiling import Profile
+from ..units import counted, format_bytes, format_seconds
+from .costs.stage_memory import RecomputeChoice, with_recompute
+from .partition.replicas import all_stages, reduce_seconds, stage_devices
+from .search.order_text import SEARCH, searched_order
+from .stage_plan import TOLERANCE, Recompute, StagePlan
+
+
+class ScheduleCache(dict[Hashable, schedules.Schedule]):
+    """Schedules that were built, by their arguments. Copies of a plan share it; it is no part of a plan's value."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScheduleCache)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Prediction(Value):
+    """The predicted cost of a plan.
+
+    Attributes:
+        step_seconds: forward and backward of one mini-batch.
+        memory_bytes: the memory peak of each device of the cluster.
+        bubble: idle fraction of the devices within a step.
+        bottleneck_seconds: the largest load of a device for one micro-batch: compute, and the transfers over the
+            borders of its stages. This is what the partitioner minimises. Transfers overlap with compute in
+            ``step_seconds``, so a step may be shorter than ``micro_batches * bottleneck_seconds``.
+        bottleneck_bound: no cut of the same layers into as many stages on these devices, in any order, has a smaller
+            bottleneck within their memory; 0 if that is not known, as for a cut that was edited.
+        serial_seconds: the same micro-batches one after the other on one device like the profiled one.
+        found_for: identifies the devices that the bound holds for.
+    """
+
+    step_seconds: Seconds
+    memory_bytes: tuple[ByteCount, ...]
+    bubble: float = Field(allow_inf_nan=False)
+    bottleneck_seconds: Seconds
+    bottleneck_bound: Seconds = 0.0
+    serial_seconds: Seconds
+    found_for: str = ""
+
+    @property
+    def optimal(self) -> bool:
+        """True if no cut has a smaller bottleneck. Another cut may still have a shorter step."""
+        return self.bottleneck_seconds <= self.bottleneck_bound * (1 + TOLERANCE)
+
+
+class Alternative(Value):
+    """Another plan that was considered.
+
+    Attributes:
+        schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
+        stages: their number.
+        step_seconds: predicted; None if it does not fit.
+        memory_bytes: the largest memory peak of a device; None if it does not fit.
+        why: why it was not chosen.
+    """
+
+    schedule: str
+    micro_batches: int = Field(ge=1)
+    chunks: int = Field(ge=1)
+    replicas: int = Field(default=1, ge=1)
+    stages: int = Field(ge=1)
+    step_seconds: Seconds | None = None
+    memory_bytes: ByteCount | None = None
+    why: str
+
+
+class PlanConstraints(Value):
+    """The keywords of :func:`pipepart.plan` that limit the cut; :func:`~pipepart.replan` uses them again."""
+
+    recompute: RecomputeChoice = "auto"
+    pin: dict[str, int] = Field(default_factory=dict)
+    colocate: tuple[tuple[str, ...], ...] = ()
+    no_cut_before: tuple[str, ...] = ()
+    cut_before: tuple[str, ...] | None = None
+    allow_split_ties: bool = False
+
+
+class PlanRecord(Document):
+    """The fields of a plan that is not validated yet; see :class:`~pipepart.planning.Plan`."""
+
+    stages: tuple[StagePlan, ...] = Field(min_length=1)
+    cluster: Cluster
+    schedule: str
+    # The schedule of more micro-batches would fill the memory before it is refused.
+    micro_batches: int = Field(ge=1, le=100_000)
+    chunks: int = Field(default=1, ge=1)
+    actions: tuple[tuple[str, ...], ...] = ()
+    split_critical: tuple[str, ...] = ()
+    replica_devices: tuple[tuple[str, ...], ...] = ()
+    prediction: Prediction | None = None
+    fingerprint: str = ""
+    outputs: tuple[TensorSpec, ...] = ()
+    profile: Profile | None = None
+    edges: tuple[tuple[str, str], ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    constraints: PlanConstraints = PlanConstraints()
+
+    _schedules: ScheduleCache = PrivateAttr(default_factory=ScheduleCache)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model on devices of their own. A bidirectional schedule has two on each of these."""
+        return 1 + len(self.replica_devices)
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if the schedule changes weights within a step, so that training differs from plain training."""
+        return bool(self.build_schedule().versions)
+
+    @property
+    def all_stages(self) -> tuple[StagePlan, ...]:
+        """The stages of all replicas in the schedule's numbering; ``stages`` are those of the first."""
+        names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
+        return all_stages(self.stages, names, self.cluster, self.profile is not None)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each stage of the first replica, in pipeline order."""
+        return tuple(self.cluster.device(stage.device) for stage in self.stages)
+
+    @property
+    def workers(self) -> tuple[Device, ...]:
+        """The devices in the order of the schedule's rows, each once however many stages it has."""
+        schedule = self.build_schedule()
+        own = stage_devices(self.stages, self.replica_devices, schedule)
+        names = dict(zip(schedule.device_of, own, strict=True))
+        return tuple(self.cluster.device(names[row]) for row in range(schedule.devices))
+
+    @property
+    def predicted(self) -> Prediction:
+        """The prediction.
+
+        Raises:
+            ValueError: the plan was written by hand and has none.
+        """
+        if self.prediction is None:
+            raise ValueError("this plan carries no prediction: make it with pipepart.plan")
+        return self.prediction
+
+    def __str__(self) -> str:
+        """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
+        step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
+        lines = [
+            f"{type(self).__name__} {self.schedule!r}, {counted(self.micro_batches, 'micro-batch', 'es')}, "
+            f"{counted(len(self.stages), 'stage')}{step}"
+        ]
+        for number, stage in enumerate(self.stages):
+            layers = stage.layers
+            span = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
+            lines.append(
+                f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
+                f"{format_bytes(stage.memory_bytes)}"
+            )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def build_schedule(self, micro_batches: int | None = None) -> schedules.Schedule:
+        """Build the schedule of one step, for the plan's number of micro-batches or another one.
+
+        Raises:
+            ScheduleError: there is none for this number; one that was searched for exists for fewer only.
+        """
+        count = self.micro_batches if micro_batches is None else micro_batches
+        modes: tuple[Recompute, ...] = tuple(stage.recompute for stage in self.stages)
+        split_critical = self.split_critical if count == self.micro_batches else ()
+        key = (self.schedule, self.actions, count, self.chunks, modes, self.replicas, split_critical)
+        if key not in self._schedules:
+            self._schedules[key] = self._build_schedule(count, modes, split_critical)
+        return self._schedules[key]
+
+    def _build_schedule(
+        self, count: int, modes: Sequence[Recompute], split_critical: Sequence[str]
+    ) -> schedules.Schedule:
+        per_replica = -(-count // self.replicas)
+        if self.schedule == SEARCH:
+            bare = searched_order(self.actions, per_replica)
+        else:
+            devices = len(self.stages) // self.chunks
+            bare = schedules.build(
+                self.schedule, devices=devices, micro_batches=per_replica, chunks=self.chunks
+            )
+        built = schedules.replicate(with_recompute(bare, modes), self.replicas, count)
+        if split_critical:
+            built = schedules.split_backward(built, map(schedules.Action.parse, split_critical))
+        return schedules.insert_reduce_grad(built) if built.replicas > 1 else built
+
+    def simulate(self) -> schedules.Timeline:
+        """The predicted timeline of one step."""
+        return schedules.simulate(self.build_schedule(), self.stage_costs())
+
+    def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
+        """The peak memory of each device in use; see :func:`~.costs.stage_memory.device_peak_bytes` for the formula.
+
+        Args:
+            timeline: of :meth:`simulate`, which has the peak of the stashes; None to simulate.
+        """
+        peaks, stages = (timeline or self.simulate()).peak_bytes, self.all_stages
+        found = {}
+        for worker, peak in zip(self.workers, peaks, strict=True):
+            own = [stage for stage in stages if stage.device == worker.name]
+            transient = max(stage.transient_bytes for stage in own)
+            found[worker.name] = sum(stage.static_bytes for stage in own) + int(peak) + transient
+        return found
+
+    def free_stash_bytes(self, timeline: schedules.Timeline) -> list[float]:
+        """Bytes of each schedule row's device for stashes: its limit less everything else; infinite without limit."""
+        needs = self.device_bytes(timeline)
+        return [
+            math.inf if device.memory_bytes is None else device.memory_bytes - needs[device.name] + int(peak)
+            for device, peak in zip(self.workers, timeline.peak_bytes, strict=True)
+        ]
+
+    def stage_costs(self) -> schedules.StageCosts:
+        """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
+        latency, bandwidth = self._links()
+        stages = self.all_stages
+        return schedules.StageCosts(
+            forward=[stage.forward_seconds for stage in stages],
+            backward_input=[stage.part_seconds[0] for stage in stages],
+            backward_weight=[stage.part_seconds[1] for stage in stages],
+            backward=[stage.backward_seconds for stage in stages],
+            latency=latency,
+            bandwidth=bandwidth,
+            message_bytes=[stage.output_bytes for stage in stages],
+            stash_bytes=[stage.stash_bytes for stage in stages],
+            weight_stash_bytes=[stage.deferred_bytes for stage in stages],
+            boundary_bytes=[stage.boundary_bytes for stage in stages],
+            recompute=[stage.recompute_seconds for stage in stages],
+            reduce_grad=reduce_seconds(stages, len(self.stages), self.cluster),
+        )
+
+    def _links(self) -> tuple[float | list[list[float]], float | list[list[float]]]:
+        """Latency and bandwidth: one for all pairs of devices, or [from][to] in the order of the schedule's rows."""
+        if not self.cluster.links:
+            return self.cluster.link.latency, self.cluster.link.bandwidth or math.inf
+        names = [device.name for device in self.workers]
+        links = [[self.cluster.link_between(one, other) for other in names] for one in names]
+        return (
+            [[link.latency for link in row] for row in links],
+            [[link.bandwidth or math.inf for link in row] for row in links],
+        )

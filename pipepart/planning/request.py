@@ -1,0 +1,236 @@
+"""The keywords of ``plan``, and the checked request that the search works on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..cluster import Cluster
+from ..profiling import Profile
+from ..units import is_count
+from .constraints import Constraints, read_constraints
+from .costs.stage_memory import MODES, RecomputeChoice
+from .search.order_text import SEARCH
+
+# Stages of each device under each schedule that is planned for; None if the schedule has one.
+CHUNKS: dict[str, int | None] = {
+    "1f1b": None,
+    "gpipe": None,
+    "sequential": None,
+    "eager-1f1b": None,
+    "zb-h1": None,
+    "zb-h2": None,
+    "interleaved-1f1b": 2,
+    "looped-bfs": 2,
+    "interleaved-zb": 2,
+    "hanayo": 2,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipe-v": 2,
+}
+# Planned for only if named: their training differs from plain training.
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
+# What "auto" tries, the simplest first: it wins if no other is faster. Not "looped-bfs", which sums gradients in
+# another order than micro-batches do, so that the last bits of the result would depend on measured times.
+AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "hanayo", "sequential")
+# What "search" also starts from: schedules with deferred weight gradients.
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "interleaved-zb")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The keywords of :func:`pipepart.plan`, with its defaults."""
+
+    schedule: str = "auto"
+    micro_batches: int | Literal["auto"] = "auto"
+    recompute: RecomputeChoice = "auto"
+    stages: int | Literal["auto"] | None = None
+    chunks: int | None = None
+    replicas: int | Literal["auto"] = 1
+    max_micro_batches: int | None = None
+    pin: Mapping[str, int] | None = None
+    colocate: Sequence[Collection[str]] = ()
+    no_cut_before: Collection[str] = ()
+    cut_before: Sequence[str] | None = None
+    allow_split_ties: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """The checked request of a plan.
+
+    Attributes:
+        profile: the layers and their costs.
+        cluster: the devices.
+        schedule: a name, ``"auto"`` or ``"search"``.
+        micro_batches: numbers to choose from.
+        recompute: the modes that stages may use.
+        stages: their number; None for one a device (or fewer if only fewer fit).
+        chunks: stages of each device; None for the schedule's default.
+        replicas: numbers of replicas to choose from.
+        allow_split_ties: allow borders between layers that share a parameter if no other cut exists.
+        constraints: of the user.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    schedule: str
+    micro_batches: tuple[int, ...]
+    recompute: RecomputeChoice
+    stages: int | Literal["auto"] | None
+    chunks: int | None
+    constraints: Constraints
+    replicas: tuple[int, ...] = (1,)
+    allow_split_ties: bool = False
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Names to choose from."""
+        if self.schedule == SEARCH:
+            return (*AUTO, *SPLIT)
+        return AUTO if self.schedule == "auto" else (self.schedule,)
+
+
+def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Request:
+    """Check the arguments of :func:`pipepart.plan`.
+
+    Raises:
+        TypeError, ValueError: as :func:`pipepart.plan` does.
+    """
+    check_arguments(profile, cluster, options)
+    constraints = read_constraints(
+        profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
+    )
+    stages = constraints.stages if options.stages is None else options.stages
+    replicas = _replicas(options.replicas, len(cluster))
+    layers = len(profile.layers)
+    if stages is None:
+        check_devices(len(cluster), layers, replicas[-1])
+    chunks = options.chunks or CHUNKS.get(options.schedule) or 1
+    _check_stages(stages, len(cluster) // replicas[0], layers, chunks)
+    return Request(
+        profile=profile,
+        cluster=cluster,
+        schedule=options.schedule,
+        micro_batches=_micro_batches(profile, options.micro_batches, options.max_micro_batches),
+        recompute=options.recompute,
+        stages=stages,
+        chunks=options.chunks,
+        constraints=constraints,
+        replicas=replicas,
+        allow_split_ties=options.allow_split_ties,
+    )
+
+
+def check_arguments(profile: object, cluster: object, options: PlanOptions) -> None:
+    """Check the types of :func:`pipepart.plan`'s arguments, and its keywords as :func:`check_options` does.
+
+    Raises:
+        TypeError, ValueError: as :func:`pipepart.plan`.
+    """
+    if not isinstance(profile, Profile):
+        raise TypeError(f"plan needs a Profile, as pipepart.profile returns it, got {profile!r:.80}")
+    if not isinstance(cluster, Cluster):
+        raise TypeError(
+            f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
+        )
+    check_options(options, len(cluster))
+
+
+def check_options(options: PlanOptions, devices: int) -> None:
+    """Check the keywords that need no profile: call it before a model is profiled.
+
+    Raises:
+        ValueError: an unknown schedule or recompute mode, or a number that is none or too small.
+    """
+    known, chunks = (*CHUNKS, *ASYNCHRONOUS), options.chunks
+    if options.schedule not in ("auto", SEARCH, *known):
+        raise ValueError(
+            f"no plan is made for schedule {options.schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or "
+            "'auto'"
+        )
+    if options.recompute not in MODES:
+        raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {options.recompute!r}")
+    if options.micro_batches != "auto" and not is_count(options.micro_batches):
+        raise ValueError(
+            f"micro_batches must be 'auto' or a whole number of at least 1, got {options.micro_batches!r}"
+        )
+    if options.max_micro_batches is not None and not is_count(options.max_micro_batches):
+        raise ValueError(
+            f"max_micro_batches must be a whole number of at least 1, got {options.max_micro_batches!r}"
+        )
+    _replicas(options.replicas, devices)
+    if chunks is None:
+        return
+    if not is_count(chunks):
+        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}")
+    one_chunk = (name for name, own in CHUNKS.items() if own is None)
+    if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS):
+        several = ", ".join(name for name, own in CHUNKS.items() if own)
+        raise ValueError(
+            f"schedule {options.schedule!r} has one stage a device, got chunks={chunks}: schedules with several are "
+            f"{several}"
+        )
+
+
+def refuse_asynchronous(schedule: str) -> None:
+    """Refuse a schedule that steps an optimizer on each stage, for a pipeline without them.
+
+    Raises:
+        ValueError: the schedule is asynchronous.
+    """
+    if schedule in ASYNCHRONOUS:
+        raise ValueError(
+            f"schedule {schedule!r} is asynchronous and wants an optimizer a stage: make the pipeline with "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        )
+
+
+def check_devices(devices: int, layers: int, replicas: int = 1) -> None:
+    """Check that each replica has a layer for each of its devices.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if devices // replicas > layers:
+        each = " for each replica of the model" if replicas > 1 else ""
+        raise ValueError(
+            f"{devices // replicas} devices{each} need as many stages, the model has {layers} layers: "
+            f"use at most {layers * replicas} devices"
+        )
+
+
+def _check_stages(stages: int | Literal["auto"] | None, devices: int, layers: int, chunks: int) -> None:
+    if stages is None or stages == "auto":
+        return
+    most = min(devices * chunks, layers)
+    if not is_count(stages) or stages > most:
+        raise ValueError(
+            f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
+        )
+
+
+def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:
+    if replicas == "auto":
+        return tuple(count for count in range(1, devices + 1) if devices % count == 0)
+    if not is_count(replicas) or replicas > devices:
+        raise ValueError(
+            f"replicas must be between 1 and the number of devices, {devices}, or 'auto', got {replicas!r}"
+        )
+    return (replicas,)
+
+
+def _micro_batches(
+    profile: Profile, micro_batches: int | Literal["auto"], most: int | None
+) -> tuple[int, ...]:
+    if micro_batches == "auto":
+        measured = [costs.micro_batches for costs in profile.costs]
+        counts = tuple(count for count in measured if most is None or count <= most)
+        if not counts:
+            raise ValueError(f"max_micro_batches is {most}, and the profile was measured for {measured}")
+        return counts
+    if most is not None and micro_batches > most:
+        raise ValueError(f"micro_batches is {micro_batches}, and max_micro_batches {most}")
+    return (profile.at(micro_batches).micro_batches,)
