@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from functools import partial
 from typing import Literal
 
 from ..cluster import Cluster

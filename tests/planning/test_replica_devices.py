@@ -152,7 +152,10 @@ def test_a_copy_that_does_not_fit_is_no_plan(tmp_path):
     [
         ((("virtual:2",),), "replica 1 of the model has 1 device, it needs one for each of the 2 stages"),
         ((("virtual:2", "virtual:1"),), "stages 1 and 1 of replica 1 are both on device 'virtual:1'"),
-        ((("virtual:2", "virtual:2"),), "stages 0 of replica 1 and 1 of replica 1 are both on device 'virtual:2'"),
+        (
+            (("virtual:2", "virtual:2"),),
+            "stages 0 of replica 1 and 1 of replica 1 are both on device 'virtual:2'",
+        ),
         ((("virtual:2", "cuda:0"),), "stage 1 of replica 1 is on device 'cuda:0', the cluster has"),
         (
             (("virtual:2", "virtual:3"), ("virtual:4", "virtual:5")),
@@ -173,7 +176,9 @@ def test_copies_that_cannot_be_are_refused(copies, why):
 
 def test_chunks_of_a_copy_lie_where_the_schedule_has_them():
     made = plan_copies(list("abcd"), [1, 2, 3], 2, schedule="zb-v", chunks=2)
-    with pytest.raises(ValueError, match="has stages 0 and 3 of replica 1 on one device, the plan has them on"):
+    with pytest.raises(
+        ValueError, match="has stages 0 and 3 of replica 1 on one device, the plan has them on"
+    ):
         Plan(**{**dict(made), "replica_devices": (("virtual:2", "virtual:3", "virtual:2", "virtual:3"),)})
 
 
