@@ -14,8 +14,8 @@ from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
-from .request import refuse_asynchronous
 from . import Plan, PlanOptions, check_devices, check_options, micro_batches_worth_trying, plan
+from .request import refuse_asynchronous
 
 
 def plan_for(
