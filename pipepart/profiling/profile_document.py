@@ -59,11 +59,12 @@ class Profile(Document):
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of the layers: names, classes, arguments, parameters, buffers and dtypes.
+        """A short hash of the layers (names, classes, arguments, parameters, buffers and dtypes) and the edges.
 
         It does not depend on the sample, on the micro-batch size or on any time.
         """
-        text = "\n".join(layer.model_dump_json(exclude={"outputs"}) for layer in self.layers)
+        layers = [layer.model_dump_json(exclude={"outputs"}) for layer in self.layers]
+        text = "\n".join([*layers, *(f"{one} -> {other}" for one, other in self.edges)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, micro_batches: int) -> Costs:

@@ -11,7 +11,7 @@ import faulthandler, os, signal, threading
 import torch
 from torch import nn
 import pipepart
-from tests import plain
+from tests.support import plain
 from tests.support.chains import cut_by_hand
 
 faulthandler.dump_traceback_later(60, exit=True)
