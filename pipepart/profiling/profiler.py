@@ -241,11 +241,11 @@ def _on_own_thread(
         found = outcome.get()
     except BaseException:  # KeyboardInterrupt, in this thread
         stop.set()
-        outcome.get()
+        worker.join()
         raise
-    torch.set_num_threads(
-        torch.get_num_threads()
-    )  # for later threads, which would get the number of the workers
+    worker.join()
+    # Later threads would otherwise start with the workers' number.
+    torch.set_num_threads(torch.get_num_threads())
     if isinstance(found, BaseException):
         raise found
     return found
