@@ -22,7 +22,7 @@ from .data.arguments import Arguments, arguments_of_call, check_arguments
 from .data.copy_ahead import CopyAhead
 from .data.prefetch import Passes, Prefetch
 from .data.split import BATCH_NORMS, Merger, MicroBatches, Splitter, gather, least_samples, micro_batches_of
-from .loss import Reduction, StepLoss, add_loss, check_loss_is_scalar
+from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .runtime import (
@@ -35,8 +35,10 @@ from .runtime import (
     OutputEnd,
     StageOptimizers,
     Step,
+    StepGradients,
     Streams,
     build_stages,
+    check_forwards_first,
     check_optimizer,
     check_timeout,
     differentiable,
@@ -45,6 +47,7 @@ from .runtime import (
     gradients_kept,
     guard_stages,
     memory_of,
+    scaled,
     step_end,
 )
 from .runtime.as_module import AsModule
@@ -110,7 +113,7 @@ class Pipeline(AsModule):
         plan: Plan,
         loss_fn: LossFunction | None = None,
         *,
-        reduction: Literal["mean", "sum"] | None = None,
+        reduction: Literal["mean", "sum", "batch"] | None = None,
         split: Splitter | None = None,
         merge: Merger | None = None,
         deferred_batch_norm: bool = False,
@@ -129,10 +132,11 @@ class Pipeline(AsModule):
             )
         check_optimizer(optimizer, plan)
         check_timeout(timeout)
+        if reduction == "batch":
+            check_forwards_first(plan.build_schedule())
         self._plan = plan
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
-        self._loss_checked = loss_fn is None
         self._split, self._merge = split, merge
         self._traces = Traces(plan, always=trace)
         self._stages = build_stages(model, plan, compile, strict)
@@ -277,29 +281,39 @@ class Pipeline(AsModule):
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
         batch = self._split_up(arguments_of_call(args, kwargs), target)
-        self._check_loss(batch)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
         with self._claimed():
             order = self._orders.step(len(batch.inputs))
-            end = step_end(self._loss, batch, order.schedule, scaler)
+            gradients = StepGradients(self._unstepped)
+            end = step_end(self._loss, batch, order.schedule, scaler, gradients.begin, self._merge)
             kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             step = self._new_step(order, messages, kept or end, recorder=recorder, optimizers=True)
-            self._engine.execute(step, scaled=scaler is not None)
+            try:
+                self._engine.execute(step, scaled=scaler is not None)
+                factor = end.correction()
+                gradients.finish(factor)
+            except LossError:
+                gradients.take_back()
+                raise
             # All at once: the parts may share a graph of the caller's, which can be used only once.
             graph_cut.backward(
                 [root for one in batch.inputs for root in graph_cut.cut(one)[1]],
                 graph_cut.gradients_home(
-                    (gradient for gradients in step.input_gradients for gradient in gradients),
+                    (scaled(gradient, factor) for found in step.input_gradients for gradient in found),
                     (leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)),
                 ),
             )
         self._traces.add_step(recorder)
+        if not end.trains and any(parameter.requires_grad for parameter in self.parameters()):
+            raise LossError(
+                "nothing was trained: the output of the model has no gradient, as if it were detached"
+            )
         return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
 
     @frees_memory
@@ -317,9 +331,8 @@ class Pipeline(AsModule):
         """
         with torch.no_grad(), self._claimed(), self.evaluating():
             batch = self._split_up(arguments_of_call(args, kwargs), target)
-            self._check_loss(batch)
             order = self._orders.forwards(len(batch.inputs))
-            end = step_end(self._loss, batch, order.schedule)
+            end = step_end(self._loss, batch, order.schedule, merge=self._merge)
             kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
             self._run_forwards(order, [graph_cut.part(one) for one in batch.inputs], kept or end)
             return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
@@ -400,12 +413,6 @@ class Pipeline(AsModule):
         least = least_samples(self._norms)
         return micro_batches_of(given.input, target, self._plan.micro_batches, self._split, least)
 
-    def _check_loss(self, batch: MicroBatches) -> None:
-        """Before the first step, that the loss gives a scalar for an output as the plan knows it."""
-        if not self._loss_checked and self._loss_fn is not None:
-            check_loss_is_scalar(self._loss_fn, self._plan.outputs, batch.targets[0], batch.sizes[0])
-            self._loss_checked = True
-
     def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
         if self._streams:
             self._streams.hold_for_caller(outputs)
@@ -438,6 +445,10 @@ class Pipeline(AsModule):
         self._engine.execute(step)
         self._traces.add_forward(recorder)
         return step
+
+    def _unstepped(self) -> Iterable[nn.Parameter]:
+        """The parameters that no optimizer of a stage steps."""
+        return () if self._optimizers.by_stage else self.parameters()
 
     def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
         with self._claimed():

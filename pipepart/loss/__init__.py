@@ -1,23 +1,24 @@
-"""What a loss is to a pipeline: a scalar, put together from micro-batches to be that of the mini-batch."""
+"""The loss of a step: what it may be, and how those of micro-batches make up that of the mini-batch."""
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
-from .parts import LossParts, StepLoss
+from .contract import MiniBatchLoss, StepLoss, check_gradient, check_scalar, sum_of, value_of
 from .reduction import Reduction, declared_reduction
-from .scalar import check_loss_is_scalar, check_scalar, scalar_of, value_of
+from .refusal import LossError
 
 __all__ = [
     "Added",
-    "LossParts",
+    "LossError",
+    "MiniBatchLoss",
     "Reduction",
     "StepLoss",
     "add_loss",
     "added_so_far",
-    "check_loss_is_scalar",
+    "check_gradient",
     "check_scalar",
     "collect_losses",
     "collecting",
     "declared_reduction",
     "losses_of_stage",
-    "scalar_of",
+    "sum_of",
     "value_of",
 ]

@@ -1,70 +1,65 @@
-"""How a loss sums up its samples, as far as it says so itself."""
+"""The reduction that a loss declares: mean, sum, or once on the whole batch."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
+
+from . import torch_losses
+from .refusal import LossError, title
 
 
 class Reduction(StrEnum):
-    """How a loss sums up its samples."""
+    """How the loss of a mini-batch comes from its micro-batches."""
 
-    MEAN = "mean"
-    SUM = "sum"
+    MEAN = "mean"  # a mean over samples
+    SUM = "sum"  # a sum over samples
+    BATCH = "batch"  # computed once, on the gathered output
 
 
-def declared_reduction(loss_fn: Callable[..., Tensor] | None) -> Reduction | None:
-    """The reduction that a loss states: an attribute or argument ``reduction``; None where it states none.
+def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
+    """The reduction that a loss states by an attribute or argument ``reduction``; None where it states none.
 
     Raises:
-        ValueError: it states that it does not reduce, or something else than a mean or a sum.
+        LossError: it states that it does not reduce, or something else than a mean or a sum.
     """
-    options = stated_options(loss_fn)
-    if "reduction" not in options:
+    stated = _stated(loss_fn)
+    if stated is None:
         return None
     try:
-        return Reduction("mean" if options["reduction"] == "batchmean" else options["reduction"])
+        return Reduction("mean" if stated == "batchmean" else stated)
     except ValueError:
-        raise ValueError(
-            f"the loss {title(loss_fn)} has reduction={options['reduction']!r}, which gives no scalar: "
-            "use reduction='mean' or 'sum'"
+        raise LossError(
+            f"{title(loss_fn)} has reduction={stated!r}, which gives no scalar: use reduction='mean' or 'sum'"
         ) from None
 
 
-def stated_options(loss_fn: Any) -> dict[str, Any]:
-    """What a loss module was built with, or a function of torch was bound to."""
+def is_torchs_own(loss_fn: Any) -> bool:
+    """Return True for a loss module or function of torch, bound to options by ``functools.partial`` or not."""
     if isinstance(loss_fn, nn.Module):
-        names = ("reduction", "weight", "ignore_index")
-        return {name: getattr(loss_fn, name) for name in names if hasattr(loss_fn, name)}
-    function, bound = unbound(loss_fn)
-    if function is None or getattr(functional, getattr(function, "__name__", ""), None) is not function:
-        return {"reduction": bound["reduction"]} if "reduction" in bound else {}
-    return {**_defaults(function), **bound}
+        kind = next((k for k in type(loss_fn).__mro__ if k.__module__ == "torch.nn.modules.loss"), None)
+        return kind is not None and type(loss_fn).forward is kind.forward
+    return torch_losses.is_one(_unbound(loss_fn)[0])
 
 
-@cache
-def _defaults(function: Callable[..., Tensor]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
+def _stated(loss_fn: Any) -> Any:
+    if isinstance(loss_fn, nn.Module):
+        return getattr(loss_fn, "reduction", None)
+    function, bound = _unbound(loss_fn)
+    if "reduction" in bound or not torch_losses.is_one(function):
+        return bound.get("reduction")
+    return inspect.signature(function).parameters["reduction"].default
 
 
-def unbound(loss_fn: Any) -> tuple[Any, dict[str, Any]]:
+def _unbound(loss_fn: Any) -> tuple[Any, dict[str, Any]]:
     """The function behind ``functools.partial``, and the keyword arguments bound to it."""
     bound: dict[str, Any] = {}
     while isinstance(loss_fn, partial):
         bound = {**loss_fn.keywords, **bound}
         loss_fn = loss_fn.func
     return loss_fn, bound
-
-
-def title(loss_fn: Any) -> str:
-    """What to call a loss in a message."""
-    if isinstance(loss_fn, nn.Module):
-        return type(loss_fn).__name__
-    return getattr(loss_fn, "__name__", repr(loss_fn))

@@ -1,69 +1,107 @@
-"""The part of one micro-batch in the loss of its mini-batch, where the loss is a sum of known means and sums."""
+"""The terms of a micro-batch's loss: scalars, and what each is divided by in the loss of the mini-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from .calls import Kind, Record
-from .follow import Call, Followed, factor
+Predict = Callable[[Any], float | Tensor]
 
 
-def part(
-    call: Callable[[Any], Any],
-    output: Any,
-    own: Record,
-    whole: Record,
-    parts: int,
-    calls: list[Call] | None = None,
-) -> tuple[Any, float, Followed]:
-    """What the loss gives for a micro-batch, the weight at which it counts, and how it came to be.
+class Count(NamedTuple):
+    """What a term is divided by: ``max(scale * total + shift, floor)``, of the total of all micro-batches.
 
-    Where all terms weigh the same, it is the loss itself. Else each mean and constant in it is given its own weight
-    while it runs, and the weight of the result is 1.
+    Attributes:
+        value: the part of this micro-batch, a number or a tensor without dimensions.
+        predict: gives the part of another micro-batch from its target; None where it depends on more.
+        steady: whether it is known to be in proportion to the micro-batch's size.
+        whole: the total of all micro-batches, where it is known from the start.
+    """
+
+    value: float | Tensor
+    scale: float = 1.0
+    shift: float = 0.0
+    floor: float | None = None
+    predict: Predict | None = None
+    steady: bool = False
+    whole: float | None = None
+
+    def of(self, total: float | Tensor) -> float | Tensor:
+        """What the term of the mini-batch is divided by."""
+        found = total * self.scale + self.shift if self.scale != 1.0 or self.shift else total
+        if self.floor is None:
+            return found
+        return found.clamp(min=self.floor) if isinstance(found, Tensor) else max(found, self.floor)
+
+
+class Term(NamedTuple):
+    """A part of the loss of a micro-batch.
+
+    Attributes:
+        tensor: its value, without dimensions, and the graph behind it.
+        coefficient: the number that it is multiplied by.
+        divisor: what it is divided by; None for a sum, which is not.
+        divided: whether ``tensor`` has been divided by the part of the count of its micro-batch.
+    """
+
+    tensor: Tensor
+    coefficient: float = 1.0
+    divisor: Count | None = None
+    divided: bool = False
+
+    def weight(self, total: float | Tensor) -> float | Tensor:
+        """What the gradient at ``tensor`` is, for the total count of the mini-batch."""
+        if self.divisor is None:
+            return self.coefficient
+        share = self.divisor.value if self.divided else 1.0
+        whole = self.divisor.of(total)
+        if isinstance(share, Tensor) or isinstance(whole, Tensor):
+            weight = self.coefficient * share / whole
+            # Where nothing counts, a mean of torch has no gradient; a quotient has what its division gives.
+            return torch.where(torch.as_tensor(share) == 0, 0.0, weight) if self.divided else weight
+        if self.divided and not share:
+            return 0.0
+        return self.coefficient * share / whole if whole else float("inf")
+
+
+def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
+    """The value of a term in the mini-batch; micro-batches in which nothing counts are left out.
 
     Args:
-        call: the loss, called with the output.
-        output: of the micro-batch.
-        own, whole: what was seen of the loss for the micro-batch and the mini-batch; they agree.
-        parts: micro-batches.
-        calls: where another micro-batch of this kind has been seen instead, the calls of its loss.
-
-    Raises:
-        Diverged: the loss makes other calls than were seen.
+        terms: of the micro-batches, in their order.
+        total: the count of the mini-batch.
+        home: the device of the result.
     """
-    pairs = list(zip(own.terms, whole.terms, strict=True))
-    factors = [factor(term.kind, term.count, total.count, parts) for term, total in pairs]
-    if calls is None:
-        stays = any(term.sum_may_stay and not term.count and total.count for term, total in pairs)
-        alike = len(set(factors)) == 1 and not stays
-    elif len(pairs) == 1:
-        alike = pairs[0][0].kind is not Kind.CONSTANT and not pairs[0][0].sum_may_stay
-    else:
-        alike = len(set(factors)) == 1 and not whole.by_values
-    if not alike:
-        output = _scaled(output, own, factors)
-    with Followed(own, whole, parts, scaled=not alike, calls=calls) as followed:
-        value = call(output)
-    followed.finish()
-    return value, followed.weight, followed
+    values, weights = [], []
+    for term in terms:
+        value = term.tensor.detach().to(home)
+        share = term.divisor.value if term.divisor is not None and term.divided else 1.0
+        if isinstance(share, Tensor):
+            value = torch.where(share.to(home) == 0, torch.zeros_like(value), value)
+        if isinstance(share, Tensor) or share:
+            values.append(value.to(torch.promote_types(value.dtype, torch.float32)))
+            weights.append(term.weight(total))
+    if not values or (isinstance(total, Tensor) and bool(total == 0)):
+        return terms[0].tensor.detach().to(home)  # as torch has it where nothing counts at all
+    stacked = torch.stack(values)
+    if any(isinstance(weight, Tensor) for weight in weights):
+        return (stacked * torch.stack([torch.as_tensor(w).to(home, stacked.dtype) for w in weights])).sum()
+    return (
+        stacked * torch.tensor(weights, dtype=stacked.dtype, device="cpu").to(home, non_blocking=True)
+    ).sum()
 
 
-def _scaled(output: Any, own: Record, factors: Sequence[float]) -> Any:
-    """The output with the losses that the model made in it multiplied."""
-    scales = {
-        term.leaf: scale for term, scale in zip(own.terms, factors, strict=True) if term.kind is Kind.OWN
-    }
-    if not scales:
-        return output
-    place = -1
+def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
+    """The sum of counts, on the device of the first that is a tensor."""
+    home = next((count.device for count in counts if isinstance(count, Tensor)), None)
+    if home is None:
+        return float(sum(counts))
+    return torch.stack([torch.as_tensor(c, dtype=torch.double).to(home) for c in counts]).sum()
 
-    def scale(tensor: Tensor) -> Tensor:
-        nonlocal place
-        place += 1
-        return tensor * scales[place] if place in scales else tensor
 
-    return pytree.tree_map_only(Tensor, scale, output)
+def on_host(count: Tensor) -> float | Tensor:
+    """A count as a number where that takes no wait for a device."""
+    return float(count) if count.device.type == "cpu" else count

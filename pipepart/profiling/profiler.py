@@ -15,7 +15,7 @@ from torch import nn
 from ..capture import describe, flatten, shadow_parameters, tensor_specs
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
-from ..loss import scalar_of
+from ..loss import sum_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .background_load import background_load
@@ -167,7 +167,7 @@ def _largest_micro_batch(
     targets = () if target is None else (fresh(target),)
 
     def loss(output: Any) -> torch.Tensor:
-        return scalar_of(loss_fn(output, *targets))
+        return sum_of(loss_fn(output, *targets))
 
     return _MicroBatch(parts.inputs[index], loss, samples, len(parts.sizes))
 

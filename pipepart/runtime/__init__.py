@@ -8,7 +8,7 @@ from .engine import Engine
 from .failure.nonfinite import guard_stages
 from .failure.out_of_memory import frees_memory
 from .failure.stalled import check_timeout
-from .grouped_loss import step_end
+from .grouped_loss import check_forwards_first, step_end
 from .loss_sink import LossEnd, OutputEnd
 from .observe.recorder import Recorder
 from .order import Orders
@@ -16,6 +16,7 @@ from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer
 from .step import Step
+from .step_gradients import StepGradients, scaled
 from .transport.cuda import Streams
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "Stage",
     "StageOptimizers",
     "Step",
+    "StepGradients",
     "Streams",
     "build_stages",
+    "check_forwards_first",
     "check_optimizer",
     "check_timeout",
     "differentiable",
@@ -41,5 +44,6 @@ __all__ = [
     "gradients_kept",
     "guard_stages",
     "memory_of",
+    "scaled",
     "step_end",
 ]

@@ -9,27 +9,61 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from schedules import Schedule, stepped_together
+from schedules import Kind, Schedule, stepped_together
 
 from ..autograd import graph_cut
-from ..data.split import MicroBatches, joined
-from ..loss import Added, StepLoss
-from .loss_sink import LossEnd
+from ..data.split import Merger, MicroBatches, joined
+from ..loss import Added, LossError, Reduction, StepLoss
+from .loss_sink import BatchLossEnd, BeforeBackward, LossEnd
 
 
 def step_end(
-    loss: StepLoss, batch: MicroBatches, schedule: Schedule, scaler: torch.amp.GradScaler | None = None
-) -> LossEnd | GroupedEnd:
-    """What the last stage's outputs of a step go to."""
+    loss: StepLoss,
+    batch: MicroBatches,
+    schedule: Schedule,
+    scaler: torch.amp.GradScaler | None = None,
+    before_backward: BeforeBackward | None = None,
+    merge: Merger | None = None,
+) -> LossEnd | BatchLossEnd | GroupedEnd:
+    """What the last stage's outputs of a step go to.
+
+    Raises:
+        LossError: the loss is to be computed once on the whole output, and the schedule begins backwards before.
+    """
+    if loss.reduction is Reduction.BATCH:
+        check_forwards_first(schedule)
+        return BatchLossEnd(loss, batch, scaler, merge)
     groups = stepped_together(schedule)
     if len(groups) == 1:
-        return LossEnd(loss.parts(batch.target, batch.targets, batch.sizes), batch.targets, scaler)
-    targets = [batch.targets[group.start : group.stop] for group in groups]
-    ends = [
-        LossEnd(loss.parts(joined(own), own, batch.sizes[group.start : group.stop]), own)
-        for own, group in zip(targets, groups, strict=True)
-    ]
+        return LossEnd(loss.of_batch(batch), batch.targets, scaler, before_backward)
+    ends = []
+    for group in groups:
+        part = slice(group.start, group.stop)
+        targets = batch.targets[part]
+        own = batch._replace(
+            inputs=batch.inputs[part], targets=targets, sizes=batch.sizes[part], target=joined(targets)
+        )
+        ends.append(LossEnd(loss.of_batch(own), own.targets))
     return GroupedEnd(ends, groups)
+
+
+def check_forwards_first(schedule: Schedule) -> None:
+    """Refuses a schedule for a loss that is computed once on the output of all micro-batches.
+
+    Raises:
+        LossError: the last stage begins a backward before it has run all forwards, or there are replicas.
+    """
+    last = schedule.stages - 1
+    kinds = [
+        a.kind for row in schedule.actions[schedule.device_of[last]] for a in row.leaves if a.stage == last
+    ]
+    begun = next((index for index, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)), len(kinds))
+    if schedule.replicas > 1 or Kind.F in kinds[begun:]:
+        what = "has replicas" if schedule.replicas > 1 else "begins backwards before the last forward"
+        raise LossError(
+            f"reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule {what}: "
+            "plan with pipepart.plan(profile, cluster, schedule='gpipe', reduction='batch')"
+        )
 
 
 class GroupedEnd:
@@ -52,17 +86,22 @@ class GroupedEnd:
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Computes the loss of the micro-batch."""
         end, number = self._places[micro_batch]
-        return end.receive(number, value)
+        roots = end.receive(number, value)
+        if end.correction() != 1.0:
+            raise LossError(
+                "what the loss is divided by was only known behind the first backward of its group, too late for an "
+                "asynchronous schedule: return (sum, count) with a count of the target alone"
+            )
+        return roots
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """The weight of the micro-batch in its group."""
         end, number = self._places[micro_batch]
         return end.gradients(number)
 
-    def needs_all(self, micro_batch: int) -> bool:
-        """Whether its weight is not known by itself."""
-        end, number = self._places[micro_batch]
-        return end.needs_all(number)
+    def correction(self) -> float:
+        """None is needed: the loss of each group is refused otherwise."""
+        return 1.0
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
@@ -81,6 +120,11 @@ class GroupedEnd:
         for end, group in zip(self._ends, self._groups, strict=True):
             for number, which, loss in end.losses():
                 yield group[number], which, loss
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient of any loss has gone into the model."""
+        return any(end.trains for end in self._ends)
 
     @property
     def total(self) -> Tensor:

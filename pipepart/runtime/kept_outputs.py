@@ -39,9 +39,9 @@ class KeptOutputs:
         """As the other end."""
         return self._end.gradients(micro_batch)
 
-    def needs_all(self, micro_batch: int) -> bool:
+    def correction(self) -> float:
         """As the other end."""
-        return self._end.needs_all(micro_batch)
+        return self._end.correction()
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]

@@ -38,6 +38,7 @@ from .replay.randomness import ForwardPass, RngKeys
 from .stage import Made, Stage
 from .state.replicas import CopiedLayers
 from .state.weight_versions import Versions
+from .step_gradients import scale_gradients
 
 _NOTHING = nullcontext()
 
@@ -237,6 +238,9 @@ class StageRun:
             if self.versions:
                 self.versions.step()
             elif self._optimizer is not None:
+                if (factor := self._sink.correction()) != 1.0:
+                    groups = self._optimizer.param_groups
+                    scale_gradients((leaf for group in groups for leaf in group["params"]), factor)
                 self._optimizer.step()
         except BaseException as error:
             add_note(error, f"{LAYER}in the step of its optimizer ({type(self._optimizer).__name__})")

@@ -28,7 +28,6 @@ from schedules import Action, Kind
 
 from ..autograd import graph_cut
 from ..workers.modes import Modes
-from .all_losses import AllLosses
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .loss_sink import End
@@ -111,7 +110,6 @@ class Step:
             self._parts = {kind: _on_version(kind, *parts) for kind, parts in self._parts.items()}
         self._transport = transport
         self._inputs = inputs
-        self._all_losses = AllLosses(schedule, transport) if schedule.replicas > 1 else None
         for stage in stages:
             if stage.copied:
                 stage.copied.begin(self._has_forwards, self.modes.grad)
@@ -220,7 +218,7 @@ class Step:
         self, order: Order, stages: Sequence[Stage], sink: End, optimizers: Sequence[Optimizer | None]
     ) -> list[StageRun]:
         schedule = self.schedule
-        last = LastStage(_receiver(sink, self._all_losses), sink.can_wait)
+        last = LastStage(_receiver(sink, schedule.replicas), sink.can_wait)
         again: list[set[int]] = [set() for _ in stages]
         for stage, micro_batch in order.repeated if self.modes.grad else ():
             again[stage].add(micro_batch)
@@ -298,8 +296,6 @@ class Step:
         if stash.roots and not run.is_last:
             gradients = self._recv(stage, (Kind.B, stage, micro_batch))
         elif stash.roots:
-            if self._all_losses and self.sink.needs_all(micro_batch):
-                self._all_losses.wait(stage)
             gradients = self.sink.gradients(micro_batch)
         if stash.added:
             gradients = (*gradients, *self.sink.added_gradients(stage, micro_batch))
@@ -391,16 +387,12 @@ def _emulated(
     return recv, computed, send
 
 
-def _receiver(sink: End, all_losses: AllLosses | None) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
+def _receiver(sink: End, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
     """Return what hands an output over: last stages of several replicas share the sink, one at a time."""
-    if all_losses is None:
-        return lambda stage, micro_batch, value: sink.receive(micro_batch, value)
-    one_at_a_time = threading.Lock()
+    one_at_a_time = threading.Lock() if replicas > 1 else nullcontext()
 
     def receive(stage: int, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         with one_at_a_time:
-            roots = sink.receive(micro_batch, value)
-        all_losses.computed(stage)
-        return roots
+            return sink.receive(micro_batch, value)
 
     return receive

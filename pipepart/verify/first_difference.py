@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import schedules
 
 from ..capture import describe
-from ..loss import Reduction, declared_reduction
+from ..loss import declared_reduction
 from ..planning import Plan
 from .numbers import Numbers, Tensors, copied, different, largest_error
 from .report import PlainFacts, listed
@@ -221,7 +221,7 @@ def why_different(
 
 def why_other_loss(loss_fn: Any, reduction: str | None, error: float) -> str:
     """Why the losses of the micro-batches do not add up to the loss of the mini-batch."""
-    combined = reduction or declared_reduction(loss_fn) or (Reduction.MEAN if loss_fn is None else None)
+    combined = reduction or declared_reduction(loss_fn)
     how = f"combined as a {combined} over samples" if combined else "combined as they were recognized"
     return (
         f"the pipeline's step is that of the micro-batches' losses, {how}; the loss of the whole mini-batch has other "

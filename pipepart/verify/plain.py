@@ -21,7 +21,7 @@ from ..data.arguments import call
 from ..data.split import gather, micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
-from ..runtime import LossEnd
+from ..runtime import LossEnd, StepGradients
 from ..runtime.replay.randomness import RngKeys
 from .training import Step, Training, copy_of
 
@@ -35,7 +35,8 @@ def micro_batched(training: Training) -> Step:
 
     def step(x: Any, y: Any) -> Tensor:
         batch = case.split_up(x, y)
-        end = LossEnd(loss.parts(batch.target, batch.targets, batch.sizes), batch.targets)
+        gradients = StepGradients(training.model.parameters)
+        end = LossEnd(loss.of_batch(batch), batch.targets, before_backward=gradients.begin)
         draws = RngKeys()
         for index, part in enumerate(batch.inputs):
             with collect_losses() as added:
@@ -46,6 +47,7 @@ def micro_batched(training: Training) -> Step:
                 roots = (*roots, *end.receive_added(0, index, added.found))
                 weights = (*weights, *end.added_gradients(0, index))
             graph_cut.backward(roots, weights)
+        gradients.finish(end.correction())
         draws.finish()
         return end.total
 

@@ -1,4 +1,4 @@
-"""A loss taken micro-batch by micro-batch, against torch's own of the whole mini-batch."""
+"""A loss taken micro-batch by micro-batch, against the same loss of the whole mini-batch."""
 
 from typing import Any
 
@@ -6,54 +6,80 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pipepart.data.split import sizes, split
-from pipepart.loss import LossParts, StepLoss, value_of
+from pipepart.data.split import MicroBatches, sizes, split
+from pipepart.loss import MiniBatchLoss, Reduction, StepLoss, value_of
 from tests.support import plain
 
 
 def check(loss_fn: Any, output: Any, target: Any, micro_batches: int, dimension: int = 0) -> None:
-    """Fails unless loss and gradient at the output are those of the whole, in two steps of one pipeline."""
-    loss = StepLoss(loss_fn)
-    for _ in range(2):
-        ours, ours_leaves = by_parts(loss, output, target, micro_batches, dimension)
-        theirs, leaves = whole(loss_fn, output, target)
-        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13, equal_nan=True)
-        for mine, other in zip(ours_leaves, leaves, strict=True):
+    """Fails unless loss and gradient at the output are those of the whole.
+
+    Backwards begin behind each forward, as under 1f1b with one stage, or behind the last forward, as under gpipe.
+    """
+    theirs, leaves = whole(loss_fn, output, target)
+    for all_forwards_first in (False, True):
+        ours, mine = by_parts(loss_fn, output, target, micro_batches, dimension, all_forwards_first)
+        assert ours.isfinite() == theirs.isfinite()
+        if theirs.isfinite():
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+        for one, other in zip(mine, leaves, strict=True):
             if other.isfinite().all():
-                plain.assert_near(mine, other, what="gradient")
+                plain.assert_near(one, other, what="gradient")
 
 
 def by_parts(
-    loss: StepLoss, output: Any, target: Any, micro_batches: int, dimension: int = 0
+    loss_fn: Any,
+    output: Any,
+    target: Any,
+    micro_batches: int,
+    dimension: int = 0,
+    all_forwards_first: bool = False,
+    reduction: Reduction | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Loss and gradients at the output, put together from micro-batches as a step does."""
     leaves, output = _leaves(output)
     samples = leaves[0].shape[dimension]
-    micro_batches = min(micro_batches, samples)
-    extents = sizes(samples, micro_batches)
-    targets = split(target, micro_batches)
-    parts = loss.parts(target, targets, extents)
-    starts = [sum(extents[:index]) for index in range(micro_batches)]
-    taken = []
-    for index, (start, extent) in enumerate(zip(starts, extents, strict=True)):
-        own = pytree.tree_map_only(Tensor, lambda t: t.narrow(dimension, start, extent), output)  # noqa: B023
-        taken.append(parts.of(index, own, targets[index]))
-    total = sum(
-        value * _weight(parts, index, weight) for index, (value, weight) in enumerate(taken) if weight != 0
-    )
-    assert isinstance(total, Tensor)
-    return total.detach(), _gradients(total, leaves)
+    extents = sizes(samples, min(micro_batches, samples))
+    targets = split(target, len(extents))
+    starts = [sum(extents[:index]) for index in range(len(extents))]
+    parts = [
+        pytree.tree_map_only(Tensor, lambda t: t.narrow(dimension, start, extent), output)  # noqa: B023
+        for start, extent in zip(starts, extents, strict=True)
+    ]
+    batch = MicroBatches(parts, targets, extents, target, True)
+    loss = StepLoss(loss_fn, reduction).of_batch(batch)
+    factor = backward_of_all(loss, parts, targets, all_forwards_first)
+    return loss.total(), _gradients(leaves, factor)
+
+
+def backward_of_all(
+    loss: MiniBatchLoss, parts: list[Any], targets: list[Any], all_forwards_first: bool
+) -> float:
+    """Adds gradients to the leaves of all parts; returns the factor that puts them right."""
+    taken = {}
+
+    def backward(index: int) -> None:
+        roots = [root for root in taken[index].roots if root.requires_grad]
+        weights = loss.weights(index)
+        seeds = [torch.as_tensor(w, dtype=r.dtype) for w, r in zip(weights, roots, strict=True)]
+        torch.autograd.backward(roots, seeds)
+
+    for index, (part, target) in enumerate(zip(parts, targets, strict=True)):
+        taken[index] = loss.take(index, part, target)
+        if not all_forwards_first:
+            backward(index)
+    if all_forwards_first:
+        for index in taken:
+            backward(index)
+    return loss.correction()
 
 
 def whole(loss_fn: Any, output: Any, target: Any) -> tuple[Tensor, list[Tensor]]:
     """Loss and gradients at the output of the whole mini-batch."""
     leaves, output = _leaves(output)
     total = value_of(loss_fn(output) if target is None else loss_fn(output, target))
-    return total.detach(), _gradients(total, leaves)
-
-
-def _weight(parts: LossParts, index: int, weight: float | None) -> float:
-    return parts.weight(index) if weight is None else weight
+    total.backward()
+    return total.detach(), _gradients(leaves)
 
 
 def _leaves(output: Any) -> tuple[list[Tensor], Any]:
@@ -61,9 +87,5 @@ def _leaves(output: Any) -> tuple[list[Tensor], Any]:
     return pytree.tree_leaves(output), output
 
 
-def _gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad(total, leaves, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves, found, strict=True)
-    ]
+def _gradients(leaves: list[Tensor], factor: float = 1.0) -> list[Tensor]:
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad * factor for leaf in leaves]

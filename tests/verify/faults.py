@@ -122,6 +122,11 @@ class OwnLoss(nn.Module):
         return x.square().sum()
 
 
+def mean(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over samples, which may be said to be something else."""
+    return functional.cross_entropy(output, target)
+
+
 def root_mean_square(output: Tensor, target: Tensor) -> Tensor:
     """Neither a mean nor a sum over samples."""
     return functional.cross_entropy(output, target).sqrt()

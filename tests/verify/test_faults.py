@@ -67,7 +67,7 @@ def test_a_count_outside_of_the_model_makes_two_plain_runs_differ() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_a_mean_that_is_said_to_be_a_sum(schedule: str) -> None:
-    (row,) = checked(faults.chain(), schedules=[schedule], reduction="sum").rows
+    (row,) = checked(faults.chain(), loss_fn=faults.mean, schedules=[schedule], reduction="sum").rows
     assert (row.ok, row.same, row.layer) == (False, True, "loss")
     assert row.mini_batch == pytest.approx(0.75)  # four times the loss
     assert "combined as a sum" in row.why
@@ -80,9 +80,9 @@ def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
     assert (row.ok, row.layer) == (False, "loss")
 
 
-def test_a_model_that_sums_up_its_own_loss_and_is_taken_for_a_mean() -> None:
+def test_a_model_that_sums_up_its_own_loss_and_says_that_it_is_a_mean() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), faults.OwnLoss())
-    (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"]).rows
+    (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"], reduction="mean").rows
     assert (row.ok, row.layer, row.kind) == (False, "2", "OwnLoss")
     (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"], reduction="sum").rows
     assert row.ok

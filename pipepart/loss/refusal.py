@@ -1,0 +1,53 @@
+"""What a loss that cannot be split is refused with: the reason, the choices, and the line to paste."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+_CHOICES = """
+The loss is called once for each micro-batch, and these calls must add up to the loss of the mini-batch. Choose one:
+  - one call of torch's losses, .mean() or .sum() over terms of each sample, or a sum of such terms times numbers:
+        loss_fn = lambda output, target: F.cross_entropy(output, target) + 0.1 * output.pow(2).mean()
+  - return the sum and what it is divided by; the step divides the sum of sums by the sum of counts:
+        def loss_fn(output, target):
+            kept = (target != -100).float()                # 1 for what counts
+            losses = ...                                   # one loss for each, not reduced
+            return (losses * kept).sum(), kept.sum()
+  - declare that it is a mean (or a sum) over samples: Pipeline(..., reduction="mean")
+  - compute it once on the whole mini-batch, whatever it is: Pipeline(..., reduction="batch"), with a schedule that runs
+    all forwards first, such as schedule="gpipe\""""
+
+
+class LossError(ValueError):
+    """The loss of the mini-batch cannot be put together from those of the micro-batches."""
+
+
+def refusal(loss_fn: Any, reason: str) -> LossError:
+    """The error for a loss whose terms are not known, with the choices that its user has."""
+    return LossError(f"{title(loss_fn)} cannot be split into micro-batches: {reason}.{_CHOICES}")
+
+
+def title(loss_fn: Any) -> str:
+    """What to call a loss in a message: its name, and for a function where it stands."""
+    if loss_fn is None:
+        return "the loss that the model computes"
+    if isinstance(loss_fn, nn.Module):
+        return f"the loss {type(loss_fn).__name__}"
+    code = getattr(loss_fn, "__code__", None)
+    place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    return f"the loss {getattr(loss_fn, '__name__', repr(loss_fn))}{place}"
+
+
+def line_of_user() -> str:
+    """File and line of the innermost frame that is neither torch's nor of this package's losses."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,75 @@
+"""The gradients that one step adds, so that they can be put right at its end or taken back if it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from ..loss import LossError
+
+
+class StepGradients:
+    """Gradients from before a step, and those that it adds.
+
+    Args:
+        parameters: gives those of the model, but those that stages' own optimizers apply.
+    """
+
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        self._parameters = parameters
+        self._before: list[tuple[Tensor, Tensor | None]] = []
+        self._apart = False
+
+    def begin(self, certain: bool, others: Iterable[Tensor] = ()) -> None:
+        """Called before the first backward.
+
+        Args:
+            certain: whether gradients will be right as they are. Those from before are set aside otherwise.
+            others: leaves beside the parameters that get a gradient from the loss.
+        """
+        self._before = [(leaf, leaf.grad) for leaf in dict.fromkeys((*self._parameters(), *others))]
+        self._apart = not certain
+        if self._apart:
+            for leaf, _ in self._before:
+                leaf.grad = None
+
+    def finish(self, factor: float) -> None:
+        """Multiplies the gradients of the step by ``factor``, and adds those from before to them.
+
+        Raises:
+            LossError: there are gradients from before that cannot be told apart from those of the step.
+        """
+        if factor != 1.0:
+            if not self._apart and any(before is not None for _, before in self._before):
+                raise LossError(
+                    "the micro-batches' losses are divided by other counts than their shapes say, and gradients of "
+                    "earlier steps are there: return (sum, count), or clear the gradients before the step"
+                )
+            scale_gradients((leaf for leaf, _ in self._before), factor)
+        if self._apart:
+            for leaf, before in self._before:
+                if before is not None:
+                    leaf.grad = before if leaf.grad is None else before + leaf.grad
+        self._before = []
+
+    def take_back(self) -> None:
+        """Removes what a step that has failed has added, where that can be told apart."""
+        for leaf, before in self._before:
+            if self._apart or before is None:
+                leaf.grad = before
+        self._before = []
+
+
+@torch.no_grad()
+def scale_gradients(leaves: Iterable[Tensor], factor: float) -> None:
+    """Multiplies the gradients of tensors in place."""
+    for leaf in leaves:
+        if leaf.grad is not None:
+            leaf.grad.mul_(factor)
+
+
+def scaled(gradient: Tensor | None, factor: float) -> Tensor | None:
+    """The gradient times the factor; itself where that is 1."""
+    return gradient if gradient is None or factor == 1.0 else gradient * factor
