@@ -346,7 +346,7 @@ class Follower(TorchFunctionMode):
         dim, ndim = known.place.dim, args[0].dim()
         if name == "__len__":
             if dim == 0:
-                self._leaked()
+                self._leak = self._leak or f"len() of samples (at {line_of_user()}; write .shape[0])"
             return result
         if isinstance(result, torch.Size):
             return torch.Size(
