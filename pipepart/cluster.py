@@ -1,4 +1,4 @@
-"""The devices that a model is cut for, and the links between them."""
+"""Cluster: the devices that a model is cut for, and the links between them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ class Cluster(Document):
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
-        """The torch devices named, in that order; one named twice is shared by two stages.
+        """The torch devices named, in that order. A device named twice is two devices that share its memory.
+
+        The planner may use 92 % of an accelerator's memory; the rest is for its context and for fragmentation.
 
         Raises:
             ValueError: no device is named.
@@ -154,12 +156,15 @@ class Cluster(Document):
             latency: seconds a message, what threads need for it at least.
 
         Raises:
-            ValueError: ``count`` below 1, a memory or a bandwidth that is none, a number of speeds that is not
-                ``count``, or what no waiting makes of this machine: a speed above 1, a latency below its own.
+            TypeError: ``count`` is not an int.
+            ValueError: ``count`` below 1, a memory or bandwidth that cannot be read, a number of speeds that is not
+                ``count``, or what this machine cannot emulate: a speed above 1, a latency below its own.
 
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5
         """
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"the number of virtual devices must be an int, got {count!r}")
         if count < 1:
             raise ValueError(f"a cluster needs at least 1 device, got {count}")
         speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
@@ -221,6 +226,8 @@ class Cluster(Document):
 
 # Peer-to-peer copies over PCIe 4: an assumption until links are measured.
 _REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
+# The rest of an accelerator's memory is for its context, libraries' workspaces and fragmentation.
+_USABLE_MEMORY = 0.92
 
 
 def _real_device(index: int, devices: Sequence[torch.device], threads: int | None) -> Device:
@@ -233,9 +240,8 @@ def _real_device(index: int, devices: Sequence[torch.device], threads: int | Non
         share = threads if device.type == "cpu" else None
         return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
     properties = torch.cuda.get_device_properties(device)
-    return Device(
-        name=name, kind=properties.name, memory_bytes=properties.total_memory, torch_device=str(device)
-    )
+    usable = int(properties.total_memory * _USABLE_MEMORY) // devices.count(device)
+    return Device(name=name, kind=properties.name, memory_bytes=usable, torch_device=str(device))
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -1,15 +1,23 @@
-"""From a profile and a cluster to a plan: the cut, the schedule, and their predicted cost."""
+"""From a profile and a cluster to a plan: the cut, the schedule, and their predicted cost.
+
+The graph cutter (``cut``, ``Cut``, ``CutDoesNotFit``) is imported at its first use, as it needs scipy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
 from .feasibility.infeasible import InfeasiblePlanError, Suggestion
 from .feedback.model_changes import ModelChanged, model_changes, warn_of_changes
 from .feedback.refine import refine, replan
-from .graph import Cut, CutDoesNotFit, cut
 from .plan_document import Plan
 from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan
 from .request import PlanOptions, check_devices, check_options
 from .stage_plan import StagePlan
+
+if TYPE_CHECKING:
+    from .graph import Cut, CutDoesNotFit, cut
 
 __all__ = [
     "Alternative",
@@ -33,3 +41,9 @@ __all__ = [
     "replan",
     "warn_of_changes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Cut", "CutDoesNotFit", "cut"):
+        return getattr(import_module(".graph", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from .branched import plan_branched
 from .costs.stage_memory import RecomputeChoice
 from .feasibility.infeasible import InfeasiblePlanError
 from .feasibility.suggestions import find_suggestions, suggestions_text
@@ -91,6 +90,8 @@ def plan(
     )
     check_arguments(profile, cluster, options)
     if profile.edges:
+        from .branched import plan_branched  # which needs scipy
+
         made = plan_branched(
             profile,
             cluster,

@@ -1,0 +1,118 @@
+"""Requests that used to fail or to plan something else: replicas with a searched order, replan, named schedules."""
+
+from itertools import pairwise
+
+import pytest
+
+import pipepart
+from pipepart import Cluster, Device, Link, Plan
+from pipepart.cluster import PairLink
+from pipepart.planning import replan
+from pipepart.planning.partition.device_orders import all_orders
+from tests.planning.problems import Layer, profile_of
+
+
+def test_a_searched_order_works_with_replicas():
+    profile = profile_of([Layer(parameters=4, output=8)] * 8, [8])
+    named = pipepart.plan(profile, Cluster.virtual(4), replicas=2)
+    plan = pipepart.plan(profile, Cluster.virtual(4), schedule="search", replicas=2)
+    assert plan.schedule == "search"
+    assert plan.replicas == 2
+    assert plan.predicted.step_seconds <= named.predicted.step_seconds * (1 + 1e-9)
+    assert plan.refreshed() is plan
+
+
+def test_search_is_no_slower_than_auto_with_split_backwards():
+    layers = [Layer(1.0, 1.0, 1.0, parameters=4, output=8, saved=16, waiting=20, split=0.02)] * 8
+    profile = profile_of(layers, [4])
+    named = pipepart.plan(profile, Cluster.virtual(2))
+    found = pipepart.plan(profile, Cluster.virtual(2), schedule="search")
+    assert found.predicted.step_seconds <= named.predicted.step_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_a_named_schedule_is_no_slower_than_any_cut_of_it(name):
+    """Few micro-batches and unequal layers: the smallest bottleneck has not the shortest step."""
+    layers = [
+        Layer(forward=cost, backward_input=2 * cost, parameters=1, output=cost) for cost in (1, 5, 2, 4, 1)
+    ]
+    profile = profile_of(layers, [2])
+    cluster = Cluster(devices=Cluster.virtual(2).devices, link=Link(bandwidth=1.0))
+    plan = pipepart.plan(profile, cluster, schedule=name)
+    cuts = [pipepart.plan(profile, cluster, schedule=name, cut_before=[f"layer{i}"]) for i in range(1, 5)]
+    assert plan.predicted.step_seconds == min(cut.predicted.step_seconds for cut in cuts)
+
+
+def test_replan_keeps_the_constraints_of_the_plan():
+    layers = [Layer(parameters=1, saved=8)] * 6
+    profile = profile_of(layers, [4])
+    first = pipepart.plan(
+        profile, Cluster.virtual(2), schedule="1f1b", cut_before=["layer1"], recompute="always"
+    )
+    again = replan(first, first.simulate())
+    assert [len(stage.layers) for stage in again.stages] == [1, 5]
+    assert [stage.recompute for stage in again.stages] == ["always", "always"]
+    pinned = pipepart.plan(profile, Cluster.virtual(2), schedule="1f1b", pin={"layer4": 0})
+    assert "layer4" in replan(pinned, pinned.simulate()).stages[0].layers
+    tied = profile_of([*layers[:5], Layer(parameters=1, shares_with=(0,))], [4])
+    split = pipepart.plan(tied, Cluster.virtual(2), schedule="1f1b", allow_split_ties=True)
+    assert len(replan(split, split.simulate()).stages) == 2
+
+
+def test_all_orders_of_eight_unlike_devices_are_searched():
+    """Eight unlike devices have 1,024 edges; 10,864 if each pair has a link of its own."""
+    devices = tuple(Device(name=f"d{i}", kind="made up", speed=1 + i / 8) for i in range(8))
+    links = tuple(PairLink(between=(a.name, b.name), latency=0.1) for a, b in pairwise(devices))
+    with_links = all_orders(Cluster(devices=devices, links=links), 8, 20_000)
+    assert with_links.complete
+    assert len(with_links.target) == 10_864
+    assert len(all_orders(Cluster(devices=devices), 8).target) == 1_024
+    assert not all_orders(Cluster(devices=devices), 8, 1_000).complete
+
+
+def test_devices_may_have_different_numbers_of_stages():
+    """Three stages on two devices, in an order written by hand."""
+    profile = profile_of([Layer(parameters=1)] * 3, [2])
+    made = pipepart.plan(profile, Cluster.virtual(3), schedule="1f1b")
+    names = ("virtual:0", "virtual:1", "virtual:0")
+    stages = tuple(
+        stage.model_copy(update={"device": name}) for stage, name in zip(made.stages, names, strict=True)
+    )
+    actions = (
+        ("0F0", "0F1", "2F0", "2B0", "2F1", "2B1", "0B0", "0B1"),
+        ("1F0", "1F1", "1B0", "1B1"),
+    )
+    update = {"stages": stages, "schedule": "search", "actions": actions, "prediction": None}
+    plan = Plan(**{**dict(made), **update}).refreshed()
+    assert plan.predicted.memory_bytes[0] == plan.device_bytes()["virtual:0"]
+    assert [stage.device for stage in plan.stages] == list(names)
+    loads = plan.stages[0].load_seconds + plan.stages[2].load_seconds
+    assert plan.predicted.bottleneck_seconds == pytest.approx(loads)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, Cluster.virtual(1)), "plan needs a Profile, as pipepart.profile returns it, got None"),
+        (
+            (profile_of([Layer()]), 2),
+            "plan needs a Cluster, got 2: write for example pipepart.Cluster.virtual",
+        ),
+    ],
+)
+def test_other_arguments_are_named(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        pipepart.plan(*arguments)
+
+
+def test_a_number_of_devices_is_an_int():
+    with pytest.raises(TypeError, match="must be an int, got '2'"):
+        Cluster.virtual("2")  # type: ignore[arg-type]
+
+
+def test_printing_a_plan_takes_a_line_a_stage():
+    plan = pipepart.plan(profile_of([Layer(parameters=1)] * 300, [4]), Cluster.virtual(2), schedule="1f1b")
+    lines = str(plan).splitlines()
+    assert lines[0].startswith("Plan '1f1b', 4 micro-batches, 2 stages: ")
+    assert lines[1].startswith("  stage 0 on virtual:0: layer0 to layer149 (150 layers), ")
+    assert len(lines) == 3
