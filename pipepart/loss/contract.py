@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..data.split import MicroBatches
+from .buffers import buffers_on_device_of
 from .follow import Expressions, Follower, Lost
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .refusal import LossError, refusal, title
@@ -114,7 +115,7 @@ class MiniBatchLoss:
             follower = Follower(samples, self._shared, self._expressions, self._loss.torchs_own)
             if self._batch.by_samples or self._loss.torchs_own:
                 follower.begin(output, target)
-        with follower or nullcontext():
+        with buffers_on_device_of(output, function), follower or nullcontext():
             value = (
                 output
                 if function is None

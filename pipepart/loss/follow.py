@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import sums, torch_losses
+from .buffers import original_of
 from .extent import Extent
 from .operations import FACTORIES, RANDOM, RULES, Call, LostError, Place, factory, major, names, pointwise
 from .refusal import line_of_user
@@ -65,7 +66,8 @@ class Expressions:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def outside(self, tensor: Tensor) -> Hashable:
-        """What names a constant; it is held, so that no other gets its identity."""
+        """What names a constant, or the buffer that it copies; it is held, so that no other gets its identity."""
+        tensor = original_of(tensor)
         self._held[id(tensor)] = tensor
         return "outside", id(tensor), tensor._version
 

@@ -172,6 +172,39 @@ def test_copies_of_the_model_on_devices_of_their_own(schedule):
     check_same(model, plan_copies(["0", "1", "2", "3"], [2], 2, schedule=schedule))
 
 
+def test_a_loss_with_buffers_behind_replicas():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    x, y = torch.randn(12, 4), torch.randint(4, (12,))
+    reference = plain.twin(model)
+    with Pipeline(model, plan_copies(["0", "1", "2"], [2], 2), loss_fn, strict=True) as pipe:
+        loss = pipe.step(x, target=y)
+    expected = loss_fn(reference(x), y)
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
+    for name, gradient in plain.gradients(reference).items():
+        torch.testing.assert_close(plain.gradients(model)[name], gradient)
+
+
+def test_a_loss_that_writes_its_buffers_behind_replicas():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.get_buffer("calls").add_(1)
+            return nn.functional.mse_loss(output, target)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plan = plan_copies(["0", "1", "2"], [2], 2)
+    with (
+        Pipeline(model, plan, Counts(), strict=True) as pipe,
+        pytest.raises(ValueError, match="the loss writes its buffer 'calls'"),
+    ):
+        pipe.step(torch.randn(12, 4), target=torch.randn(12, 4))
+
+
 def test_copies_in_opposite_directions():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4), nn.Tanh())
     check_same(model, plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4, schedule="chimera"))
