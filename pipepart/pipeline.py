@@ -56,6 +56,7 @@ from .runtime.observe.recorder import Recorder
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions
 from .runtime.order import Order
+from .runtime.transport.cuda import any_pinned
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -293,7 +294,9 @@ class Pipeline(AsModule):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._new_step(order, messages, kept or end, recorder=recorder, optimizers=True)
+            step = self._new_step(
+                order, messages, kept or end, targets=batch.targets, recorder=recorder, optimizers=True
+            )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
                 factor = end.correction()
@@ -426,6 +429,7 @@ class Pipeline(AsModule):
         forward: Step | None = None,
         recorder: Recorder | None = None,
         optimizers: bool = False,
+        targets: Any = (),
     ) -> Step:
         return Step(
             order,
@@ -436,6 +440,7 @@ class Pipeline(AsModule):
             optimizers=self._optimizers.by_stage if optimizers else (),
             recorder=recorder,
             streams=self._streams,
+            reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
             emulation=self._emulation,
         )
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..autograd.sparse import record_stream
-from ..workers.streams import has_streams, on_streams
+from ..workers.streams import Wait, has_streams, on_streams, waits
 
 
 class Copied(NamedTuple):
@@ -28,9 +27,9 @@ class Copied(NamedTuple):
     def arrived(self) -> Any:
         """The mini-batch, for which the calling thread's streams wait."""
         for event in self.events:
-            torch.accelerator.current_stream(event.device).wait_event(event)
+            waits.wait(Wait.CALLER_BEHIND_PREFETCH, torch.accelerator.current_stream(event.device), event)
         for tensor in _on_streams(self.batch):  # its memory belongs to the stream that it was copied on
-            record_stream(tensor, torch.accelerator.current_stream(tensor.device))
+            waits.hold(Wait.HELD_FOR_STEP, tensor, torch.accelerator.current_stream(tensor.device))
         return self.batch
 
 

@@ -85,7 +85,10 @@ class Engine:
             )
             step.forget()
             raise
-        step.finish()
+        try:
+            step.finish()
+        except BaseException as error:  # as of a device that has failed: what a worker has met says more
+            step.fail(error)
         self._raise_failure(step)
 
     def execute_here(self, step: Step) -> None:

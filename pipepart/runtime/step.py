@@ -17,10 +17,11 @@ first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
+import torch
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
@@ -28,11 +29,13 @@ from schedules import Action, Kind
 
 from ..autograd import graph_cut
 from ..workers.modes import Modes
+from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .loss_sink import End
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .order import Order
+from .parts import Parts, emulated, on_version
 from .quick_turns import quick_turns
 from .replay.randomness import RngKeys
 from .stage import Stage
@@ -56,6 +59,7 @@ class Step:
         optimizers: of the stages, for an order with optimizer steps.
         recorder: takes the times of actions and messages.
         streams: of the workers, if any device is an accelerator.
+        reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation: of virtual devices, if any is emulated.
 
     Attributes:
@@ -79,6 +83,7 @@ class Step:
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
+        reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
@@ -103,11 +108,14 @@ class Step:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
-            self._parts = {kind: _emulated(emulation, kind, *parts) for kind, parts in self._parts.items()}
+            self._parts = {kind: emulated(emulation, kind, *parts) for kind, parts in self._parts.items()}
+        self._host_copies: list[torch.Event | torch.cuda.Event] = []
+        if streams is not None and reads_pinned:
+            self._parts = {**self._parts, Kind.F: (*self._parts[Kind.F][:2], Step._send_output_and_note)}
         if watch is not None:
             self._parts, transport = watch.parts(self._parts), WatchedTransport(transport, schedule, watch)
         if schedule.versions:
-            self._parts = {kind: _on_version(kind, *parts) for kind, parts in self._parts.items()}
+            self._parts = {kind: on_version(kind, *parts) for kind, parts in self._parts.items()}
         self._transport = transport
         self._inputs = inputs
         for stage in stages:
@@ -118,7 +126,7 @@ class Step:
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.
-        self._callers: Callers = forward._callers if forward else streams.callers() if streams else ()
+        self._callers: Callers = forward._callers if forward else streams.callers() if streams else {}
         if streams:
             streams.begin(self._callers)
 
@@ -199,6 +207,8 @@ class Step:
         """
         self.keys.finish()
         self._end()
+        for event in self._host_copies:
+            waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
 
     def forget(self) -> None:
         """Let go of the failure and of all tensors, which its traceback would keep alive."""
@@ -208,7 +218,8 @@ class Step:
         self._inputs = ()
         self.input_gradients.clear()
         self._transport.stop()
-        self._end()
+        with suppress(Exception):  # of a device that has failed: the step has raised it
+            self._end()
 
     def runs_on(self, worker: int) -> list[StageRun]:
         """Return the stages of one device."""
@@ -288,6 +299,13 @@ class Step:
             following = run.index + 1
             self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
 
+    def _send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
+        """The same, and note when copies from the caller's pinned memory are done."""
+        self._send_output(run, micro_batch, message)
+        if self._streams and (run.is_last or self._is_first[run.index]):
+            event = self._streams.behind_compute(self._worker_of[run.index])
+            self._host_copies += [] if event is None else [event]
+
     def _recv_gradients(self, run: StageRun, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""
         stage = run.index
@@ -347,10 +365,6 @@ class Step:
         return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
 
 
-Part = Callable[..., Any]
-Parts = Mapping[Kind, tuple[Part, Part, Part]]
-"""What each kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)``, ``send(step, run, k, made)``."""
-
 _PARTS: Parts = {
     Kind.F: (Step._recv_input, StageRun.forward, Step._send_output),
     Kind.B: (Step._recv_gradients, StageRun.backward, Step._send_gradients),
@@ -360,31 +374,6 @@ _PARTS: Parts = {
     Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
     Kind.OPT_STEP: (Step._nothing, StageRun.update, Step._nothing),
 }
-
-
-def _on_version(kind: Kind, recv: Part, compute: Part, send: Part) -> tuple[Part, Part, Part]:
-    """Have a stage compute on the weights of its micro-batch, where the schedule changes them within the step."""
-    if kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
-        return recv, compute, send
-
-    def on_version(run: StageRun, micro_batch: int, given: Any) -> Any:
-        assert run.versions is not None
-        with run.versions.used(micro_batch):
-            return compute(run, micro_batch, given)
-
-    return recv, on_version, send
-
-
-def _emulated(
-    emulation: DeviceEmulation, kind: Kind, recv: Part, compute: Part, send: Part
-) -> tuple[Part, Part, Part]:
-    """Have a stage compute on its emulated device."""
-
-    def computed(run: StageRun, micro_batch: int | None, given: Any) -> Any:
-        with emulation.computing(kind, run.index):
-            return compute(run, micro_batch, given)
-
-    return recv, computed, send
 
 
 def _receiver(sink: End, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:

@@ -1,23 +1,71 @@
-"""Streams of accelerators: which devices have them, and how a thread is put on some of them."""
+"""Streams of accelerators, and the places where one of them waits for another or holds memory for it.
+
+Every wait and every hold of the package goes through :data:`waits`, under a name. Tests leave out one at a time on
+simulated devices that run late, to see that numbers go wrong without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 
 import torch
+from torch import Tensor
+
+from ..autograd.sparse import record_stream
 
 _WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
 
 
-def has_streams(device: torch.device) -> bool:
-    """Return True if a device runs its work on streams, behind the host."""
-    return device.type != "cpu" and device.type not in _WITHOUT_STREAMS
+class Wait(Enum):
+    """Where a stream, or the host, waits for a stream, or where memory is held for one."""
+
+    STEP_BEHIND_CALLER = auto()  # what workers queue, for what the caller has queued before the step
+    CALLER_BEHIND_STEP = auto()  # what the caller queues behind the step, for the workers
+    HELD_FOR_CALLER = auto()  # outputs
+    COPY_BEHIND_COMPUTE = auto()  # the copy of a message, for what makes it
+    HELD_FOR_COPY = auto()  # the message at the sender
+    COPY_BEHIND_HOST_COPY = auto()  # its second half, where it goes by way of the host
+    COMPUTE_BEHIND_COPY = auto()  # what reads the message at the receiver
+    HOST_BEHIND_COPY = auto()  # the same where the receiver is the CPU
+    HELD_FOR_COMPUTE = auto()  # the message at the receiver
+    HOST_BEHIND_PINNED = auto()  # the return of a step, for copies of the caller's pinned tensors
+    PACE = auto()  # the host, so that it is not too far ahead of its device
+    CALLER_BEHIND_PREFETCH = (
+        auto()
+    )  # the step, for the copies of a mini-batch and for what its loader has made
+    HELD_FOR_STEP = auto()  # a mini-batch
+
+
+class Waits:
+    """Has streams wait and hold memory; ``left_out`` is for tests."""
+
+    def __init__(self) -> None:
+        self.left_out: frozenset[Wait] = frozenset()
+
+    def wait(self, place: Wait, stream: torch.Stream, event: torch.Event) -> None:
+        """Have all that is queued on a stream from now on wait for an event."""
+        if place not in self.left_out:
+            stream.wait_event(event)
+
+    def host_wait(self, place: Wait, event: torch.Event | torch.cuda.Event) -> None:
+        """Wait for an event on the calling thread."""
+        if place not in self.left_out:
+            event.synchronize()
+
+    def hold(self, place: Wait, tensor: Tensor, stream: torch.Stream) -> None:
+        """Keep the tensor's memory from reuse until the stream has passed what is queued on it now."""
+        if place not in self.left_out:
+            record_stream(tensor, stream)
+
+
+waits = Waits()
 
 
 @contextmanager
 def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
-    """Puts the calling thread on these streams, within the block; it is on the device of the last of them then.
+    """Make these the current streams of the calling thread, and the device of the last of them its current device.
 
     A stream itself is a block of this sort, but for one thread at a time.
     """
@@ -31,3 +79,31 @@ def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
         for stream in before:
             torch.accelerator.set_stream(stream)
         torch.accelerator.set_device_index(index)
+
+
+def recorded(stream: torch.Stream, timed: bool = False) -> torch.Event:
+    """Return an event behind what is queued on a stream, which takes the time if it is ``timed``."""
+    event = torch.Event(device=stream.device, enable_timing=timed)
+    event.record(stream)
+    return event
+
+
+def sleeping_event(stream: torch.Stream) -> torch.Event | torch.cuda.Event:
+    """Return an event behind what is queued on a stream, for which the host waits asleep.
+
+    ``torch.Event`` ignores its ``blocking``, and CUDA has the host spin for events without it.
+    """
+    if stream.device.type != "cuda":
+        return recorded(stream)
+    event = torch.cuda.Event(blocking=True)
+    event.record(
+        torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        )
+    )
+    return event
+
+
+def has_streams(device: torch.device) -> bool:
+    """Return whether a device works behind the host, on streams."""
+    return device.type != "cpu" and device.type not in _WITHOUT_STREAMS

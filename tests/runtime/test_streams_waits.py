@@ -1,19 +1,19 @@
 """Each wait and each hold of the streams is needed: without it, some order of events gives wrong numbers."""
 
-import inspect
-import re
-import textwrap
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pipepart import Pipeline
+from pipepart import pipeline
 from pipepart.data.copy_ahead import Copied, CopyAhead
-from pipepart.runtime import Step, Streams, loss_sink
+from pipepart.runtime import Streams, loss_sink
 from pipepart.runtime.transport import cuda
+from pipepart.workers.streams import Wait, waits
 from tests.support.late_scenarios import (
     copies_side_by_side,
     differentiated_again,
@@ -23,6 +23,7 @@ from tests.support.late_scenarios import (
     inputs_elsewhere,
     loaded_on_a_device,
     outputs_that_another_thread_frees,
+    pinned_and_written,
     prefetched,
     scaled_copies_side_by_side,
     shared_forwards,
@@ -40,109 +41,24 @@ pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 Scenario = Callable[[int | None], None]
 SEEDS = (None, *range(12))
 
-
-class Removed(NamedTuple):
-    """A line of a function that is replaced, by nothing or by another, and where that shows."""
-
-    owner: type
-    function: str
-    line: str
-    shows_in: Scenario
-    instead: str = "pass"
-
-
-def _for_computes_only(line: str) -> str:
-    return f"stream in map(self._compute, range(len(self._homes))) and {line}"
-
-
-REMOVED = [
-    Removed(Streams, "begin", "stream.wait_event(queued)", steps),
-    Removed(
-        Streams,
-        "begin",
-        "stream.wait_event(queued)",
-        inputs_elsewhere,
-        _for_computes_only("stream.wait_event(queued)"),
-    ),
-    Removed(Streams, "end", "caller.wait_event(stream.record_event())", steps),
-    Removed(
-        Streams,
-        "end",
-        "caller.wait_event(stream.record_event())",
-        targets_elsewhere,
-        _for_computes_only("caller.wait_event(stream.record_event())"),
-    ),
-    Removed(
-        Streams,
-        "hold_for_caller",
-        "record_stream(tensor, torch.accelerator.current_stream(tensor.device))",
-        outputs_that_another_thread_frees,
-    ),
-    Removed(Streams, "send", "departure.wait_event(compute.record_event())", steps),
-    Removed(Streams, "send", "tensor.record_stream(departure)", forwards),
-    Removed(Streams, "receive", "arrived.synchronize()", steps_to_the_cpu),
-    Removed(Streams, "receive", "compute.wait_event(arrived)", steps),
-    Removed(Streams, "receive", "compute.wait_event(arrived)", shared_steps),
-    Removed(Streams, "receive", "tensor.record_stream(compute)", forwards),
-    Removed(Streams, "receive", "tensor.record_stream(compute)", shared_forwards),
-    Removed(
-        Step,
-        "work",
-        "streams.entered(worker) if streams else nullcontext()",
-        steps,
-        "nullcontext()",
-    ),
-    Removed(Step, "__init__", "forward._callers if forward else ", zeroed_aside, ""),
-    Removed(
-        Step,
-        "backward_here",
-        "streams.entered(worker) if streams else nullcontext()",
-        differentiated_again,
-        "nullcontext()",
-    ),
-    Removed(Step, "backward_here", "streams.end(streams.callers())\n", input_gradients, "pass\n"),
-    Removed(
-        Pipeline,
-        "__call__",
-        "(s.device for s in self._stages)",
-        differentiated_aside,
-        "[self._stages[0].device]",
-    ),
-    Removed(Step, "_end", "self._streams.end(self._callers)", steps),
-    Removed(
-        Copied,
-        "arrived",
-        "torch.accelerator.current_stream(event.device).wait_event(event)",
-        prefetched,
-    ),
-    Removed(
-        Copied,
-        "arrived",
-        "record_stream(tensor, torch.accelerator.current_stream(tensor.device))",
-        prefetched,
-    ),
-    Removed(
-        CopyAhead,
-        "__call__",
-        "events += [torch.accelerator.current_stream(device).record_event() for device in loaded_on]",
-        loaded_on_a_device,
-    ),
-    Removed(
-        Pipeline,
-        "step",
-        "scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))",
-        scaled_copies_side_by_side,
-    ),
+SHOWS_IN: list[tuple[Wait, Scenario]] = [
+    (Wait.STEP_BEHIND_CALLER, shared_steps),
+    (Wait.STEP_BEHIND_CALLER, inputs_elsewhere),
+    (Wait.CALLER_BEHIND_STEP, shared_steps),
+    (Wait.CALLER_BEHIND_STEP, targets_elsewhere),
+    (Wait.HELD_FOR_CALLER, outputs_that_another_thread_frees),
+    (Wait.COPY_BEHIND_COMPUTE, steps),
+    (Wait.HELD_FOR_COPY, forwards),
+    (Wait.HOST_BEHIND_COPY, steps_to_the_cpu),
+    (Wait.COMPUTE_BEHIND_COPY, steps),
+    (Wait.COMPUTE_BEHIND_COPY, shared_steps),
+    (Wait.HELD_FOR_COMPUTE, forwards),
+    (Wait.HELD_FOR_COMPUTE, shared_forwards),
+    (Wait.HOST_BEHIND_PINNED, pinned_and_written),
+    (Wait.CALLER_BEHIND_PREFETCH, prefetched),
+    (Wait.HELD_FOR_STEP, prefetched),
 ]
-
-
-def remove(patch: pytest.MonkeyPatch, removed: Removed) -> None:
-    function = inspect.unwrap(getattr(removed.owner, removed.function))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(removed.line) == 1, source
-    made: dict[str, Any] = {}
-    exec(source.replace(removed.line, removed.instead), function.__globals__, made)
-    patch.setattr(removed.owner, removed.function, made[removed.function])
+TRIED_BELOW = {Wait.PACE, Wait.COPY_BEHIND_HOST_COPY}
 
 
 def is_wrong(scenario: Scenario) -> bool:
@@ -155,7 +71,7 @@ def is_wrong(scenario: Scenario) -> bool:
     return False
 
 
-SCENARIOS = list(dict.fromkeys([*(removed.shows_in for removed in REMOVED), copies_side_by_side]))
+SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), copies_side_by_side]))
 
 
 @pytest.mark.slow
@@ -165,12 +81,90 @@ def test_the_numbers_are_right_with_all_of_them(scenario):
         scenario(seed)
 
 
-@pytest.mark.parametrize(
-    "removed", REMOVED, ids=lambda r: f"{r.function}-{r.line.strip()}-{r.shows_in.__name__}"
-)
-def test_the_numbers_are_wrong_without_one(monkeypatch, removed):
-    remove(monkeypatch, removed)
-    assert is_wrong(removed.shows_in)
+@pytest.mark.parametrize(("wait", "scenario"), SHOWS_IN, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_the_numbers_are_wrong_without_one(monkeypatch, wait, scenario):
+    monkeypatch.setattr(waits, "left_out", frozenset({wait}))
+    assert is_wrong(scenario)
+
+
+def test_each_wait_and_each_hold_is_tried():
+    assert {wait for wait, _ in SHOWS_IN} | TRIED_BELOW == set(Wait)
+
+
+@contextmanager
+def nothing(*_: Any) -> Iterator[None]:
+    yield
+
+
+def test_workers_are_on_streams_of_their_own(monkeypatch):
+    monkeypatch.setattr(Streams, "entered", nothing)
+    assert is_wrong(zeroed_aside)
+
+
+def test_a_thread_of_autograd_is_on_the_streams_of_the_workers_that_it_stands_for(monkeypatch):
+    entered = Streams.entered
+
+    def on_workers_alone(streams: Streams, worker: int) -> AbstractContextManager[None]:
+        on_worker = threading.current_thread().name.startswith("pipepart")
+        return entered(streams, worker) if on_worker else nothing()
+
+    monkeypatch.setattr(Streams, "entered", on_workers_alone)
+    assert is_wrong(differentiated_again)
+
+
+def test_a_backward_begins_and_ends_on_the_streams_of_its_forward(monkeypatch):
+    begin = Streams.begin
+    monkeypatch.setattr(Streams, "begin", lambda streams, _: begin(streams, streams.callers()))
+    assert is_wrong(zeroed_aside)
+
+
+def test_a_backward_on_a_thread_of_autograd_ends_on_the_streams_of_that_too(monkeypatch):
+    begun: list[Mapping[Any, Any]] = []
+    begin, end = Streams.begin, Streams.end
+
+    def begin_and_note(streams: Streams, callers: cuda.Callers) -> None:
+        begun.append(callers)
+        begin(streams, callers)
+
+    def end_for_the_same(streams: Streams, callers: cuda.Callers) -> None:
+        if any(callers is one for one in begun):
+            end(streams, callers)
+
+    monkeypatch.setattr(Streams, "begin", begin_and_note)
+    monkeypatch.setattr(Streams, "end", end_for_the_same)
+    assert is_wrong(input_gradients)
+
+
+def test_a_backward_has_a_leaf_on_each_device(monkeypatch):
+    differentiable = pipeline.differentiable
+
+    def on_the_first(inputs: Any, sizes: Any, forward: Any, backward: Any, devices: Any, *more: Any) -> Any:
+        return differentiable(inputs, sizes, forward, backward, [next(iter(devices))], *more)
+
+    monkeypatch.setattr(pipeline, "differentiable", on_the_first)
+    assert is_wrong(differentiated_aside)
+
+
+def test_a_step_waits_for_what_the_loader_has_made_on_a_device(monkeypatch):
+    copy = CopyAhead.__call__
+
+    def copy_alone(ahead: CopyAhead, batch: Any) -> Copied:
+        copied = copy(ahead, batch)
+        return copied._replace(events=copied.events[:2])  # those of the copies to the two devices
+
+    monkeypatch.setattr(CopyAhead, "__call__", copy_alone)
+    assert is_wrong(loaded_on_a_device)
+
+
+def test_a_scale_is_made_by_the_caller(monkeypatch):
+    scale, calls = torch.amp.GradScaler.scale, []
+
+    def scale_later(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        calls.append(scaler)
+        return outputs if calls.count(scaler) == 1 else scale(scaler, outputs)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", scale_later)
+    assert is_wrong(scaled_copies_side_by_side)
 
 
 def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
@@ -182,15 +176,14 @@ def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
     assert is_wrong(copies_side_by_side)
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_where_devices_are_not_joined_copies_go_by_way_of_the_host(monkeypatch, waits):
+@pytest.mark.parametrize("waited", [True, False])
+def test_where_devices_are_not_joined_copies_go_by_way_of_the_host(monkeypatch, waited):
     monkeypatch.setattr(cuda, "are_joined", lambda one, other: False)
-    if waits:
+    if waited:
         for seed in SEEDS[:4]:
             steps(seed)
         return
-    line = "torch.accelerator.current_stream(there).wait_event(departure.record_event())"
-    remove(monkeypatch, Removed(Streams, "_copied", line, steps))
+    monkeypatch.setattr(waits, "left_out", frozenset({Wait.COPY_BEHIND_HOST_COPY}))
     assert is_wrong(steps)
 
 
@@ -198,6 +191,7 @@ def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():
     numbers = torch.arange(20.0, device="vdev:0")
     seen: list[Tensor] = []
     own = Streams([torch.device("vdev:0")])
+    own.begin(own.callers())
 
     def do(action: int) -> None:
         if action >= 4:
@@ -211,18 +205,3 @@ def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():
         for action in range(20):
             in_time(action)
     assert len(seen) == 20
-
-
-def test_no_wait_and_no_hold_is_left_out_here():
-    source = inspect.getsource(cuda)
-    lines = [line.strip() for line in source.splitlines()]
-    found = {
-        line.split("  #")[0]
-        for line in lines
-        if re.search(r"\.(wait_event|record_stream|synchronize)\(", line)
-    }
-    tried = {removed.line for removed in REMOVED}
-    assert found - tried == {
-        "torch.accelerator.current_stream(there).wait_event(departure.record_event())",
-        "queued.popleft().synchronize()",
-    }

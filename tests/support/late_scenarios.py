@@ -110,13 +110,15 @@ def differentiated_aside(seed: int | None) -> None:
 
 
 def differentiated_again(seed: int | None) -> None:
-    """Forwards that run again in the backward, on autograd's thread."""
+    """Forwards that run again in the backward, on autograd's thread, on streams of the caller."""
     model = chain()
     reference = plain.twin(model)
     x, _ = sample(2 * PARTS, 5)
     for part in x.split(2):
         reference(part).backward(torch.ones_like(part))
-    with cut_on(TWO, model, [3], micro_batches=PARTS, recompute="always") as pipe, late(seed):
+    aside = [torch.Stream(torch.device(device)) for device in TWO]
+    pipe = cut_on(TWO, model, [3], micro_batches=PARTS, recompute="always")
+    with pipe, late(seed), on_streams(aside):
         pipe(x.to("vdev:0")).sum().backward()
         plain.assert_same(gradients(model), plain.gradients(reference))
 
@@ -189,7 +191,7 @@ def outputs_that_another_thread_frees(seed: int | None) -> None:
     x, _ = sample(4, 5)
     expected = model(x).detach() * 2
     found: list[Tensor] = []
-    with cut_on(("vdev:0",), model, [], micro_batches=1) as pipe, torch.no_grad(), late(seed):
+    with cut_on(SHARED, model, [2], micro_batches=1) as pipe, torch.no_grad(), late(seed):
         caller = torch.accelerator.current_stream(torch.device("vdev:0"))
         held = [pipe(x.to("vdev:0"))]
 
@@ -202,6 +204,21 @@ def outputs_that_another_thread_frees(seed: int | None) -> None:
         waiting.then = lambda: torch.accelerator.current_stream().synchronize()
         pipe(x.to("vdev:0"))
         assert found[0].cpu().allclose(expected, rtol=1e-12)
+
+
+def pinned_and_written(seed: int | None) -> None:
+    """A mini-batch in pinned memory, which the caller fills anew as soon as the step returns."""
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(2 * PARTS, 5)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe:
+        x, y = x.pin_memory(), y.pin_memory()
+        with late(seed):
+            pipe.step(x, target=y)
+            x.zero_()
+            y.zero_()
+            plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def prefetched(seed: int | None) -> None:

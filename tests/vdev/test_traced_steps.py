@@ -83,7 +83,7 @@ def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
 
 
 def _untimed(make):
-    def recorded(stream, timed):
+    def recorded(stream, timed=False):
         assert not timed
         event = make(device=stream.device)
         event.record(stream)

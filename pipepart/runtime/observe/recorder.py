@@ -25,10 +25,9 @@ from torch.autograd import profiler
 from schedules import Action, Kind, Schedule, Timeline, Transfer
 
 from ...autograd.sparse import bytes_of
-from ...workers.streams import has_streams
+from ...workers.streams import has_streams, recorded
 from ..stage import Stage
 from ..transport.base import ForwardingTransport, Key, Transport
-from ..transport.cuda import recorded
 from .saved_bytes import KeptBytes
 
 _now = time.perf_counter

@@ -1,8 +1,10 @@
-"""The streams of a pipeline's workers, where some of their devices are accelerators: who waits for whom, and when.
+"""The streams of a pipeline's workers on accelerators, and the copies of messages between them.
 
-A device goes through each of its streams in order, behind the host, which only queues. Every worker has one stream on
-every accelerator: on its own device that is its compute stream, on another one whatever the worker has to do there
-beside it, such as receive the copies that it sends. A message from one worker to another, as its owners hold it::
+A device goes through each of its streams in order, behind the host, which only queues. A worker computes on a stream of
+its device: on the caller's current stream if no other worker has this device, so that activations, weights and
+optimizers share one pool of memory; else on a stream of its own. On every other accelerator a worker has a stream for
+what it does there beside computing, such as receiving the copies that it sends, and for each of them another one on its
+own device that copies go out on. A message from one worker to another, as its owners hold it::
 
     compute of sender      departure            stream of sender there      compute of receiver
     ─────────────────      ─────────            ──────────────────────      ───────────────────
@@ -18,28 +20,30 @@ is gone, though streams that have read it on their way may not have got there: "
 keeps memory back until that stream has come by. On one device there is no copy: (1) is what the receiver waits for, and
 y is held for it. What one worker tells itself, as between its chunks, is in the order of its compute stream.
 
-Around a run all of these streams wait for the caller's, and the caller's for them at its end. So what caller and
-pipeline make for each other they find done and may free, without the host waiting for a device.
+At the start of a step all of these streams wait for the caller's, and at its end the caller's for them. So what caller
+and pipeline make for each other they find done and may free, without the host waiting for a device.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from schedules import Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
-from ...autograd.sparse import record_stream
-from ...workers.streams import has_streams, on_streams
+from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping_event, waits
 from .base import ForwardingTransport, Key, Transport
 
-Callers = Sequence[torch.Stream]  # the caller's current streams, one an accelerator
+Callers = Mapping[torch.device, torch.Stream]  # the caller's current streams, one an accelerator
 
 _Action = TypeVar("_Action")
 _Done = TypeVar("_Done")
@@ -59,7 +63,7 @@ class InFlight(NamedTuple):
 class Streams:
     """The streams of all workers of a pipeline.
 
-    A method that names a worker is called by it; ``begin`` and ``end`` by the caller of a run.
+    A method that names a worker is called by it; ``begin`` and ``end`` are called by the caller of a step.
 
     Args:
         homes: the device of each worker, accelerators with their index.
@@ -68,50 +72,64 @@ class Streams:
     def __init__(self, homes: Sequence[torch.device]) -> None:
         self._homes = list(homes)
         self._devices = [home for home in dict.fromkeys(homes) if has_streams(home)]
-        self._of = [{device: torch.Stream(device) for device in self._devices} for _ in homes]
+        alone = {home for home in self._devices if self._homes.count(home) == 1}
+        self._own = [
+            {device: torch.Stream(device) for device in self._devices if device != home or home not in alone}
+            for home in homes
+        ]
+        self._callers: Callers = {}
         self._departures: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
 
     @classmethod
     def of(cls, homes: Sequence[torch.device]) -> Streams | None:
-        """Those of workers on these devices; None where no device has any."""
+        """Return those of workers on these devices; None if no device has any."""
         return cls(homes) if any(map(has_streams, homes)) else None
 
     def callers(self) -> Callers:
-        """The streams that the calling thread is on, of each device."""
-        return [torch.accelerator.current_stream(device) for device in self._devices]
+        """Return the streams that the calling thread is on, of each device."""
+        return {device: torch.accelerator.current_stream(device) for device in self._devices}
 
     def begin(self, callers: Callers) -> None:
-        """Has the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory.
+        """Have the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory.
 
-        Inputs and targets need not be held for workers: the run has them until ``end``.
+        Inputs and targets need not be held for workers: the step has them until ``end``.
         """
-        for caller, own in self._with_own(callers):
-            queued = caller.record_event()
-            for stream in own:
-                stream.wait_event(queued)
+        self._callers = callers
+        for device, caller in callers.items():
+            others = [own[device] for own in self._own if device in own]
+            if others:
+                queued = caller.record_event()
+                for stream in others:
+                    waits.wait(Wait.STEP_BEHIND_CALLER, stream, queued)
 
     def end(self, callers: Callers) -> None:
-        """Has the caller's streams wait for what the workers have queued."""
-        for caller, own in self._with_own(callers):
-            for stream in own:
-                caller.wait_event(stream.record_event())
+        """Have the caller's streams wait for what the workers have queued."""
+        for device, caller in callers.items():
+            used = [own[device] for own in self._own if device in own]
+            for stream in (*used, self._callers[device]):
+                if stream != caller and not stream.query():  # one that is done needs no wait
+                    waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
 
     def hold_for_caller(self, nest: Any) -> None:
-        """Holds what workers have made for the streams that the calling thread is on: it is the caller's now."""
+        """Hold what workers have made for the streams that the calling thread is on: it is the caller's now."""
         for tensor in tensors(nest):
             if tensor.device in self._devices:
-                record_stream(tensor, torch.accelerator.current_stream(tensor.device))
+                waits.hold(Wait.HELD_FOR_CALLER, tensor, torch.accelerator.current_stream(tensor.device))
 
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:
-        """Puts the calling thread on the worker's streams, and on its device, within the block."""
-        with on_streams(list(self._of[worker].values())):
-            if has_streams(self._homes[worker]):
-                torch.accelerator.set_device_index(self._homes[worker])
+        """Put the calling thread on the worker's streams, and on its device, within the block."""
+        home = self._homes[worker]
+        streams = list(self._own[worker].values())
+        if has_streams(home) and home not in self._own[worker]:
+            streams.append(self._callers[home])
+        with on_streams(streams):
+            if has_streams(home):
+                torch.accelerator.set_device_index(home)
             yield
 
     def paced(self, worker: int, do: Callable[[_Action], _Done]) -> Callable[[_Action], _Done]:
-        """``do`` for one action after the other of a run, which does not get far ahead of the device.
+        """Return ``do`` for one action after the other of a step, which does not get far ahead of the device.
 
         The host waits for an action that lies some behind the one it queues, so the device has that much to do
         meanwhile: this holds up the host where it is the faster of the two, and never the device.
@@ -119,19 +137,24 @@ class Streams:
         compute = self._compute(worker)
         if compute is None:
             return do
-        queued: deque[torch.Event] = deque()
+        queued: deque[torch.Event | torch.cuda.Event] = deque()
 
         def do_in_time(action: _Action) -> _Done:
             if len(queued) == _AHEAD:
-                queued.popleft().synchronize()
+                waits.host_wait(Wait.PACE, queued.popleft())
             done = do(action)
-            queued.append(compute.record_event())
+            queued.append(sleeping_event(compute))
             return done
 
         return do_in_time
 
+    def behind_compute(self, worker: int) -> torch.Event | torch.cuda.Event | None:
+        """Return an event behind what the worker has queued; None on a CPU."""
+        compute = self._compute(worker)
+        return None if compute is None else sleeping_event(compute)
+
     def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> InFlight:
-        """Has a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
+        """Have a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
         found = () if sender == receiver else tensors(message)
         if not found:
             return InFlight(message, None)
@@ -141,9 +164,9 @@ class Streams:
             return InFlight(message, None if compute is None else recorded(compute, timed))  # (1)
         if compute is None:
             copied = graph_cut.move(message, there, wait=False)
-            return InFlight(copied, recorded(self._of[sender][there], timed))
+            return InFlight(copied, recorded(self._own[sender][there], timed))
         departure = self._departure(sender, there)
-        departure.wait_event(compute.record_event())  # (1)
+        waits.wait(Wait.COPY_BEHIND_COMPUTE, departure, compute.record_event())  # (1)
         torch.accelerator.set_stream(departure)
         try:
             copied = self._copied(message, there, departure)
@@ -151,8 +174,8 @@ class Streams:
             torch.accelerator.set_stream(compute)
         for tensor in found:
             if tensor.device == here:
-                record_stream(tensor, departure)  # (2)
-        return InFlight(copied, recorded(self._of[sender].get(there, departure), timed))  # (3)
+                waits.hold(Wait.HELD_FOR_COPY, tensor, departure)  # (2)
+        return InFlight(copied, recorded(self._own[sender].get(there, departure), timed))  # (3)
 
     def receive(self, receiver: int, in_flight: InFlight) -> Any:
         """Return the message for the receiver's compute stream; the host waits for one that is for the CPU."""
@@ -161,36 +184,33 @@ class Streams:
             return message
         compute = self._compute(receiver)
         if compute is None:
-            arrived.synchronize()
+            waits.host_wait(Wait.HOST_BEHIND_COPY, arrived)
             return message
-        compute.wait_event(arrived)  # (3)
+        waits.wait(Wait.COMPUTE_BEHIND_COPY, compute, arrived)  # (3)
         for tensor in tensors(message):
             if tensor.device == self._homes[receiver]:
-                record_stream(tensor, compute)  # (4)
+                waits.hold(Wait.HELD_FOR_COMPUTE, tensor, compute)  # (4)
         return message
 
     def _compute(self, worker: int) -> torch.Stream | None:
-        return self._of[worker].get(self._homes[worker])
+        home = self._homes[worker]
+        return self._own[worker].get(home) or self._callers.get(home)
 
     def _departure(self, worker: int, there: torch.device) -> torch.Stream:
-        """The stream on the worker's own device that copies go out on, to each other device."""
+        """Return the stream on the worker's own device that copies to another device go out on."""
         found = self._departures[worker].get(there)
         if found is None:
             found = self._departures[worker][there] = torch.Stream(self._homes[worker])
         return found
 
     def _copied(self, message: Any, there: torch.device, departure: torch.Stream) -> Any:
-        """The message on another device, whose copy the two current streams are in line for."""
+        """Return the message on another device, as a copy that is queued on the two current streams."""
         if are_joined(departure.device, there):
             return graph_cut.move(message, there, wait=False)
         pinned = graph_cut.move(message, torch.device("cpu"), wait=False)
-        torch.accelerator.current_stream(there).wait_event(departure.record_event())
+        current = torch.accelerator.current_stream(there)
+        waits.wait(Wait.COPY_BEHIND_HOST_COPY, current, departure.record_event())
         return graph_cut.move(pinned, there, wait=False)
-
-    def _with_own(self, callers: Callers) -> Iterator[tuple[torch.Stream, list[torch.Stream]]]:
-        """Each of the caller's streams, with the workers' on its device."""
-        for device, caller in zip(self._devices, callers, strict=True):
-            yield caller, [streams[device] for streams in self._of]
 
 
 class StreamTransport(ForwardingTransport):
@@ -229,15 +249,14 @@ class StreamTransport(ForwardingTransport):
         return self._streams.receive(self._worker_of[receiver], self._inner.recv(receiver, key))
 
 
-def recorded(stream: torch.Stream, timed: bool) -> torch.Event:
-    """An event for what is on a stream up to now, which takes the time if it is ``timed``."""
-    event = torch.Event(device=stream.device, enable_timing=timed)
-    event.record(stream)
-    return event
-
-
+@cache
 def are_joined(one: torch.device, other: torch.device) -> bool:
-    """Whether one device writes the memory of the other; else its driver may stop the host for a copy between them."""
+    """Return whether one device writes the memory of the other; else its driver may stop the host for a copy."""
     if one.type != "cuda" or other.type != "cuda":
         return True
     return torch.cuda.can_device_access_peer(one, other)
+
+
+def any_pinned(nest: Any) -> bool:
+    """Return whether any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
+    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in pytree.tree_leaves(nest))
