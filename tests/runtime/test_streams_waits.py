@@ -13,7 +13,7 @@ from pipepart import pipeline
 from pipepart.data.copy_ahead import Copied, CopyAhead
 from pipepart.runtime import Streams, loss_sink
 from pipepart.runtime.transport import cuda
-from pipepart.workers.streams import Wait, waits
+from pipepart.workers.streams import Wait, on_streams, waits
 from tests.support.late_scenarios import (
     copies_side_by_side,
     differentiated_again,
@@ -33,7 +33,7 @@ from tests.support.late_scenarios import (
     targets_elsewhere,
     zeroed_aside,
 )
-from tests.support.on_devices import late
+from tests.support.on_devices import TWO, late
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
@@ -152,8 +152,14 @@ def test_a_step_waits_for_what_the_loader_has_made_on_a_device(monkeypatch):
         copied = copy(ahead, batch)
         return copied._replace(events=copied.events[:2])  # those of the copies to the two devices
 
+    def trained_aside(seed: int | None) -> None:
+        """On other streams than the loader's, behind which all would be anyway."""
+        with on_streams([torch.Stream(torch.device(device)) for device in TWO]):
+            loaded_on_a_device(seed)
+
+    trained_aside(0)
     monkeypatch.setattr(CopyAhead, "__call__", copy_alone)
-    assert is_wrong(loaded_on_a_device)
+    assert is_wrong(trained_aside)
 
 
 def test_a_scale_is_made_by_the_caller(monkeypatch):
