@@ -1,13 +1,14 @@
 """Every test starts from the same seed, on one thread, in no terminal."""
 
 import random
+import time
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 
-from tests.support.seeds import SEED
+from tests.support.seeds import set_seed
 
 
 class _TorchNumbers:
@@ -27,14 +28,28 @@ hypothesis.settings.load_profile("fixed")
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="seed of the random cases of slow tests (default: the time)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:  # workers of pytest-xdist are given what is set here
+        config.option.seed = int(time.time())
+    set_seed(config.option.seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random cases of slow tests: --seed {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
-
-
-def pytest_report_header() -> str:
-    return f"random cases of slow tests: PIPEPART_TEST_SEED={SEED}"
+        test = getattr(item, "obj", None)
+        if item.get_closest_marker("slow") and hypothesis.is_hypothesis_test(test):
+            # Its fixed cases are those of the test that is not slow.
+            hypothesis.seed(f"{config.option.seed} {item.name}")(test)
 
 
 @pytest.fixture(autouse=True)

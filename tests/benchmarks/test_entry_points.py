@@ -25,6 +25,7 @@ def test_a_benchmark_explains_itself(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "options", "heading"),
     [
@@ -39,6 +40,7 @@ def test_a_quick_run_ends_with_a_table(name: str, options: list[str], heading: s
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_the_planning_benchmark_cuts_its_graphs() -> None:
     assert "nasnet" in run("planning", "--quick")

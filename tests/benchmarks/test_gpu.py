@@ -22,6 +22,7 @@ def test_without_a_gpu_it_says_so_and_ends():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_dry_run_proves_times_watches_and_reports(tmp_path: Path):
     file = tmp_path / "report.json"
     options = ["--device", "cpu", "--tiny", "--rounds", "1", "--stages", "2,4", "--json", str(file)]

@@ -179,6 +179,7 @@ def test_a_wait_for_the_gradients_of_a_copy():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_slow_step_that_goes_on_is_not_given_up():
     """Each action takes less than the timeout, all together more."""
 

@@ -1,24 +1,27 @@
-"""Seeds for slow tests: a third of the cases is fixed, the others change from run to run by one seed that is printed.
+"""Seeds for slow tests: a third of the cases is fixed, the others change from run to run by one printed seed.
 
-`PIPEPART_TEST_SEED=123 make slow` repeats the run whose header says 123.
+``make slow ARGS="--seed 123"`` repeats the run whose header says 123 (tests/conftest.py reads the option).
 """
 
 from __future__ import annotations
 
-import os
 import random
-import time
 
-# In the environment, so that the workers of pytest-xdist share it.
-SEED = int(os.environ.setdefault("PIPEPART_TEST_SEED", str(int(time.time()))))
+_FIRST_FIXED, _FIRST_DRAWN = 1_000, 10_000  # apart, so that no case comes twice
+_run = 0
+
+
+def set_seed(seed: int) -> None:
+    """Set the seed of this run of pytest."""
+    global _run
+    _run = seed
 
 
 def seeds(count: int, name: str) -> list[int]:
-    """So many seeds for the test called ``name``: a third is the same in every run, the others depend on ``SEED``.
-
-    Prints the seed of the run, which pytest shows for a test that fails.
-    """
-    print(f"PIPEPART_TEST_SEED={SEED}")  # noqa: T201
+    """``count`` seeds for the test called ``name``: a third never changes, the others depend on the run."""
     fixed = count // 3
-    draw = random.Random(f"{SEED} {name}")
-    return [*range(1000, 1000 + fixed), *(draw.randrange(10_000, 10**9) for _ in range(count - fixed))]
+    draw = random.Random(f"{_run} {name}")
+    return [
+        *range(_FIRST_FIXED, _FIRST_FIXED + fixed),
+        *(draw.randrange(_FIRST_DRAWN, 10**9) for _ in range(count - fixed)),
+    ]

@@ -60,7 +60,7 @@ def percent(part: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could change the terminal; layer names can hold any.
+    r"""Escape control characters, which could change the terminal; layer names can hold any.
 
     >>> printable("layer\x1b[31m")
     'layer\\x1b[31m'

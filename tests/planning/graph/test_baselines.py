@@ -11,22 +11,8 @@ from pipepart.cluster import Cluster, Device
 from pipepart.planning import CutDoesNotFit, cut
 from tests.planning.graph import oracle
 from tests.planning.graph.baselines import balanced_blocks, partition_balanced, pipedream
+from tests.planning.graph.problems import random_graph
 from tests.support.seeds import seeds
-
-
-def random_graph(seed: int, layers: int) -> nx.DiGraph:
-    """A chain, with skips in every other graph, and costs of three orders of magnitude."""
-    draw = random.Random(seed)
-    graph = nx.path_graph(layers, create_using=nx.DiGraph)
-    for layer in graph:
-        graph.nodes[layer].update(
-            seconds=10 ** draw.uniform(-2, 1), transfer_seconds=draw.choice([0, draw.uniform(0, 3)])
-        )
-    if seed % 2:
-        for _ in range(layers // 3):
-            first, last = sorted(draw.sample(range(layers), 2))
-            graph.add_edge(first, last)
-    return graph
 
 
 def random_case(seed: int) -> tuple[nx.DiGraph, Cluster]:

@@ -15,8 +15,7 @@ from pipepart.planning.graph.exact.skips import Skips
 from pipepart.planning.graph.parse import parse
 from pipepart.planning.graph.search import Effort, search, simple_lower_bound
 from tests.planning.graph import oracle
-from tests.planning.graph.problems import random_problem
-from tests.planning.graph.test_baselines import random_graph
+from tests.planning.graph.problems import random_graph, random_problem
 
 
 @pytest.mark.parametrize("seed", range(75))

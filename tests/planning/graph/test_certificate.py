@@ -11,7 +11,7 @@ from pipepart.cluster import Cluster
 from pipepart.planning import cut
 from tests.planning.graph import oracle
 from tests.planning.graph.instances import placement
-from tests.planning.graph.test_baselines import random_graph
+from tests.planning.graph.problems import random_graph
 
 
 class IntegerProgram:
