@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from os import PathLike
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -18,10 +16,10 @@ import schedules
 from .autograd import graph_cut
 from .capture import flatten
 from .cluster import Cluster
-from .data.arguments import Arguments, arguments_of_call, check_arguments
+from .data.batching import Batching
 from .data.copy_ahead import CopyAhead
 from .data.prefetch import Passes, Prefetch
-from .data.split import BATCH_NORMS, Merger, MicroBatches, Splitter, gather, least_samples, micro_batches_of
+from .data.split import Merger, MicroBatches, Splitter
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -52,11 +50,9 @@ from .runtime import (
 )
 from .runtime.as_module import AsModule
 from .runtime.kept_outputs import KeptOutputs
-from .runtime.observe.recorder import Recorder
 from .runtime.observe.trace import Trace, Traces
-from .runtime.options import RunOptions
-from .runtime.order import Order
-from .runtime.transport.cuda import any_pinned
+from .runtime.options import RunOptions, check_types
+from .runtime.runner import Runner
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -125,7 +121,7 @@ class Pipeline(AsModule):
         timeout: float | None = None,
         nan_guard: bool = False,
     ) -> None:
-        _check_types(plan, loss_fn=loss_fn, split=split, merge=merge)
+        check_types(plan, loss_fn=loss_fn, split=split, merge=merge)
         if plan.edges:
             raise ValueError(
                 f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
@@ -138,24 +134,27 @@ class Pipeline(AsModule):
         self._plan = plan
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
-        self._split, self._merge = split, merge
+        self._merge = merge
         self._traces = Traces(plan, always=trace)
         self._stages = build_stages(model, plan, compile, strict)
         layers = flatten(model)
-        self._first_layer = layers[0]
-        self._accepted: set[tuple[int, tuple[str, ...]]] = set()  # forms of calls that the first layer takes
-        self._norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
-        self._batch_norms = DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages)
+        self._batching = Batching(layers[0], model.modules(), plan.micro_batches, split, merge)
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
         self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
-        self._streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
         guard = guard_stages(self._stages) if nan_guard else None
         self._engine = Engine(plan, timeout, guard)
+        self._runner = Runner(
+            self._engine,
+            self._stages,
+            self._orders,
+            self._traces,
+            DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages),
+            Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers]),
+            self._emulation,
+        )
         self._passes = Passes()
-        self._lock = threading.Lock()
-        self._claim: object | None = None
         self._close = weakref.finalize(self, self._engine.close, "the pipeline is closed")
 
     @classmethod
@@ -197,7 +196,7 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
         """
-        _check_types(None, loss_fn=loss_fn, split=split, merge=options.get("merge"))
+        check_types(None, loss_fn=loss_fn, split=split, merge=options.get("merge"))
         check_timeout(options.get("timeout"))
         made = plan_for(
             model,
@@ -251,12 +250,11 @@ class Pipeline(AsModule):
     ) -> Any:
         """Forward and backward of a mini-batch; adds the gradients of its loss to each parameter's ``grad``.
 
-        The mini-batch is split into as many micro-batches as the plan has, or as it has samples if these are fewer;
-        with BatchNorm in training each has at least two samples. A model in evaluation mode trains in that mode, as a
-        plain model does.
+        The mini-batch is split into as many micro-batches as the plan has, or fewer if it has fewer samples. With
+        BatchNorm in training each has at least two. A model in evaluation mode trains in that mode.
 
-        The stages' own optimizers, if any, clear the gradients first and step at the end. Under an asynchronous
-        schedule ``grad`` is that of the last optimizer step, and the loss is the mean of those of all.
+        Optimizers of stages clear the gradients first and step at the end. Under an asynchronous schedule ``grad`` is
+        that of the last optimizer step, and the loss is the mean of all.
 
         Args:
             args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions,
@@ -273,20 +271,20 @@ class Pipeline(AsModule):
             TypeError, ValueError: wrong arguments; nothing has run. Or the outputs cannot be joined.
             RuntimeError: gradients are disabled, the pipeline is closed or busy, or a layer of the model was replaced.
             BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch. The
-                gradients are incomplete then; the next step works. Stages with their own optimizers may have taken
-                unequal numbers of steps: go on from a checkpoint.
+                gradients are incomplete; the next step works. Optimizers of stages may have taken unequal numbers of
+                steps: go on from a checkpoint.
         """
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "step trains, and gradients are disabled here (torch.no_grad or torch.inference_mode): for the loss "
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
-        batch = self._split_up(arguments_of_call(args, kwargs), target)
+        batch = self._parts(args, kwargs, target)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
-        with self._claimed():
+        with self._runner.claimed():
             order = self._orders.step(len(batch.inputs))
             gradients = StepGradients(self._unstepped)
             end = step_end(self._loss, batch, order.schedule, scaler, gradients.begin, self._merge)
@@ -294,8 +292,13 @@ class Pipeline(AsModule):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._new_step(
-                order, messages, kept or end, targets=batch.targets, recorder=recorder, optimizers=True
+            step = self._runner.new_step(
+                order,
+                messages,
+                kept or end,
+                targets=batch.targets,
+                recorder=recorder,
+                optimizers=self._optimizers.by_stage,
             )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
@@ -332,12 +335,12 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        with torch.no_grad(), self._claimed(), self.evaluating():
-            batch = self._split_up(arguments_of_call(args, kwargs), target)
+        with torch.no_grad(), self._runner.claimed(), self.evaluating():
+            batch = self._parts(args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
             end = step_end(self._loss, batch, order.schedule, merge=self._merge)
             kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
-            self._run_forwards(order, [graph_cut.part(one) for one in batch.inputs], kept or end)
+            self._runner.forwards([graph_cut.part(one) for one in batch.inputs], kept or end)
             return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
 
     @frees_memory
@@ -351,24 +354,24 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        batch = self._split_up(arguments_of_call(args, kwargs))
+        batch = self._parts(args, kwargs)
         if torch.is_grad_enabled():
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
             named = [(f"parameter {name!r}", parameter) for name, parameter in self.named_parameters()]
             outputs = differentiable(
                 batch.inputs,
                 batch.sizes,
-                self._forward,
+                self._runner.forwards_for_caller,
                 self._backward,
                 (s.device for s in self._stages),
                 named if recomputes else (),
             )
-            return gather(outputs, batch, self._merge)
+            return self._batching.joined(outputs, batch)
         end = OutputEnd(batch.sizes)
-        self._forward([graph_cut.part(one) for one in batch.inputs], end)
+        self._runner.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], end)
         if (added := end.added.total()) is not None:
             add_loss(added, reduction="sum")
-        return gather(end.outputs, batch, self._merge)
+        return self._batching.joined(end.outputs, batch)
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Loads mini-batches and copies them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -405,103 +408,20 @@ class Pipeline(AsModule):
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
-    def _split_up(self, given: Arguments, target: Any = None) -> MicroBatches:
-        """The micro-batches of a call, if the model is the one that the stages were made of and takes its arguments."""
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> MicroBatches:
+        """The micro-batches of a call, if the pipeline is open and the model is the one that it was made of."""
         self._engine.check_open()
         self.check_layers()
-        form = len(given.args), tuple(given.kwargs)
-        if form not in self._accepted:
-            check_arguments(*self._first_layer, given, target)
-            self._accepted.add(form)
-        least = least_samples(self._norms)
-        return micro_batches_of(given.input, target, self._plan.micro_batches, self._split, least)
+        return self._batching.parts(args, kwargs, target)
 
     def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
-        if self._streams:
-            self._streams.hold_for_caller(outputs)
-        return gather(outputs, batch, self._merge)
-
-    def _new_step(
-        self,
-        order: Order,
-        inputs: Sequence[Any],
-        end: Any,
-        forward: Step | None = None,
-        recorder: Recorder | None = None,
-        optimizers: bool = False,
-        targets: Any = (),
-    ) -> Step:
-        return Step(
-            order,
-            self._stages,
-            inputs,
-            end,
-            forward=forward,
-            optimizers=self._optimizers.by_stage if optimizers else (),
-            recorder=recorder,
-            streams=self._streams,
-            reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
-            emulation=self._emulation,
-        )
-
-    def _run_forwards(self, order: Order, inputs: Sequence[Any], end: Any) -> Step:
-        recorder = self._traces.recorder(order.schedule, self._stages)
-        step = self._new_step(order, inputs, end, recorder=recorder)
-        self._engine.execute(step)
-        self._traces.add_forward(recorder)
-        return step
+        self._runner.hold_for_caller(outputs)
+        return self._batching.joined(outputs, batch)
 
     def _unstepped(self) -> Iterable[nn.Parameter]:
         """The parameters that no optimizer of a stage steps."""
         return () if self._optimizers.by_stage else self.parameters()
 
-    def _forward(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
-        with self._claimed():
-            step = self._run_forwards(self._orders.forwards(len(inputs)), inputs, end)
-            if self._streams:
-                self._streams.hold_for_caller(end.outputs)
-        return step
-
     def _backward(self, forward: Step, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
-        with self._claimed(), nullcontext() if parameters else gradients_kept(self.parameters()):
-            parts = len(forward.input_gradients)
-            step = self._new_step(self._orders.backwards(parts), [None] * parts, end, forward)
-            if all(stage.device.type == "cpu" for stage in self._stages):
-                self._engine.execute(step)
-            else:
-                self._engine.execute_here(step)
-        return step.input_gradients
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """The pipeline for this thread alone.
-
-        Raises:
-            RuntimeError: another thread has it.
-        """
-        self._engine.check_open()
-        claim = object()
-        try:  # from before the claim on: an interrupt may come between any two instructions
-            with self._lock:
-                self._claim = self._claim or claim
-            if self._claim is not claim:
-                raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
-            with self._batch_norms.gathering():
-                yield
-        finally:
-            if self._claim is claim:
-                self._claim = None
-
-
-def _check_types(plan: Any, **functions: Any) -> None:
-    """Refuses a plan that is none, unless there is none yet, and functions that cannot be called.
-
-    Raises:
-        TypeError: which argument it is.
-    """
-    if plan is not None and not isinstance(plan, Plan):
-        hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
-        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} must be a function, got {function!r:.80}")
+        with nullcontext() if parameters else gradients_kept(self.parameters()):
+            return self._runner.backwards(forward, end)

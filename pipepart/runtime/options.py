@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from os import PathLike
+from typing import Any, Literal, TypedDict
 
 from ..data.split import Merger
+from ..planning import Plan
 from .compiled import CompileOptions
 from .state.optimizers import OptimizerFactory
 
@@ -21,3 +23,17 @@ class RunOptions(TypedDict, total=False):
     compile: CompileOptions
     timeout: float | None
     nan_guard: bool
+
+
+def check_types(plan: Any, **functions: Any) -> None:
+    """Refuses a plan that is none, unless there is none yet, and functions that cannot be called.
+
+    Raises:
+        TypeError: which argument it is.
+    """
+    if plan is not None and not isinstance(plan, Plan):
+        hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
+        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r:.80}")
