@@ -335,7 +335,7 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        with torch.no_grad(), self._runner.claimed(), self.evaluating():
+        with torch.inference_mode(False), torch.no_grad(), self._runner.claimed(), self.evaluating():
             batch = self._parts(args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
             end = step_end(self._loss, batch, order.schedule, merge=self._merge)

@@ -367,14 +367,19 @@ class Follower(TorchFunctionMode):
         entry = self._known.get(id(leaf)) if isinstance(leaf, Tensor) else None
         if entry is None:
             return None
-        if entry.version != leaf._version or entry.node is not leaf.grad_fn:
+        if entry.version != _version(leaf) or entry.node is not leaf.grad_fn:
             return Lost(
                 "it uses a tensor that was changed where torch cannot be followed, as by a custom Function"
             )
         return entry.known
 
     def _note(self, tensor: Tensor, known: Known) -> None:
-        self._known[id(tensor)] = _Entry(tensor, tensor._version, tensor.grad_fn, known)
+        self._known[id(tensor)] = _Entry(tensor, _version(tensor), tensor.grad_fn, known)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor has been written; 0 for inference tensors, whose writes torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _replay(ran: _Ran) -> Predict | None:

@@ -60,7 +60,8 @@ def test_evaluate_counts_what_layers_add_and_a_loss_of_the_model_itself():
             return x.pow(2).mean()
 
     x = torch.randn(6, 3).double()
-    with cut_by_hand(nn.Sequential(nn.Identity(), Add(), Own()), [1], micro_batches=3) as pipe:
+    model = nn.Sequential(nn.Identity(), Add(), Own())
+    with cut_by_hand(model, [1], micro_batches=3, reduction="mean") as pipe:
         plain.assert_near(pipe.evaluate(x), 2 * x.pow(2).mean())
 
 
@@ -71,7 +72,7 @@ def test_a_step_without_gradients_is_refused_and_evaluate_is_not(mode):
         with pytest.raises(RuntimeError, match=r"step trains, and gradients are disabled.*pipe\.evaluate"):
             pipe.step(X, target=Y)
         assert model.state_dict()["1.num_batches_tracked"] == 0
-        pipe.evaluate(X, target=Y)
+        pipe.evaluate(X.clone(), target=Y.clone())
 
 
 def test_a_step_in_evaluation_mode_trains_as_a_plain_model_does():
