@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .cluster import Cluster, Device, Link
     from .data.arguments import Arguments
     from .data.split import Whole
-    from .loss import add_loss, collect_losses
+    from .loss import LossError, add_loss, collect_losses
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
     from .profiling import Profile, profile
@@ -27,6 +27,7 @@ _HOMES = {
     "InfeasiblePlanError": "planning",
     "LayerGraph": "capture",
     "Link": "cluster",
+    "LossError": "loss",
     "Pipeline": "pipeline",
     "Plan": "planning",
     "Profile": "profiling",
@@ -49,6 +50,7 @@ __all__ = [
     "InfeasiblePlanError",
     "LayerGraph",
     "Link",
+    "LossError",
     "Pipeline",
     "Plan",
     "Profile",

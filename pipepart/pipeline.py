@@ -73,7 +73,8 @@ class Pipeline(AsModule):
         loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or as ``loss_fn(output)`` without a target.
             None for a model whose output is the loss. Returns a scalar, or ``(sum, count)``: the loss of the step is
             then the sum of all sums divided by the sum of all counts.
-        reduction: whether the loss is a mean or a sum over samples; None to find out.
+        reduction: ``"mean"`` or ``"sum"`` over samples, for a loss that cannot be followed; ``"batch"`` to call
+            ``loss_fn`` once a step, on the gathered output, which any loss can be. None to follow it while it runs.
         split: splits a mini-batch in place of the rule that all tensors are split along dimension 0. Called with
             ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; returns that many
             pairs or fewer. The input is the argument of the model, or :class:`pipepart.Arguments` if it has several.
@@ -211,6 +212,7 @@ class Pipeline(AsModule):
             optimizer_state=optimizer_state,
             split=split,
             with_optimizers=options.get("optimizer") is not None,
+            reduction=options.get("reduction"),
         )
         return cls(model, made, loss_fn, split=split, **options)
 

@@ -32,6 +32,7 @@ def plan_for(
     optimizer_state: str,
     split: Splitter | None,
     with_optimizers: bool,
+    reduction: Literal["mean", "sum", "batch"] | None = None,
 ) -> Plan:
     """Profiles a model and plans. The arguments are those of :meth:`pipepart.Pipeline.auto`.
 
@@ -49,7 +50,11 @@ def plan_for(
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)
     options = PlanOptions(
-        schedule=schedule, micro_batches=micro_batches, recompute=recompute, replicas=replicas
+        schedule=schedule,
+        micro_batches=micro_batches,
+        recompute=recompute,
+        replicas=replicas,
+        reduction=reduction,
     )
     check_options(options, len(cluster))
     if not with_optimizers:
@@ -78,5 +83,11 @@ def plan_for(
         threads=cluster.devices[0].threads,
     )
     return plan(
-        measured, cluster, schedule=schedule, recompute=recompute, replicas=replicas, allow_split_ties=True
+        measured,
+        cluster,
+        schedule=schedule,
+        recompute=recompute,
+        replicas=replicas,
+        allow_split_ties=True,
+        reduction=reduction,
     )

@@ -34,6 +34,7 @@ def plan(
     no_cut_before: Collection[str] = (),
     cut_before: Sequence[str] | None = None,
     allow_split_ties: bool = False,
+    reduction: Literal["mean", "sum", "batch"] | None = None,
 ) -> Plan:
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
@@ -67,6 +68,8 @@ def plan(
         cut_before: the layers that the second and later stages begin with: the whole cut.
         allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
+        reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
+            first backward; the gathered outputs and their gradients are not counted in the predicted memory.
 
     Raises:
         TypeError: ``profile`` or ``cluster`` is something else.
@@ -87,6 +90,7 @@ def plan(
         no_cut_before=no_cut_before,
         cut_before=cut_before,
         allow_split_ties=allow_split_ties,
+        reduction=reduction,
     )
     check_arguments(profile, cluster, options)
     if profile.edges:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from schedules import Kind, Schedule, build
+
 from ..cluster import Cluster
 from ..profiling import Profile
 from ..units import is_count
@@ -55,6 +57,7 @@ class PlanOptions:
     no_cut_before: Collection[str] = ()
     cut_before: Sequence[str] | None = None
     allow_split_ties: bool = False
+    reduction: Literal["mean", "sum", "batch"] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Request:
         replicas: numbers of replicas to choose from.
         allow_split_ties: allow borders between layers that share a parameter if no other cut exists.
         constraints: of the user.
+        forwards_first: allow only schedules whose last stage runs all forwards before its first backward.
     """
 
     profile: Profile
@@ -84,13 +88,28 @@ class Request:
     constraints: Constraints
     replicas: tuple[int, ...] = (1,)
     allow_split_ties: bool = False
+    forwards_first: bool = False
 
     @property
     def schedules(self) -> tuple[str, ...]:
         """Names to choose from."""
         if self.schedule == SEARCH:
             return (*AUTO, *SPLIT)
-        return AUTO if self.schedule == "auto" else (self.schedule,)
+        names = AUTO if self.schedule == "auto" else (self.schedule,)
+        return tuple(name for name in names if _is_forwards_first(name)) if self.forwards_first else names
+
+
+def runs_forwards_first(schedule: Schedule) -> bool:
+    """Return True if the last stage runs all its forwards before its first backward, in a schedule of one replica."""
+    last = schedule.stages - 1
+    row = schedule.actions[schedule.device_of[last]]
+    kinds = [action.kind for pair in row for action in pair.leaves if action.stage == last]
+    backward = next((index for index, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)), len(kinds))
+    return schedule.replicas == 1 and Kind.F not in kinds[backward:]
+
+
+def _is_forwards_first(name: str) -> bool:
+    return runs_forwards_first(build(name, devices=2, micro_batches=4, chunks=CHUNKS.get(name) or 1))
 
 
 def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Request:
@@ -121,6 +140,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         constraints=constraints,
         replicas=replicas,
         allow_split_ties=options.allow_split_ties,
+        forwards_first=options.reduction == "batch",
     )
 
 
@@ -162,6 +182,20 @@ def check_options(options: PlanOptions, devices: int) -> None:
             f"max_micro_batches must be a whole number of at least 1, got {options.max_micro_batches!r}"
         )
     _replicas(options.replicas, devices)
+    if options.reduction not in (None, "mean", "sum", "batch"):
+        raise ValueError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
+    if options.reduction == "batch":
+        named = options.schedule != "auto"
+        if (
+            options.replicas != 1
+            or options.schedule == SEARCH
+            or (named and not _is_forwards_first(options.schedule))
+        ):
+            raise ValueError(
+                "reduction='batch' computes the loss on the outputs of all micro-batches: it needs replicas=1 and a "
+                "schedule whose last stage runs all forwards first, as schedule='gpipe' or 'auto'; got "
+                f"schedule={options.schedule!r}, replicas={options.replicas!r}"
+            )
     if chunks is None:
         return
     if not is_count(chunks):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from schedules import Kind, Schedule, stepped_together
+from schedules import Schedule, stepped_together
 
 from ..autograd import graph_cut
 from ..data.split import Merger, MicroBatches, joined
 from ..loss import Added, LossError, Reduction, StepLoss
+from ..planning.request import runs_forwards_first
 from .loss_sink import BatchLossEnd, BeforeBackward, LossEnd
 
 
@@ -53,16 +54,11 @@ def check_forwards_first(schedule: Schedule) -> None:
     Raises:
         LossError: the last stage begins a backward before it has run all forwards, or there are replicas.
     """
-    last = schedule.stages - 1
-    kinds = [
-        a.kind for row in schedule.actions[schedule.device_of[last]] for a in row.leaves if a.stage == last
-    ]
-    begun = next((index for index, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)), len(kinds))
-    if schedule.replicas > 1 or Kind.F in kinds[begun:]:
-        what = "has replicas" if schedule.replicas > 1 else "begins backwards before the last forward"
+    if not runs_forwards_first(schedule):
         raise LossError(
-            f"reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule {what}: "
-            "plan with pipepart.plan(profile, cluster, schedule='gpipe', reduction='batch')"
+            "reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule has "
+            "replicas or begins backwards before: "
+            "plan = pipepart.plan(profile, cluster, reduction='batch')"
         )
 
 

@@ -14,7 +14,7 @@ from .state.optimizers import OptimizerFactory
 class RunOptions(TypedDict, total=False):
     """:class:`pipepart.Pipeline` says what each means."""
 
-    reduction: Literal["mean", "sum"] | None
+    reduction: Literal["mean", "sum", "batch"] | None
     merge: Merger | None
     deferred_batch_norm: bool
     trace: bool

@@ -21,7 +21,7 @@ from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
 from .numbers import Numbers, gradients_of
 
 Optimizer = Literal["sgd", "adam"]
-Reductions = Literal["mean", "sum"]
+Reductions = Literal["mean", "sum", "batch"]
 Step = Callable[
     [Any, Any], Tensor
 ]  # takes input and target of a mini-batch; adds gradients to the model's parameters

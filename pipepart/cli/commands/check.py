@@ -65,7 +65,7 @@ def check_command(
     reduction: Annotated[
         str | None,
         typer.Option(
-            parser=parsers.choice("mean", "sum"),
+            parser=parsers.choice("mean", "sum", "batch"),
             metavar="HOW",
             show_default=False,
             help="How the loss reduces over samples, if it does not say: mean or sum.",

@@ -1,0 +1,288 @@
+"""Losses of users: exact for what adds up over samples, and refused with help for what does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipepart.loss import LossError
+from tests.loss import by_parts
+
+CLASSES = 4
+Loss = Callable[[Tensor, Tensor], Any]
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    """Logits and targets of sequences with unlike numbers of padded tokens, one of nothing else."""
+    y = torch.randint(CLASSES, (6, 5))
+    y[0, 1:] = y[1, 2:] = y[5] = -100
+    return torch.randn(6, 5, CLASSES).double(), y
+
+
+def classes() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, CLASSES).double(), torch.randint(CLASSES, (6,))
+
+
+def numbers() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 3).double(), torch.randn(6, 3).double()
+
+
+def shifted(o: Tensor, t: Tensor) -> Tensor:
+    logits, labels = o[:, :-1].contiguous(), t[:, 1:].contiguous()
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
+
+
+def with_penalty(o: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(o.reshape(-1, o.shape[-1]), t.reshape(-1)) + 1e-3 * o.logsumexp(-1).pow(2).mean()
+
+
+def masked(o: Tensor, t: Tensor) -> Tensor:
+    mask = t != -100
+    return (F.cross_entropy(o.transpose(1, 2), t, reduction="none") * mask).sum() / mask.sum()
+
+
+def masked_and_clamped(o: Tensor, t: Tensor) -> Tensor:
+    mask = (t != -100).double()
+    return (o.pow(2).sum(2) * mask).sum() / mask.sum().clamp(min=1)
+
+
+def picked(o: Tensor, t: Tensor) -> Tensor:
+    mask = t != -100
+    return F.cross_entropy(o[mask], t[mask]) + 0.1 * o.logsumexp(-1)[mask].pow(2).mean() + o.pow(2).mean()
+
+
+def in_place(o: Tensor, t: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=o.dtype)
+    for column in range(3):
+        total += F.mse_loss(o[:, column], t[:, column])
+    total *= 2
+    return total
+
+
+def aliased(o: Tensor, t: Tensor) -> Tensor:
+    first = F.mse_loss(o, t)
+    total = first
+    total += o.abs().mean()
+    return total + first
+
+
+def focal(o: Tensor, t: Tensor) -> Tensor:
+    losses = F.cross_entropy(o, t, reduction="none")
+    return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+
+def dice_of_each_sample(o: Tensor, t: Tensor) -> Tensor:
+    p, y = o.sigmoid(), (t > 0).double()
+    return (1 - 2 * (p * y).sum(1) / (p.sum(1) + y.sum(1))).mean()
+
+
+def confident(o: Tensor, t: Tensor) -> Tensor:
+    losses = F.cross_entropy(o, t, reduction="none")
+    return losses[o.softmax(1).max(1).values > 0.4].mean()
+
+
+def pair_of_target(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    mask = t != -100
+    return (F.cross_entropy(o.mT, t, reduction="none") * mask).sum(), mask.sum()
+
+
+def pair_of_output(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    mask = o.max(1).values > 0.2
+    return (F.cross_entropy(o, t, reduction="none") * mask).sum(), mask.sum()
+
+
+def smoothed(o: Tensor, t: Tensor) -> Tensor:
+    log = o.log_softmax(-1)
+    return -(log.gather(-1, t[:, None]).squeeze(-1)).mean() * 0.9 - log.mean() * 0.1
+
+
+def distilled(o: Tensor, t: Tensor) -> Tensor:
+    return F.kl_div(F.log_softmax(o / 2, -1), F.softmax(t / 2, -1), reduction="batchmean") * 4
+
+
+SCALE = nn.Parameter(torch.zeros((), dtype=torch.double))
+NOTES: list[float] = []
+
+
+def with_a_learned_scale(o: Tensor, t: Tensor) -> Tensor:
+    return F.mse_loss(o, t) * torch.exp(-SCALE) + SCALE
+
+
+def noted(o: Tensor, t: Tensor) -> Tensor:
+    loss = F.cross_entropy(o, t)
+    NOTES.append((o.argmax(1) == t).double().mean().item() + loss.item())
+    return loss
+
+
+EXACT: list[tuple[Loss, Callable[[], Any]]] = [
+    (lambda o, t: ((o - t) ** 2).mean(), numbers),
+    (lambda o, t: ((o - t) ** 2).sum(), numbers),
+    (lambda o, t: torch.mean(torch.sum((o - t) ** 2, dim=-1), dim=0), numbers),
+    (lambda o, t: (o - t).pow(2).mean(0).sum(), numbers),
+    (lambda o, t: 0.5 * F.mse_loss(o, t) + 1.0, numbers),
+    (lambda o, t: F.mse_loss(o, t) * 2 - F.l1_loss(o, t) / 3, numbers),
+    (lambda o, t: sum([F.mse_loss(o, t), 0.5 * o.abs().mean()]), numbers),
+    (lambda o, t: torch.stack([F.mse_loss(o, t), o.abs().mean()]).mean(), numbers),
+    (lambda o, t: F.mse_loss(o, t, reduction="sum") / o.shape[0] + (o.exp() - o).sum(1).mean(), numbers),
+    (lambda o, t: (o - t).pow(2).sum() / o.numel(), numbers),
+    (lambda o, t: torch.sqrt((o - t) ** 2 + 1e-6).mean(), numbers),
+    (lambda o, t: (o - t).norm(dim=1).mean(), numbers),
+    (lambda o, t: (1 - F.cosine_similarity(o, t)).mean(), numbers),
+    (lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)), numbers),
+    (lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones(o.shape[0], 3).double()), numbers),
+    (lambda o, t: F.mse_loss(o[t > 0], t[t > 0]), numbers),
+    (lambda o, t: torch.where(t > 0, (o - t) ** 2, (o - t).abs()).mean(), numbers),
+    (lambda o, t: F.mse_loss(o.softmax(1), F.one_hot(t, CLASSES).double()), classes),
+    (lambda o, t: F.nll_loss(F.log_softmax(o, dim=1), t), classes),
+    (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()), tokens),
+    (lambda o, t: F.cross_entropy(o.reshape(o.shape[0] * o.shape[1], -1), t.reshape(-1)), tokens),
+    (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.T.reshape(-1)), tokens),
+    *((loss, tokens) for loss in (shifted, with_penalty, masked, masked_and_clamped, picked, pair_of_target)),
+    *((loss, numbers) for loss in (in_place, aliased, dice_of_each_sample, distilled, with_a_learned_scale)),
+    *((loss, classes) for loss in (focal, confident, pair_of_output, smoothed, noted)),
+]
+
+
+@pytest.mark.parametrize("micro_batches", [3, 4, 6])
+@pytest.mark.parametrize("case", range(len(EXACT)))
+def test_what_adds_up_is_exact(case, micro_batches):
+    loss_fn, batch = EXACT[case]
+    by_parts.check(loss_fn, *batch(), micro_batches)
+
+
+class Mixing(torch.autograd.Function):
+    """Leaves values as they are, and mixes the gradients of samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] - gradients[0].mean(0)
+
+
+class Counting:
+    """Weighs each call by the number of calls so far."""
+
+    calls = 0
+
+    def __call__(self, o: Tensor, t: Tensor) -> Tensor:
+        self.calls += 1
+        return F.mse_loss(o, t) * self.calls
+
+
+class Averaging:
+    """Divides by a running mean of its values."""
+
+    mean = torch.ones(())
+
+    def __call__(self, o: Tensor, t: Tensor) -> Tensor:
+        loss = F.mse_loss(o, t)
+        found, self.mean = loss / self.mean, 0.9 * self.mean + 0.1 * loss.detach()
+        return found
+
+
+def hardest(o: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(o, t, reduction="none").topk(len(o) // 2 or 1).values.mean()
+
+
+def dice(o: Tensor, t: Tensor) -> Tensor:
+    p, y = o.sigmoid(), (t > 0).double()
+    return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
+
+
+def contrastive(o: Tensor, t: Tensor) -> Tensor:
+    z = F.normalize(o, dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(o)))
+
+
+def read_first(o: Tensor, t: Tensor) -> Tensor:
+    loss = F.mse_loss(o, t)
+    NOTES.append(loss.item())
+    return loss * 2
+
+
+def detached_ratio(o: Tensor, t: Tensor) -> Tensor:
+    a, b = F.mse_loss(o, t), o.abs().mean()
+    return a + b * (a.detach() / b.detach())
+
+
+def hooked(o: Tensor, t: Tensor) -> Tensor:
+    o.register_hook(lambda gradient: gradient / gradient.norm())
+    return F.mse_loss(o, t)
+
+
+REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
+    (lambda o, t: F.mse_loss(o, t).sqrt(), numbers),
+    (lambda o, t: F.mse_loss(o, t) ** 0.5, numbers),
+    (lambda o, t: F.mse_loss(o, t).log(), numbers),
+    (lambda o, t: F.cross_entropy(o, t).exp(), classes),
+    (lambda o, t: (o - t).norm(), numbers),
+    (lambda o, t: (o - t).abs().max(), numbers),
+    (lambda o, t: (o - t).abs().median(), numbers),
+    (lambda o, t: F.mse_loss(o / o.std(), t), numbers),
+    (lambda o, t: F.mse_loss(o - o.mean(0), t), numbers),
+    (lambda o, t: F.mse_loss(o.softmax(0), t), numbers),
+    (lambda o, t: F.mse_loss(o.cumsum(0), t), numbers),
+    (lambda o, t: F.mse_loss(o, t.flip(0)), numbers),
+    (lambda o, t: F.mse_loss(o[:1], t[:1]), numbers),
+    (lambda o, t: F.mse_loss(o, t[torch.randperm(len(t))]), numbers),
+    (lambda o, t: ((o[:, 0] - t[:, :1]) ** 2).mean(), numbers),
+    (lambda o, t: F.mse_loss(o + torch.randn(()), t), numbers),
+    (lambda o, t: ((o.T @ t) / o.shape[0] - torch.eye(3)).pow(2).sum(), numbers),
+    (lambda o, t: torch.cdist(o, t).mean(), numbers),
+    (lambda o, t: F.triplet_margin_loss(o, t, t.roll(1, 0)), numbers),
+    (lambda o, t: F.mse_loss(o, t) * o.abs().mean(), numbers),
+    (lambda o, t: F.mse_loss(o, t) / F.mse_loss(o, t).detach(), numbers),
+    (lambda o, t: F.mse_loss(o, t) * o.shape[0], numbers),
+    (lambda o, t: F.mse_loss(o, t, reduction="sum") / len(o), numbers),
+    (lambda o, t: (o - t).pow(2).sum() * (1 / o.shape[0]), numbers),
+    (lambda o, t: F.mse_loss(o, t) * float(t.numpy().max()), numbers),
+    (lambda o, t: F.mse_loss(o, t) if o.sum() > 0 else F.l1_loss(o, t), numbers),
+    (lambda o, t: torch.vmap(lambda a, b: (a - b).pow(2).sum())(o, t).mean(), numbers),
+    (lambda o, t: F.mse_loss(Mixing.apply(o), t), numbers),
+    (lambda o, t: F.cross_entropy(o, t, weight=1 / t.bincount(minlength=4).clamp(min=1).double()), classes),
+    (lambda o, t: F.mse_loss(o, t).clamp(min=0.5), numbers),
+    *((loss, numbers) for loss in (dice, contrastive, read_first, detached_ratio, hooked)),
+    *((loss, numbers) for loss in (Counting(), Averaging())),
+    (hardest, classes),
+]
+
+
+@pytest.mark.parametrize("micro_batches", [2, 6])
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_what_does_not_add_up_is_refused_with_the_choices(case, micro_batches):
+    loss_fn, batch = REFUSED[case]
+    with pytest.raises(LossError, match="cannot be split into micro-batches") as caught:
+        by_parts.check(loss_fn, *batch(), micro_batches)
+    assert 'reduction="batch"' in str(caught.value)
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_one_micro_batch_is_exact_whatever_the_loss(case):
+    loss_fn, batch = REFUSED[case]
+    if isinstance(loss_fn, Counting | Averaging):
+        pytest.skip("its value depends on earlier calls")
+    torch.manual_seed(case)
+    output, target = batch()
+    ours, _ = (torch.manual_seed(1), by_parts.by_parts(loss_fn, output, target, 1))[1]
+    theirs, _ = (torch.manual_seed(1), by_parts.whole(loss_fn, output, target))[1]
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_loss_is_called_once_a_micro_batch_and_sees_real_values():
+    calls: list[float] = []
+
+    def loss_fn(o: Tensor, t: Tensor) -> Tensor:
+        loss = F.mse_loss(o, t)
+        calls.append(loss.item())
+        return loss
+
+    output, target = numbers()
+    by_parts.by_parts(loss_fn, output, target, 3)
+    parts = zip(output.split(2), target.split(2), strict=True)
+    assert calls == [F.mse_loss(a, b).item() for a, b in parts]
