@@ -35,7 +35,7 @@ from .failure.notes import PLACE, add_note
 from .loss_sink import End
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .order import Order
-from .parts import Parts, emulated, on_version
+from .parts import Part, Parts, emulated, on_version
 from .quick_turns import quick_turns
 from .replay.randomness import RngKeys
 from .stage import Stage
@@ -101,7 +101,7 @@ class Step:
         self._has_forwards = forward is None
         self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
         self._worker_of = schedule.device_of
-        self._parts: Parts = _PARTS
+        self._parts: Parts = PARTS
         watch = Watch.wanted(schedule, stages, recorder)
         transport: Transport = ThreadTransport(schedule)
         if streams is not None:
@@ -365,7 +365,7 @@ class Step:
         return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
 
 
-_PARTS: Parts = {
+PARTS: dict[Kind, tuple[Part, Part, Part]] = {
     Kind.F: (Step._recv_input, StageRun.forward, Step._send_output),
     Kind.B: (Step._recv_gradients, StageRun.backward, Step._send_gradients),
     Kind.I: (Step._recv_gradients, StageRun.backward_inputs, Step._send_gradients),

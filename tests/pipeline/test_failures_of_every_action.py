@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime import LossEnd, Stage
+from pipepart.runtime import LossEnd
+from pipepart.runtime.stage_run import StageRun
 from pipepart.runtime.state.replicas import CopiedLayers
+from pipepart.runtime.step import PARTS
+from schedules import Kind
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.copies import IN_TURN, plan_copies, summed_step
@@ -25,14 +28,14 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 # What runs an action of each kind, the letter of the kind, and plans that have it.
-PLACES: dict[str, tuple[type, str, str, dict[str, Any]]] = {
-    "F of 1f1b": (Stage, "forward", "F", {"schedule": "1f1b"}),
-    "F of gpipe": (Stage, "forward", "F", {"schedule": "gpipe"}),
-    "B of 1f1b": (Stage, "backward", "B", {"schedule": "1f1b"}),
-    "B of sequential": (Stage, "backward", "B", {"schedule": "sequential"}),
-    "I of zb-h1": (Stage, "backward_inputs", "I", {"schedule": "zb-h1"}),
-    "W of zb-h1": (Stage, "backward_weights", "W", {"schedule": "zb-h1"}),
-    "F of recompute": (Stage, "forward", "", {"schedule": "1f1b", "recompute": "always"}),
+PLACES: dict[str, tuple[Kind, str, dict[str, Any]]] = {
+    "F of 1f1b": (Kind.F, "F", {"schedule": "1f1b"}),
+    "F of gpipe": (Kind.F, "F", {"schedule": "gpipe"}),
+    "B of 1f1b": (Kind.B, "B", {"schedule": "1f1b"}),
+    "B of sequential": (Kind.B, "B", {"schedule": "sequential"}),
+    "I of zb-h1": (Kind.I, "I", {"schedule": "zb-h1"}),
+    "W of zb-h1": (Kind.W, "W", {"schedule": "zb-h1"}),
+    "F of recompute": (Kind.F, "", {"schedule": "1f1b", "recompute": "always"}),
 }
 
 
@@ -55,6 +58,25 @@ def failing(owner: type, method: str, picked: Callable[[Any], bool], call: int) 
         yield
 
 
+@contextmanager
+def failing_action(kind: Kind, stage: int, call: int) -> Iterator[None]:
+    """What a stage computes for a kind of action fails in its call number ``call``."""
+    recv, compute, send = PARTS[kind]
+    calls = 0
+
+    def fail(run: StageRun, *given: Any) -> Any:
+        nonlocal calls
+        if run.index == stage:
+            calls += 1
+            if calls == call + 1:
+                raise Trouble(call, reason=str(kind))
+        return compute(run, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PARTS, kind, (recv, fail, send))
+        yield
+
+
 def network() -> nn.Sequential:
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()]
     return nn.Sequential(*layers)
@@ -73,14 +95,14 @@ def check_that_it_goes_on(pipe: Pipeline, model: nn.Module) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_action_of_a_stage(place, stage, call):
-    owner, method, letter, how = PLACES[place]
+    kind, letter, how = PLACES[place]
     model = network()
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4, **how)
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
         workers = {worker.ident for worker in pipe._engine.workers}
-        with failing(owner, method, lambda one: one.index == stage, call), pytest.raises(Trouble) as caught:
+        with failing_action(kind, stage, call), pytest.raises(Trouble) as caught:
             pipe.step(X, target=Y)
-        assert (caught.value.code, caught.value.reason) == (call, method)
+        assert (caught.value.code, caught.value.reason) == (call, str(kind))
         assert f"stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
         assert f"(action {stage}{letter}" in notes(caught.value)
         assert {worker.ident for worker in pipe._engine.workers if not worker.join(0)} == workers
@@ -88,14 +110,14 @@ def test_an_action_of_a_stage(place, stage, call):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize("method", ["forward", "backward"])
-def test_an_action_of_one_of_two_stages_of_a_device(method, stage):
+@pytest.mark.parametrize("kind", [Kind.F, Kind.B])
+def test_an_action_of_one_of_two_stages_of_a_device(kind, stage):
     model = network()
     plan = plan_by_hand(
         [str(index) for index in range(6)], [1, 3, 4], micro_batches=4, schedule="interleaved-1f1b", chunks=2
     )
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
-        with failing(Stage, method, lambda one: one.index == stage, 1), pytest.raises(Trouble) as caught:
+        with failing_action(kind, stage, 1), pytest.raises(Trouble) as caught:
             pipe.step(X, target=Y)
         assert f"stage {stage} of 4 on virtual:{stage % 2}, micro-batch " in notes(caught.value)
         pipe.zero_grad()
