@@ -21,7 +21,7 @@ class NeverRuns(nn.Module):
         ({"schedule": "pipedream"}, "pipedream"),
         ({"recompute": "often"}, "got 'often'"),
         ({"replicas": 3}, "replicas must be between 1 and the number of devices, 2"),
-        ({"optimizer": "lion"}, "optimizer 'lion' is not known"),
+        ({"optimizer_state": "lion"}, "optimizer 'lion' is not known"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"devices": 9}, "9"),
     ],
