@@ -46,7 +46,7 @@ def check_timeout(timeout: float | None) -> None:
     Raises:
         ValueError: it is not positive.
     """
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
         raise ValueError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
 
 
