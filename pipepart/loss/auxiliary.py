@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .contract import check_scalar
 from .reduction import Reduction
+from .scalar import check_scalar
 
 
 class Added(NamedTuple):
