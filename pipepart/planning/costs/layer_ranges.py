@@ -78,6 +78,7 @@ class ChainCosts:
         # The last stage computes the gradient of its output itself.
         self._incoming_gradient = np.r_[self.output_bytes[:-1], 0]
         self._saved = costs.saved
+        self._known_sizes: dict[tuple[int, int], StageSizes] = {}
         gradients = [info.gradient_bytes for info in profile.layers]
         static = [
             info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
@@ -117,6 +118,8 @@ class ChainCosts:
     def sizes(self, layers: slice) -> StageSizes:
         """The bytes of one stage: one cut, one stage."""
         start, stop = layers.start, layers.stop
+        if (start, stop) in self._known_sizes:
+            return self._known_sizes[start, stop]
         stash = boundary = 0
         if self.has_backward[stop - 1]:
             inside = range(start, stop)
@@ -127,7 +130,9 @@ class ChainCosts:
                 if start not in piece.input_of and any(layer in inside for layer in piece.layers)
             )
         last = slice(stop - start - 1, stop - start)
-        return self._sizes(start, stop, np.array([stash]), boundary, last)
+        found = self._sizes(start, stop, np.array([stash]), boundary, last)
+        self._known_sizes[start, stop] = found  # near cuts have most stages in common
+        return found
 
     def border_seconds(self, link: Link) -> Floats:
         """Seconds to cross the border before each layer, forward and back; infinite where none is allowed.
