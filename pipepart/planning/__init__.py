@@ -1,4 +1,4 @@
-"""From a profile and a cluster to a plan: the cut, the schedule, and their predicted cost.
+"""Plans a pipeline from a profile and a cluster: the cut, the schedule, and their predicted cost.
 
 The graph cutter (``cut``, ``Cut``, ``CutDoesNotFit``) is imported at its first use, as it needs scipy.
 """

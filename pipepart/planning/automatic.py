@@ -40,8 +40,8 @@ def plan_for(
         with_optimizers: whether each stage will have an optimizer, which asynchronous schedules need.
 
     Raises:
-        TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do. Arguments that cannot be
-            right are refused before anything is measured.
+        TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan`. Arguments are checked before
+            anything is measured, as far as they can be.
     """
     if not isinstance(optimizer_state, str):
         raise TypeError(

@@ -30,10 +30,10 @@ def plan_branched(
 ) -> Plan:
     """The plan with the shortest predicted step for a profile with branches.
 
-    A cut into convex stages is a topological order of the layers and a cut of that order into intervals. So some
-    orders are planned as chains: the execution order, and the order of the stages of the best cut (:func:`.graph.cut`)
-    for each number of micro-batches. In a chain each stage sends to the next one only: the stages in between relay a
-    tensor that skips them, and its bytes count at each border that it crosses, in time and in memory.
+    Each cut into convex stages is a topological order of the layers, cut into intervals. So `plan_chain` plans some
+    orders as chains: the execution order, and for each number of micro-batches the order of the stages of the best cut
+    (:func:`.graph.cut`). In a chain each stage sends to the next one only. A tensor that skips stages is relayed by the
+    stages in between, and its bytes count at each border that it crosses, in time and in memory.
 
     Args:
         profile: with ``edges``.
@@ -43,9 +43,9 @@ def plan_branched(
         allow_split_ties: whether layers that share a parameter may be in different stages.
 
     Returns:
-        The plan. Its ``edges`` are those of the profile; its ``profile`` has the layers in the order of the plan, and
-        what crosses the border behind each layer as the output of that layer. It is ``optimal`` if its bottleneck
-        equals the proven lower bound of the cut, which holds for all orders.
+        The plan. Its ``edges`` are those of the profile. Its ``profile`` has the layers in the order of the plan; the
+        output of a layer there is all that crosses the border after it. The plan is ``optimal`` if its bottleneck
+        equals the lower bound of the cut, which is proven for all orders.
 
     Raises:
         InfeasiblePlanError: no plan was found that fits.
@@ -65,7 +65,7 @@ def plan_branched(
             best = made
     if best is None:
         raise next((e for e in refusals if isinstance(e, InfeasiblePlanError)), refusals[0])
-    # What the chain's search proved holds for its order alone; the cut's bound holds for one stage a device.
+    # The bound of the chain search holds for this order only. The bound of the cut holds for one stage per device.
     proven = best.chunks == 1 and best.replicas == 1
     bound = cutter.bounds.get(best.micro_batches, 0.0) if proven else 0.0
     prediction = best.predicted.model_copy(update={"bottleneck_bound": bound})
@@ -73,17 +73,17 @@ def plan_branched(
 
 
 def linearized(profile: Profile, order: Sequence[int]) -> Profile:
-    """The profile as a chain in which each layer also relays what later layers use of earlier ones.
+    """Return the profile as a chain: each layer also relays the outputs of earlier layers that later layers use.
 
     Args:
         profile: with ``edges``.
         order: of the layers, by index; topological.
 
     Returns:
-        A profile without ``edges``, its layers in this order. ``output_bytes`` of a layer are what crosses the border
-        behind it: outputs that later layers use, each once, and those that no layer uses, which go to the loss. A
-        saved tensor is an input of each stage that it may be passed on to: it does not say which layer made it, so
-        this counts from the first layer that feeds one of its users, an upper bound.
+        A profile without ``edges``, its layers in this order. ``output_bytes`` of a layer are the bytes that cross the
+        border after it: each output that a later layer uses, once, and the outputs that no layer uses, which go to the
+        loss. A saved tensor counts as an input of each stage that may relay it. The profile does not say which layer
+        made it, so it counts from the first layer that feeds one of its users: an upper bound.
     """
     place = {layer: position for position, layer in enumerate(order)}
     index = {info.name: position for position, info in enumerate(profile.layers)}
@@ -156,14 +156,14 @@ class _Cutter:
             try:
                 found = cut(self._graph(costs), self._cluster, host=None)
             except CutDoesNotFit:
-                continue  # not even the parameters fit: the planner says what would
+                continue  # not even the parameters fit: the planner suggests changes
             if self._proves:
                 self.bounds[costs.micro_batches] = found.lower_bound
             nodes = itertools.chain.from_iterable(found.stages)
             yield tuple(self._index[name] for name in nodes if name in self._index)
 
     def _graph(self, costs: Costs) -> nx.DiGraph:
-        """The layers for the cutter: costs that no plan of them can beat, so that its bound holds for plans."""
+        """Return the graph for the cutter. Its costs are no larger than in any plan, so that its bound holds."""
         pairs = itertools.combinations([device.name for device in self._cluster.devices], 2)
         rates = [self._cluster.link_between(*pair).bandwidth or math.inf for pair in pairs]
         rate = max(rates, default=math.inf)

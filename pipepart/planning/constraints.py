@@ -1,4 +1,4 @@
-"""What the user asks of a cut, in names of layers, as indices that the search understands."""
+"""Turns the user's constraints on a cut, given by layer names, into layer indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..profiling import Profile
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints that were found to be possible.
+    """Constraints on a cut, checked to be possible.
 
     Attributes:
         colocate: pairs of layers that no border may part.
@@ -31,7 +31,7 @@ class Constraints:
     layers: int
 
     def stage_ranges(self, stages: int) -> list[tuple[range, range]] | None:
-        """For each of so many stages, the layers that it may begin with and the ends that it may have; None for any."""
+        """Return, for each stage, its allowed first layers and its allowed ends; None for any."""
         if not self.pins:
             return None
         found = []
@@ -59,11 +59,11 @@ def read_constraints(
     no_cut_before: Collection[str],
     cut_before: Sequence[str] | None,
 ) -> Constraints:
-    """The constraints of :func:`pipepart.plan`.
+    """Read the constraint keywords of :func:`pipepart.plan`.
 
     Raises:
-        ValueError: a layer that the profile does not have, a stage that is no number from 0 on, or constraints that
-            contradict each other.
+        ValueError: a layer is not in the profile, a stage is not a number from 0 on, or constraints contradict each
+            other.
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
 

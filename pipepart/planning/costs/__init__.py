@@ -1,1 +1,1 @@
-"""What any range of layers costs as a stage."""
+"""Computes the seconds and bytes of any range of layers as a stage."""

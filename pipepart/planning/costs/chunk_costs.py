@@ -1,4 +1,4 @@
-"""Load and memory of devices with several stages each, for many cuts at once."""
+"""Computes load and memory of devices with several stages each, for many cuts at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ChunkCosts:
         self._sizes: dict[int, NDArray[np.float64]] = {}
 
     def of(self, borders: Borders) -> CutTable:
-        """Loads and memory of the cuts (rows) with these borders."""
+        """Return the loads and memory of the cuts (rows) with these borders."""
         costs = self._costs
         ends = np.full((len(borders), 1), costs.layers)
         edges = np.hstack([np.zeros_like(ends), borders, ends])
@@ -94,7 +94,7 @@ class ChunkCosts:
         return np.stack(needs, axis=2)
 
     def _sizes_of(self, piece: int) -> NDArray[np.float64]:
-        """[6]: the sizes of a stage. ``piece`` encodes its first layer and its end."""
+        """[6]: the sizes of one stage. ``piece`` encodes its first layer and its end."""
         if piece not in self._sizes:
             found = self._costs.sizes(slice(*divmod(piece, self._costs.layers + 1)))
             fixed = found.static[0, 0], found.version[0, 0], found.transient[0, 0]
@@ -106,7 +106,7 @@ class CutTable:
     """Loads and memory of many cuts (rows) for each device (columns).
 
     Args:
-        costs: that it was made with.
+        costs: of the layers.
         borders: of each cut.
         seconds: compute of one micro-batch at speed 1.
         recompute: extra seconds if the device recomputes.
@@ -124,7 +124,7 @@ class CutTable:
         return self._needs.min(axis=0) - self._limits(order)
 
     def choices(self, order: Sequence[int]) -> NDArray[np.int64]:
-        """[cuts, devices]: position of the mode: the first that fits, else the one with the least memory."""
+        """[cuts, devices]: index of the recompute mode: the first that fits, else the one with the least memory."""
         fits = self._needs <= self._limits(order)
         return np.where(fits.any(axis=0), fits.argmax(axis=0), self._needs.argmin(axis=0))
 

@@ -1,4 +1,4 @@
-"""What a micro-batch size costs that was not profiled, from those that were."""
+"""Estimates the costs at a micro-batch size that was not profiled, from the sizes that were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...profiling import Costs, LayerCost, Profile, SavedTensor, Timing
 
 
 def estimate(profile: Profile, micro_batches: int) -> Costs:
-    """The costs for a number of micro-batches, measured or else estimated.
+    """Return the costs for a number of micro-batches: measured ones, or an estimate.
 
     Seconds and bytes of each layer are taken to grow along a straight line with the samples of a micro-batch, through
     the two measured sizes next to it. Beyond the measured sizes the line goes on, but a smaller micro-batch never costs
@@ -45,13 +45,13 @@ def estimate(profile: Profile, micro_batches: int) -> Costs:
 
 
 class _Line:
-    """A straight line through two sizes, read off at a third."""
+    """A straight line through the values at two sizes, evaluated at a third size."""
 
     def __init__(self, low: int, high: int, samples: int) -> None:
         self._low, self._high, self._samples = max(low, 1), max(high, 1), samples
 
     def at(self, low: float, high: float) -> float:
-        """The value at the third size, from those at the two."""
+        """Return the value at the third size, from the values at the two sizes."""
         share = low * self._samples / self._low
         if self._low == self._high:
             return share
@@ -81,7 +81,7 @@ def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
 
 
 def _split_seconds(line: _Line, low: LayerCost, high: LayerCost) -> float | None:
-    """As large a part of the backward as at the two sizes."""
+    """Return the seconds of splitting, the same fraction of the backward as at the two sizes."""
     if low.split_seconds is None or high.split_seconds is None:
         return None
     backward = low.backward_seconds + high.backward_seconds

@@ -1,4 +1,4 @@
-"""Seconds and bytes of every range of layers of a profile, as a stage."""
+"""Computes the seconds and bytes of every range of layers of a profile as a stage."""
 
 from __future__ import annotations
 

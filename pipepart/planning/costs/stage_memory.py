@@ -1,4 +1,4 @@
-"""The memory of a device at its peak: one formula, used by every search, by the prediction and by the checks."""
+"""The formula of a device's peak memory, used by every search, the prediction and the checks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StashCounts:
         }
         self.by_stage: tuple[Ints, ...] = tuple(alone[stage] for stage in range(schedule.stages))
         self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
-        # Many stages of a long pipeline keep the same: each different set of counts is weighed once.
+        # Many stages of a long pipeline have equal counts: compute each different set once.
         most = max(map(len, self.by_stage))
         table = np.array(
             [

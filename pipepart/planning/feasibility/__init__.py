@@ -1,1 +1,1 @@
-"""Why no plan fits, and which changes would make one fit."""
+"""Explains why no plan fits the memory, and suggests changes that would make one fit."""

@@ -1,4 +1,4 @@
-"""Changes of a request that make an infeasible model fit: each of them is planned as the user would plan it."""
+"""Suggests changes of a request that make an infeasible model fit. Each suggestion comes with its plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_suggestions(profile: Profile, cluster: Cluster, options: PlanOptions) -
 
 
 def suggestions_text(found: Sequence[Suggestion]) -> str:
-    """The suggestions as the end of an error message."""
+    """Return the suggestions as the end of an error message."""
     if not found:
         return (
             "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices: "
@@ -65,7 +65,7 @@ def _planned(
     changed: PlanOptions,
     devices: tuple[Device, ...] = (),
 ) -> Suggestion | None:
-    """The suggestion, if the request with these changes has a plan."""
+    """Return the suggestion if the request with these changes has a plan."""
     count = changed.micro_batches
     estimated = False
     if count != "auto" and all(costs.micro_batches != count for costs in profile.costs):

@@ -1,1 +1,1 @@
-"""What measured steps and changed models say about a plan."""
+"""Compares a plan with measured steps and with the current model, and plans again with measured costs."""

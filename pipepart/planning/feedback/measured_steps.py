@@ -1,4 +1,4 @@
-"""The seconds that the stages of a plan took in measured steps."""
+"""Computes the seconds of each stage of a plan from measured steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _BACKWARD = frozenset({Kind.B, Kind.I, Kind.W})
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds that one micro-batch took on a stage: the medians over micro-batches and steps."""
+    """Measured seconds of one micro-batch on a stage: medians over micro-batches and steps."""
 
     forward: float
     backward: float
 
 
 def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Timeline]:
-    """The measured steps, each of them one of the plan's.
+    """Return the measured steps, checked to be steps of the plan.
 
     Raises:
-        ValueError: there is none, or one is empty or of another schedule than the plan's.
+        ValueError: there is no trace, or one is empty or of another schedule than the plan's.
     """
     if trace is None:
         raise ValueError("there is no trace: make the Pipeline with trace=True and run a step first")
@@ -49,9 +49,10 @@ def checked_traces(plan: Plan, trace: Timeline | Sequence[Timeline]) -> list[Tim
 
 
 def stage_times(plan: Plan, traces: Sequence[Timeline]) -> list[StageTimes]:
-    """What one micro-batch took on each stage; of copies of the model, what it would have taken on the first's devices.
+    """Return the measured seconds of one micro-batch on each stage of the first replica.
 
-    Where a stage runs its forward again, its forward is the mean of the two. The parts of a backward are one.
+    Seconds of further replicas are scaled to the devices of the first. If a stage recomputes, its forward is the mean
+    of both runs. The two parts of a split backward are added.
     """
     found = [_Samples() for _ in plan.stages]
     speeds = [plan.cluster.device(stage.device).speed for stage in plan.all_stages]
@@ -73,7 +74,7 @@ def stage_times(plan: Plan, traces: Sequence[Timeline]) -> list[StageTimes]:
 
 
 class _Samples:
-    """Seconds of each forward, second forward and backward of a stage."""
+    """Seconds of each forward, recomputed forward and backward of a stage."""
 
     def __init__(self) -> None:
         self.forward: list[float] = []
@@ -93,7 +94,7 @@ def _spans(trace: Timeline):
 
 
 def _difference(traced: Schedule, planned: Schedule) -> str:
-    """What is not the same, empty if nothing is."""
+    """Return how the traced schedule differs from the plan's, or an empty text."""
     for what, one, other in (
         ("schedule", traced.name, planned.name),
         ("devices", traced.devices, planned.devices),

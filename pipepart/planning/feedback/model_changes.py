@@ -1,4 +1,4 @@
-"""What of a model is not as it was when its plan was made."""
+"""Finds how a model differs from the model that its plan was made for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelChanged(UserWarning):
 
 
 def warn_of_changes(plan: Plan, model: nn.Module, stacklevel: int = 2) -> None:
-    """Warns with :class:`ModelChanged` if the model is not the one that was profiled for the plan.
+    """Warn with :class:`ModelChanged` if the model differs from the one that was profiled for the plan.
 
     Args:
         plan: of the model.
@@ -39,17 +39,17 @@ def warn_of_changes(plan: Plan, model: nn.Module, stacklevel: int = 2) -> None:
 
 
 def model_changes(plan: Plan, model: nn.Module) -> list[str]:
-    """How the layers of a model differ from those that were profiled for a plan, one text a change.
+    """Describe how the layers of a model differ from those that were profiled for a plan, one text per change.
 
-    Nothing is run. Where the model is, its mode, and the values of its parameters do not count. A plan that holds no
-    profile knows of no change.
+    Nothing is run. The model's device, its mode (train or eval) and the values of its parameters are ignored. A plan
+    without a profile reports no change.
 
     Args:
         plan: of the model.
         model: the ``nn.Sequential`` as it is now.
 
     Raises:
-        TypeError, ValueError: a model that no plan can be made for.
+        TypeError, ValueError: no plan can be made for such a model.
     """
     if plan.profile is None:
         return []
@@ -71,7 +71,7 @@ def model_changes(plan: Plan, model: nn.Module) -> list[str]:
 
 
 def _changes(was: LayerInfo, now: LayerInfo) -> Iterator[str]:
-    """A change that explains others stands for them: a layer of another dtype has other bytes, too."""
+    """Return the changes of one layer. A change that explains others replaces them: a new dtype also changes bytes."""
     bytes_explained = False
     if now.kind != was.kind and now.description == was.description:
         yield f"is of class {now.kind}, and was of class {was.kind}"

@@ -1,4 +1,4 @@
-"""Plans again with the measured costs of a plan's stages."""
+"""Refines a profile with the measured costs of a plan's stages, and plans again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _check_layers(profile: Profile, plan: Plan) -> None:
 
 
 def _mostly_split(plan: Plan) -> set[int]:
-    """The stages that run most of their backwards in two parts: what was measured of them is that."""
+    """Return the stages that split most of their backwards, so that their measured seconds include the splitting."""
     rows = plan.build_schedule().actions
     weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
     stages = len(plan.stages)
@@ -116,7 +116,7 @@ def _mostly_split(plan: Plan) -> set[int]:
 def _factors(
     costs: ChainCosts, layers: slice, speed: float, times: StageTimes, split: bool
 ) -> tuple[float, float]:
-    """Measured by predicted, of the forward and the backward of a stage."""
+    """Return measured / predicted seconds of the forward and the backward of each stage."""
     forward = float(costs.forward[layers].sum()) / speed
     backward = float((costs.backward_input[layers] + costs.backward_weight[layers]).sum()) / speed
     if split and costs.split is not None:

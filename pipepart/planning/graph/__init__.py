@@ -1,4 +1,4 @@
-"""Partitions any layer graph over unlike devices, with a proof of optimality or a bound."""
+"""Partitions any layer graph over devices of several types, with a proof of optimality or a lower bound."""
 
 from .infeasible import CutDoesNotFit
 from .partition import cut

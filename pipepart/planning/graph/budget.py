@@ -14,7 +14,7 @@ class Budget:
 
     @staticmethod
     def of(seconds: float | None) -> Budget:
-        """A budget of so many seconds from now on; None for no limit."""
+        """Return a budget that ends in this many seconds; None for no limit."""
         return Budget(None if seconds is None else time.monotonic() + seconds)
 
     @property

@@ -13,7 +13,7 @@ from .problem import Problem
 
 States = NDArray[np.intp]
 
-# Beyond this many states (ten devices, no two alike, have 1024), the order of the devices is given, not searched.
+# With more states, only the cluster's own order of the devices is used. Ten different devices have 1024 states.
 MOST_STATES = 1100
 
 
@@ -44,7 +44,7 @@ class DeviceStates:
 
 
 def device_states(problem: Problem) -> DeviceStates:
-    """All orders of the devices, by the number of available devices of each type; for too many states, one order.
+    """Return the states of all orders of the devices, or of the cluster's own order if there are too many states.
 
     Devices may be left out at any point. There are (devices + 1) states for one type, and for several the product.
     """
@@ -61,7 +61,7 @@ def device_states(problem: Problem) -> DeviceStates:
 
 
 def _given_order(problem: Problem) -> DeviceStates:
-    """The devices in the cluster's order: state ``i`` has the devices from ``i`` on, and may take any of them."""
+    """States of the cluster's own order: state ``i`` has the devices from ``i`` on and may take any of them."""
     type_of = {
         device: index for index, device_type in enumerate(problem.types) for device in device_type.devices
     }

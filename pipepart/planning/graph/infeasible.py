@@ -1,4 +1,4 @@
-"""CutDoesNotFit: why no cut fits the memory of the devices, with the nodes and the bytes they are short of."""
+"""CutDoesNotFit: the error when no cut fits the memory of the devices, with the nodes and the missing bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CutDoesNotFit(ValueError):
     """No cut of the graph fits the memory of the devices.
 
     Attributes:
-        nodes: of the stage that is short of most bytes in the nearest cut; of the whole graph if all devices together
-            are too small.
+        nodes: those of the stage with the largest shortage in the nearest cut; all nodes if the total memory is too
+            small.
         short_bytes: bytes that are missing there.
     """
 
@@ -29,10 +29,10 @@ class CutDoesNotFit(ValueError):
 
 
 def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
-    """Refuse what needs no search: a node larger than any device that may run it, or too many bytes in all.
+    """Check without a search that each node fits a device that may run it, and that all nodes fit all devices.
 
     Raises:
-        CutDoesNotFit: one of both.
+        CutDoesNotFit: a node or the whole graph is too large.
     """
     problem = parsed.problem
     for index, group in enumerate(parsed.members):
@@ -63,10 +63,10 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
 
 
 def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNotFit:
-    """Why nothing fits, told by the cut whose largest shortage is smallest.
+    """Return the error for the cut with the smallest largest shortage.
 
-    Bisects the bytes that each device would need in addition. When the budget is spent, the nearest cut found so far
-    is told, and the message says that another may be nearer.
+    Bisects the additional bytes that each device would need. When the budget is spent, the error describes the nearest
+    cut found so far and says that another may be nearer.
     """
     problem = parsed.problem
 
@@ -103,7 +103,7 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNot
 
 
 def _shortages(problem: Problem, split: Split) -> list[int]:
-    """Bytes that each stage lacks, negative where it fits."""
+    """Return the bytes that each stage is short of; negative if it fits."""
     return [
         int(problem.bytes[nodes].sum()) - problem.types[device_type].memory
         for nodes, device_type in zip(split.stages, split.types, strict=True)

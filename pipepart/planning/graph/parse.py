@@ -1,4 +1,4 @@
-"""Parses a networkx graph and a cluster into a Problem, and refuses what is wrong with them."""
+"""Parses a networkx graph and a cluster into a Problem, and checks both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ParsedGraph:
 
 
 def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str | None) -> ParsedGraph:
-    """The problem for the arguments of :func:`pipepart.planning.cut`.
+    """Return the problem for the arguments of :func:`pipepart.planning.cut`.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
@@ -58,10 +58,10 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
 
 
 def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
-    """The nodes that stay together, in an execution order.
+    """Return the groups of nodes that stay in one stage, in an execution order.
 
-    Nodes tied by ``together`` are one class, and so is what lies on a path between two of them: a path that leaves a
-    stage must not come back. Both are the strongly connected components of the graph with the ties as two-way edges.
+    Nodes with the same ``together`` are one group, with all nodes on paths between them: a path that leaves a stage
+    must not come back. Both are the strongly connected components of the graph with the ties as two-way edges.
     """
     if not nx.is_directed_acyclic_graph(graph):
         cycle = " -> ".join(repr(before) for before, _ in nx.find_cycle(graph))
@@ -74,7 +74,7 @@ def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
         label = graph.nodes[node].get("together")
         if label is not None and first.setdefault(label, node) != node:
             tied.add_edges_from([(first[label], node), (node, first[label])])
-    # Where the nodes of the graph stand in execution order, as they should, that order is kept.
+    # Keep the order of the graph's nodes if it is an execution order.
     if not first and all(position[before] < position[after] for before, after in graph.edges):
         return tuple((node,) for node in graph)
     condensed = nx.condensation(tied)
@@ -173,6 +173,6 @@ def _nets(graph: nx.DiGraph, tensors: Tensors | None, number: Mapping[Hashable, 
 def devices_of_types(
     cluster: Cluster, types: Sequence[DeviceType], used: Sequence[int]
 ) -> tuple[Device, ...]:
-    """A device for each stage, given the types of the stages: of those alike, in the cluster's order."""
+    """Return the device of each stage from the device types of the stages; equal devices in the cluster's order."""
     left = [iter(kind.devices) for kind in types]
     return tuple(cluster.devices[next(left[index])] for index in used)

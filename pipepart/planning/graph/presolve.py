@@ -18,9 +18,9 @@ class Presolved:
 
     Attributes:
         problem: what is left.
-        kept: the node of the whole problem that each node of it is.
-        steps: the nodes removed, in order, each with its neighbours then and with min or max, which picks its stage
-            among theirs.
+        kept: for each node of ``problem``, its node in the whole problem.
+        steps: the removed nodes in order, each with its neighbours at that time and ``min`` or ``max``: the node joins
+            the first or the last of their stages.
         nodes: number of nodes of the whole problem.
     """
 
@@ -30,7 +30,7 @@ class Presolved:
     nodes: int
 
     def restore(self, split: Split) -> Split:
-        """The cut of the whole problem with the same loads."""
+        """Return the cut of the whole problem with the same loads."""
         stage_of = [0] * self.nodes
         for node, stage in zip(self.kept, split.stage_of, strict=True):
             stage_of[node] = stage
@@ -40,10 +40,10 @@ class Presolved:
 
 
 def presolve(problem: Problem) -> Presolved:
-    """The problem without the zero-time nodes whose best stage follows from that of their neighbours.
+    """Return the problem without the zero-time nodes whose best stage follows from the stages of their neighbours.
 
-    Nodes with bytes count as such only where all bytes fit any one device. Each rule moves a node from wherever it is
-    to its known stage without raising the load of any stage:
+    A zero-time node with bytes is removed only if all bytes of the graph fit any one device. Each rule moves
+    a node from any stage to its known stage without raising the load of any stage:
 
     - a source or sink with one neighbour that is in all its tensors goes with that neighbour;
     - between one predecessor and one successor, with tensors of these three alone, it goes across the dearer tensor;
@@ -84,7 +84,7 @@ class _Shrinking:
         self._gone: set[int] = set()
 
     def round(self) -> bool:
-        """Applies the rules to each node once; whether any did apply."""
+        """Apply the rules to each node once; return True if any applied."""
         changed = False
         for node in self._candidates:
             if node not in self._gone:
@@ -126,7 +126,7 @@ class _Shrinking:
         return True
 
     def _merge(self, node: int, other: int) -> None:
-        """Lets ``node`` go with ``other``, which takes over its edges and tensors."""
+        """Merge ``node`` into ``other``, which takes over its edges and tensors."""
         self._steps.append((node, (other,), min))
         for pins in list(self._nets[node]):
             self._replace(pins, pins - {node} | {other})
@@ -156,7 +156,7 @@ class _Shrinking:
                 self._nets[pin].add(by)
 
     def result(self) -> Presolved:
-        """What is left, numbered anew in the same order."""
+        """Return the remaining problem, renumbered in the same order."""
         whole = self._problem
         kept = [node for node in range(len(whole)) if node not in self._gone]
         number = {node: index for index, node in enumerate(kept)}
@@ -178,7 +178,7 @@ class _Shrinking:
 
 
 def _needed(problem: Problem) -> list[set[int]]:
-    """The successors of each node that no other successor leads to."""
+    """Return the successors of each node that cannot be reached through another successor."""
     found: list[set[int]] = [set(after) for after in problem.successors]
     if all(len(after) < 2 for after in found):
         return found

@@ -21,7 +21,7 @@ from .bounds.weights import device_weights, node_work
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A device without a limit: no graph comes near, and sums of it stay within 64 bits.
+# Memory of a device without a limit: larger than any graph, and sums of it fit 64 bits.
 UNLIMITED = 2**60
 
 
@@ -80,7 +80,7 @@ class Problem:
 
     @cached_property
     def device_weights(self) -> Floats:
-        """Of each type of device the work that it does in a second, at most 1; see :mod:`.bounds.weights`."""
+        """The work that each type of device does in a second, at most 1; see :mod:`.bounds.weights`."""
         return device_weights(
             [device_type.seconds for device_type in self.types],
             [len(device_type.devices) for device_type in self.types],
@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def work(self) -> Floats:
-        """Of each node the work: its least weighted seconds on any type of device."""
+        """The work of each node: its least weighted seconds on any type of device."""
         return node_work([device_type.seconds for device_type in self.types], self.device_weights)
 
     @cached_property
@@ -153,7 +153,7 @@ class Split:
 
 
 def tidy_nets(nets: Iterable[Net]) -> tuple[Net, ...]:
-    """The nets with equal pins merged, without those that no border can cut."""
+    """Return the nets, merged if their pins are equal, without those that no border can cut."""
     seconds: dict[tuple[int, ...], list[float]] = {}
     for net in nets:
         pins = tuple(sorted(set(net.pins)))

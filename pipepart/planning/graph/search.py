@@ -24,7 +24,7 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 Invariants:
 
 - Nodes are numbered in a topological order: every prefix is a downset.
-- ``low <= optimum <= bottleneck(split)`` at any time. ``optimal`` is said only if the two meet to 1e-9.
+- ``low <= optimum <= bottleneck(split)`` at any time. The result is ``optimal`` only if the two agree to 1e-9.
 - Pruning is safe at T: it may only drop downsets that are no border of any cut with a bottleneck of at most T.
   Families that were thinned yield cuts, never bounds.
 """
@@ -50,7 +50,7 @@ from .heuristics.local_moves import improve_by_moves
 from .heuristics.topological_orders import topological_orders
 from .problem import Problem, Split
 
-# Borders of a thinned family that is searched before the whole one, and the gap that is left open there.
+# Size of the thinned family of borders that is searched first, and the gap at which that search stops.
 FEW = 3000
 ENOUGH = 5e-4
 
@@ -60,12 +60,13 @@ MOST_BITS = 2**32
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a search may do before it settles for a bound; counted, so that equal calls give equal cuts.
+    """The work that a search may do before it returns with a bound. Work is counted, so that equal calls give equal
+    cuts.
 
     Attributes:
         sets: downsets kept at once.
-        pairs: pairs of borders looked at.
-        budget: the time after which it settles; with a limit, runs need not repeat.
+        pairs: pairs of borders checked.
+        budget: time limit. With one, results may differ between runs.
     """
 
     sets: int = 400_000
@@ -75,7 +76,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best cut found, None if none, and a lower bound; ``optimal`` if the cut, or that none fits, is proven."""
+    """The best cut found (or None) and a lower bound; ``optimal`` if the cut is proven best, or that none fits."""
 
     split: Split | None
     lower_bound: float
@@ -83,7 +84,7 @@ class SearchResult:
 
 
 def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> SearchResult:
-    """The cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
+    """Return the cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
     states = device_states(problem)
     low = simple_lower_bound(problem)
     one_order = all(high - start == 1 for start, high in blocks(problem))
@@ -91,7 +92,7 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Se
     if split and any_will_do:
         return SearchResult(split, low, optimal=False)
     if one_order:
-        # Each downset is a prefix, so the intervals of the one order are all cuts there are.
+        # Each downset is a prefix of one order, so every cut is a cut of that order into intervals.
         value = split.bottleneck(problem) if split else math.inf
         return SearchResult(split, value if states.complete else low, optimal=states.complete)
     if split and split.bottleneck(problem) * (1 - RESOLUTION) <= low:
@@ -102,7 +103,7 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Se
 
 
 def simple_lower_bound(problem: Problem) -> float:
-    """Seconds that no cut can beat: the largest node, and all work spread evenly over the devices."""
+    """Return a lower bound in seconds: the largest node, or all work spread evenly over the devices."""
     each = zip(problem.types, problem.device_weights, strict=True)
     total = sum(len(device_type.devices) * float(weight) for device_type, weight in each)
     largest = np.min([device_type.seconds for device_type in problem.types], axis=0).max()
@@ -110,7 +111,7 @@ def simple_lower_bound(problem: Problem) -> float:
 
 
 def simple_upper_bound(problem: Problem) -> float:
-    """Seconds that no stage can exceed: all nodes on their slowest device, and all transfers."""
+    """Return an upper bound in seconds: all nodes on their slowest device, and all transfers."""
     slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
                zip(*(device_type.seconds.tolist() for device_type in problem.types), strict=True)]  # fmt: skip
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
@@ -127,7 +128,7 @@ def initial_split(
         if tuple(order) in tried:
             continue
         tried.add(tuple(order))
-        # A small limit first: short intervals are quick to look at, and mostly enough.
+        # A small limit first: short intervals are quick to check and usually enough.
         guess = min(1.25 * low, most) if best is None else limit
         while True:
             found = best_intervals(problem, order, states, guess)
@@ -155,7 +156,7 @@ def _close_gap(
     if sets is None:
         return _bound_gap(problem, states, skips, effort.budget, split, low)
     if split and len(sets) > FEW:
-        # The least crossed borders are the likeliest: mostly only the proof is left for the whole family.
+        # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
         likely = GapSearch(problem, split, high, low)
         likely.close(Decider(problem, states, sets.thinned(FEW), effort.pairs), effort.budget, ENOUGH)
         split, high = likely.split, likely.high
@@ -170,7 +171,7 @@ def _close_gap(
 def _bound_gap(
     problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split | None, low: float
 ) -> SearchResult:
-    """The best cut and bound where the downsets are too many, or the effort is spent."""
+    """Return the best cut and bound if there are too many downsets, or the effort is spent."""
     if split is None:
         return SearchResult(None, low, optimal=False)
     if not budget.spent:

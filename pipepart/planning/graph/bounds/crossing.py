@@ -1,4 +1,4 @@
-"""Lower bound on the bottleneck of any cut, from minimum cuts: how little can cross a border, by the work before it."""
+"""Lower bound on the bottleneck of any cut, from minimum cuts: the least traffic that can cross a border."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..exact.capacity import SLACK, Capacity
 from ..exact.skips import Skips
 from ..problem import Floats, Net, Problem
 
-# Ranges of the work before a border that are told apart, and the lengths of stages, in even shares of one device.
+# Number of ranges of the work before a border, and the stage lengths, in even shares of one device.
 RANGES = 40
 LENGTHS = (0.35, 0.8)
 
@@ -23,7 +23,7 @@ PRICES = 3
 # The bound is bisected to this fraction.
 PRECISION = 1e-4
 
-# Capacities are integers, so that floats leave no crumbs in the residual graph: their sum at the most.
+# Capacities are integers, so that rounding leaves no residual capacity. This is the largest sum of them.
 UNITS = 10**12
 
 _SOURCE, _SINK = "source", "sink"
@@ -54,7 +54,7 @@ class CrossingBound:
             self._exists = np.isfinite(found)
 
     def bound(self, low: float, high: float) -> float:
-        """Seconds between ``low`` (a bound already) and ``high`` that no cut can beat."""
+        """Return the best lower bound between ``low`` (already a bound) and ``high``, in seconds."""
         while high - low > PRECISION * high:
             middle = (low + high) / 2
             if self._possible(middle):
@@ -64,7 +64,7 @@ class CrossingBound:
         return low
 
     def _possible(self, seconds: float) -> bool:
-        """Whether the devices could get through the ranges if each border were crossed by its least.
+        """Return True if the devices can reach the end when each border is crossed by the least traffic of its range.
 
         A stage from one range to another is at least as long as from the end of the first to the begin of the second.
         """
@@ -93,7 +93,7 @@ class CrossingBound:
 
 
 def _near_nets(problem: Problem, skips: Skips, limit: float) -> list[Net]:
-    """The nets with an ancestor of all other pins, without the pins further than ``limit`` of work from it."""
+    """Return the nets whose first pin is an ancestor of all others, without pins more than ``limit`` of work away."""
     found = []
     for number in np.nonzero(skips.rooted)[0].tolist():
         root, *others = problem.nets[number].pins
@@ -104,13 +104,13 @@ def _near_nets(problem: Problem, skips: Skips, limit: float) -> list[Net]:
 
 
 def _least_crossing(problem: Problem, skips: Skips, nets: list[Net], low: float, high: float) -> float:
-    """At least so many seconds of ``nets`` cross each border with ``low`` to ``high`` of work before it.
+    """Return the least seconds of ``nets`` that cross any border with ``low`` to ``high`` of work before it.
 
     A minimum cut gives the border that the least crosses: an arc of infinite capacity from each node to its
     predecessors keeps them on its side (Picard, "Maximal Closure of a Graph", Management Science 1976). Nodes with more
     than ``high`` of work among their ancestors are behind each border in the range, those with too little behind them
     are before it. A price on work draws the cut into the range; the value less the price is a bound for any price
-    (Lagrangian relaxation). The result is infinite where some node would have to be on both sides.
+    (Lagrangian relaxation). The result is infinite if some node would have to be on both sides.
     """
     border = _MinimumCut(problem, skips, nets, low, high)
     if border.impossible:
@@ -146,7 +146,7 @@ class _MinimumCut:
         self._unit = max(seconds, 1e-300) / UNITS
 
     def typical_price(self) -> float:
-        """A price on work that weighs about as much as the nets do."""
+        """Return a price that makes all work cost about as much as all nets."""
         work = float(self._work[self._open].sum())
         return sum(net.seconds for net in self._nets) / len(self._nets) / work if work and self._nets else 0.0
 

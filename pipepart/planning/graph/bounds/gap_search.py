@@ -9,10 +9,10 @@ from ..exact.decision import Decider, TooMuchWork
 from ..heuristics.local_moves import improve_by_moves
 from ..problem import Problem, Split
 
-# A bottleneck is taken for the smallest when none is smaller by more than this fraction of it.
+# A bottleneck counts as optimal if no other is smaller by more than this fraction.
 RESOLUTION = 1e-9
 
-# A gap of this fraction is not halved any more: what is found next mostly closes it.
+# A gap below this fraction is not bisected: the next cut found usually closes it.
 LITTLE = 1e-4
 
 # The first step down, where the cut is likely to be good.
@@ -27,7 +27,7 @@ class GapSearch:
         problem: what is cut.
         split: the best cut so far, or None.
         high: its bottleneck; without a cut, an upper bound on any.
-        low: no cut among the decider's borders has a smaller bottleneck.
+        low: lower bound on the bottleneck of any cut among the decider's borders.
         step: the first step down from a cut that was not the last, as a fraction.
     """
 
@@ -40,8 +40,8 @@ class GapSearch:
     def close(self, decider: Decider, budget: Budget, resolution: float = RESOLUTION) -> bool:
         """Decide until the gap is below ``resolution``. Return False if the effort or the budget was spent before.
 
-        Mostly no cut is better than one that was just found, so that is the first question. If there is a better one,
-        the steps down grow; once a step failed, the gap is bisected.
+        The cut that was just found is usually the best, so the first decision is just below it. If there is a better
+        cut, the steps down grow. After the first step without a cut, the gap is bisected.
         """
         step, fresh = self.step, True
         while self.high - self.low > resolution * self.high:

@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from ..device_states import DeviceStates
 from ..problem import Floats, Problem
 
-# Loads are sums in some order of rounding: what exceeds a limit by less than this fraction of it is no excess.
+# Tolerance for rounding: a load within this fraction above a limit still meets it.
 SLACK = 1e-12
 
 
 class Capacity:
     """For a bottleneck of T seconds a device does at most T x its weight of work (see ``Problem.device_weights``).
 
-    A border splits the devices into those used before it and those left behind it. It is possible only if for some
-    such split the work before fits the capacity of the first and the work behind fits that of the others. If no
+    A border splits the devices into those before it and those after it. It is possible only if, for some split, the
+    work before it fits the capacity of the first and the work after it fits that of the others. If no
     device on a side is exempt from transfers (``DeviceType.pays``), that side also pays for what crosses the border.
 
     Attributes:
@@ -54,12 +54,15 @@ class Capacity:
         self._slack = SLACK * float(self.total[0])
 
     def allows(self, inside: Floats, outside: Floats, crossing: Floats) -> NDArray[np.bool_]:
-        """Whether sets may be borders, given lower bounds of the work inside, the work outside and what crosses."""
+        """Return which sets may be borders, given lower bounds of the work inside, the work outside and the crossing
+        seconds.
+        """
         result = np.zeros(len(inside), dtype=bool)
         for left, right, before, behind in self._splits:
             need = inside + self.transfer_weight * crossing if left else inside
             rest = outside + self.transfer_weight * crossing if right else outside
-            # Before and behind add up to a constant: the least sufficient capacity before leaves the most behind.
+            # Capacity before and after add up to a constant, so the least sufficient capacity before leaves the
+            # most after.
             place = np.searchsorted(before, need - self._slack)
             result |= (place < len(before)) & (
                 behind[np.minimum(place, len(before) - 1)] >= rest - self._slack

@@ -18,12 +18,12 @@ from .skips import stage_counts
 
 
 class TooMuchWork(Exception):
-    """The decision would look at more pairs of borders than it may."""
+    """The decision needs more pairs of borders than the limit allows."""
 
 
 @dataclass
 class _Reached:
-    """Borders reached in one device state, and from where."""
+    """The borders reached in one device state, each with the border before it."""
 
     rows: list[Ints] = field(default_factory=list)
     origins: list[Ints] = field(default_factory=list)
@@ -31,7 +31,9 @@ class _Reached:
     types: list[int] = field(default_factory=list)
 
     def add(self, rows: Ints, origins: Ints, state: int, device_type: int) -> None:
-        """Record that ``rows`` are one stage on a device of that type behind ``origins``, reached in ``state``."""
+        """Record that ``rows`` were reached from ``origins``, which were reached in ``state``, by one stage on this
+        device type.
+        """
         if len(rows):
             self.rows.append(rows)
             self.origins.append(origins)
@@ -39,7 +41,7 @@ class _Reached:
             self.types.append(device_type)
 
     def origin(self, row: int) -> tuple[int, int, int]:
-        """The border before ``row``, the state it was reached in, and the type of device between."""
+        """Return the border before ``row``, its state, and the type of the device of the stage between them."""
         for rows, origins, state, device_type in zip(
             self.rows, self.origins, self.states, self.types, strict=True
         ):
@@ -71,10 +73,10 @@ class Decider:
         self._steps = states.steps()
 
     def split(self, seconds: float) -> Split | None:
-        """A cut with a bottleneck of at most ``seconds``, or None if there is none.
+        """Return a cut with a bottleneck of at most ``seconds``, or None if there is none.
 
         Raises:
-            TooMuchWork: the pairs of borders that this decider may look at are spent.
+            TooMuchWork: the limit on pairs of borders is reached.
         """
         capacity = Capacity(self._problem, self._states, seconds)
         ahead, behind = stage_counts(self._sets.work, self._sets.near, self._sets.limit, capacity)
@@ -102,7 +104,7 @@ class Decider:
         return None
 
     def _eligible(self, capacity: Capacity, state: int) -> NDArray[np.bool_]:
-        """Borders behind which the devices available in ``state`` have the capacity for the rest."""
+        """Return the borders such that the devices available in ``state`` have capacity for all nodes after them."""
         sets = self._sets
         need = capacity.prefix_work[-1] - sets.work
         if capacity.pays[state]:
@@ -113,7 +115,7 @@ class Decider:
     def _stages(
         self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity
     ) -> tuple[Ints, Ints]:
-        """The targets that are one stage on a device of that type behind a source, and for each such a source."""
+        """Return the targets that are one stage on a device of that type after a source, and that source for each."""
         work = self._sets.work
         goals = work[targets]
         limit = (
@@ -141,7 +143,7 @@ class Decider:
             borders.append(row)
             types.append(device_type)
         inside = self._incidence.unpacked(np.array(borders[::-1]))
-        # A node is in the stage behind the last border that does not hold it.
+        # A node is in the stage after the last border that does not contain it.
         stage_of = (~inside).sum(axis=0) - 1
         return Split(tuple(stage_of.tolist()), tuple(types[::-1]))
 

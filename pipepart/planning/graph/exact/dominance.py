@@ -52,7 +52,7 @@ class Dominance:
         self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
 
     def undominated(self, rows: Ints, reached: Ints) -> Ints:
-        """Those of ``rows`` that no set among ``reached`` (which contains them) dominates."""
+        """Return the ``rows`` that no set in ``reached`` dominates. ``reached`` contains ``rows``."""
         order = reached[np.argsort(self._sets.key[reached], kind="stable")]
         keys = self._sets.key[order]
         rows = np.sort(rows)
@@ -64,15 +64,15 @@ class Dominance:
             place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
             same = np.nonzero(keys[place] == wanted)[0]
             larger, smaller, node = order[place[same]], part[index[same]], nodes[same]
-            # The hash might lie; the sets do not.
+            # Equal hashes need not mean equal sets: compare the sets.
             expected = self._sets.words[smaller]
             expected[np.arange(len(node)), node >> 6] |= np.uint64(1) << (node & 63).astype(np.uint64)
             kept[start + index[same[(expected == self._sets.words[larger]).all(axis=1)]]] = False
         return rows[kept]
 
     def _profitable(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Pairs of a place in ``rows`` and a node whose move into that set cannot hurt what follows."""
-        # What may join a set is of the block that it ends in, or of the next; all before is in, all behind is out.
+        """Return pairs (index in ``rows``, node) such that moving the node into that set cannot raise later loads."""
+        # Only nodes of the block that the set ends in, or of the next block, can be added: earlier ones are in already.
         ends = self._sets.block[rows]
         part = self._part(int(ends.min()), min(int(ends.max()) + 1, len(self._blocks) - 1))
         inside = self._incidence.unpacked(rows, part.low, part.high)

@@ -24,13 +24,13 @@ class Downsets:
         words: bit ``v % 64`` of ``words[i, v // 64]`` says whether set ``i`` holds node ``v``.
         block: number of the block that the set ends in; a set of an earlier block is a subset.
         work: of its nodes.
-        seconds: of its nodes on each type of device, those left out that may not run there; shape (types, sets).
+        seconds: of its nodes on each type of device, without nodes that may not run there; shape (types, sets).
         banned: nodes of it that may not run on each type; same shape.
         bytes: of its nodes.
         crossing: seconds of the tensors with pins both inside and outside.
         key: a random hash, such that ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v``.
         keys: of the nodes.
-        ranges: for each block the first word that its sets differ in, and the first one behind.
+        ranges: for each block, the range of words that its sets differ in.
         near: seconds of the nets that cross it, without those in ``Skips.far``.
         limit: ``Skips.limit``: a stage of more work pays at both borders for each of these.
     """
@@ -52,7 +52,7 @@ class Downsets:
         return len(self.work)
 
     def inside(self, smaller: Ints, larger: Ints) -> NDArray[np.bool_]:
-        """Whether each of the sets ``smaller`` is a subset of the corresponding one in ``larger``."""
+        """Return whether each set in ``smaller`` is a subset of the corresponding set in ``larger``."""
         blocks = self.block[smaller]
         result = blocks < self.block[larger]
         unclear = np.nonzero(blocks == self.block[larger])[0]
@@ -68,7 +68,7 @@ class Downsets:
         return result
 
     def thinned(self, most: int) -> Downsets:
-        """About ``most`` of them: of each amount of work as many, those that the least crosses."""
+        """Return about ``most`` of the sets: for each amount of work the same number, those with the least crossing."""
         kept = least_crossed(self.work, self.crossing, most)
         kept[[0, -1]] = True
         return self._only(np.nonzero(kept)[0])
@@ -91,7 +91,7 @@ class Downsets:
 def downsets(
     problem: Problem, capacity: Capacity, most: int, skips: Skips, *, thin: bool = False
 ) -> Downsets | None:
-    """The downsets that can be borders, or None if more than ``most`` would have to be kept.
+    """Return the downsets that can be borders, or None if more than ``most`` would have to be kept.
 
     Nodes are taken in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
     other node; it starts a new block from the one set that holds all nodes before it. So the work is the sum over the
@@ -130,10 +130,10 @@ def downsets(
 
 
 def blocks(problem: Problem) -> list[tuple[int, int]]:
-    """The runs of nodes between separators: a downset holds all nodes of the blocks before the one it ends in.
+    """Return the ranges of nodes between separators. A downset holds all nodes of the blocks before the one it ends in.
 
-    Node ``v`` is comparable with all others when no node behind it has all its predecessors before it, and no node
-    before it all its successors behind it. Takes O(nodes + edges).
+    Node ``v`` is comparable with all others if no later node has all its predecessors before ``v``, and no earlier node
+    has all its successors after ``v``. Takes O(nodes + edges).
     """
     count = len(problem)
     last_before = np.array([max(before, default=-1) for before in problem.predecessors])

@@ -11,7 +11,7 @@ from .reachability import Reachability
 
 Words = NDArray[np.uint64]
 
-# Amounts of work that a thinned family tells apart.
+# Number of buckets of work in a thinned family.
 THIN_BUCKETS = 256
 
 
@@ -19,9 +19,9 @@ class Block:
     """The downsets that hold every node before ``low`` and none from ``high`` on.
 
     ``take(node)`` keeps each set of the nodes before as it is, and adds a copy with the node for each that holds all
-    its predecessors, so every downset comes up once. A node that was left out excludes its descendants for good: that
-    raises the lower bounds of the work outside and of what crosses the border, and sets that no capacity allows are
-    dropped at once.
+    its predecessors, so every downset comes up once. A node that was left out excludes its descendants for good: this
+    raises the lower bounds of the work outside and of the crossing seconds. Sets that no capacity allows are dropped at
+    once.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Block:
         base[0, 0] = (1 << (low & 63)) - 1
         self._base = self.words = base
         self._columns = columns
-        # Summed in node order everywhere, so that rounding never makes a subset come out larger.
+        # Always summed in node order, so that rounding never makes a subset larger than its superset.
         self.sums = start[None, :]
         self.bytes = problem.bytes[:low].sum()[None]
         self.crossing = np.zeros(1)
         self.key = np.atleast_1d(keys[:low].sum(dtype=np.uint64))
         self._local_nets(problem, low, high)
-        # Of each set the excluded node whose descendants have the most work; ``high - low`` stands for none.
+        # For each set, the excluded node whose descendants have the most work; ``high - low`` means none.
         self._excluded = np.full(1, high - low)
         self._reachable = Reachability(problem, low, high)
         after = problem.work[
@@ -57,7 +57,7 @@ class Block:
         self._excluded_rest = self._excluded_work.copy()
 
     def _local_nets(self, problem: Problem, low: int, high: int) -> None:
-        """For each net with pins in the block: these pins, and whether others come before or behind.
+        """Return, for each net with pins in the block, these pins and whether it has pins before or after the block.
 
         Nets with pins on both sides and none inside are cut by each set of the block but the empty and the full one.
         """
@@ -133,20 +133,20 @@ class Block:
         self.crossing = np.concatenate([self.crossing, taken_cut])
         self.key = np.concatenate([self.key, self.key[ready] + self._keys[node]])
         self._excluded = np.concatenate([self._excluded, excluded])
-        # From here on the node is no longer among the nodes to come.
+        # From here on the node counts as taken.
         self._excluded_rest[:-1] -= self._problem.work[node] * self._reachable.ancestors(local)
         self._drop(node)
 
     def _drop(self, node: int) -> None:
-        """Drop the sets that no capacity allows, whatever is still added to them."""
+        """Drop the sets that no capacity allows, whichever nodes are added to them later."""
         rest = self._capacity.prefix_work[node + 1] - self.work + self._excluded_rest[self._excluded]
         crossing = self.crossing + np.where(self._excluded < self.high - self.low, self._spanning, 0.0)
         self.keep(self._capacity.allows(self.work, rest, crossing))
 
     def _thin(self, most: int) -> None:
-        """Keep about ``most`` sets: for each amount of work equally many, those that the least crosses.
+        """Keep about ``most`` sets: for each amount of work the same number, those with the least crossing.
 
-        The last one, which holds all nodes so far, stays: the sets of later blocks grow from it.
+        The last set, with all nodes so far, is always kept: the sets of later blocks extend it.
         """
         chosen = least_crossed(self.work, self.crossing, most)
         chosen[-1] = True
@@ -155,7 +155,7 @@ class Block:
     def _close(self) -> None:
         for number, pins in self._pins.items():
             if self._ends[number][1]:
-                # With a pin of the block out it counts already.
+                # A net with a pin of the block outside is counted already.
                 self.crossing += np.where(self._all_in(pins), self._problem.nets[number].seconds, 0.0)
         self.crossing = self.crossing + self._spanning
         # The set of all nodes of the block is the empty one of the next.
@@ -184,7 +184,9 @@ class Block:
 
 
 def columns_of(problem: Problem) -> Floats:
-    """What is summed for each set, a row a node: work, 1, seconds on each type, 1 where banned there."""
+    """Return the values that are summed for each set, one row per node: work, 1, seconds on each type, 1 if banned
+    there.
+    """
     allowed = [np.isfinite(device_type.seconds) for device_type in problem.types]
     seconds = [
         np.where(ok, device_type.seconds, 0.0) for ok, device_type in zip(allowed, problem.types, strict=True)
@@ -194,7 +196,7 @@ def columns_of(problem: Problem) -> Floats:
 
 
 def least_crossed(work: Floats, crossing: Floats, most: int) -> NDArray[np.bool_]:
-    """About ``most`` sets: for each amount of work equally many, those that the least crosses."""
+    """Return about ``most`` sets: for each amount of work the same number, those with the least crossing."""
     span = max(float(work.max() - work.min()), 1e-300)
     bucket = ((work - work.min()) / span * (THIN_BUCKETS - 1)).astype(np.int64)
     order = np.lexsort((crossing, bucket))

@@ -1,4 +1,4 @@
-"""Finds which borders are one feasible stage behind which others, for many pairs of borders at once."""
+"""Finds pairs of borders with one feasible stage between them, for many pairs at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .capacity import SLACK
 from .downsets import Downsets
 from .incidence import Incidence
 
-# Pairs of borders looked at in one go: enough for numpy, and a few hundred bytes each.
+# Pairs of borders per numpy call; each takes a few hundred bytes.
 CHUNK = 200_000
 
 
@@ -47,7 +47,7 @@ class FeasibleStages:
         self.origin: Ints = np.full(len(targets), -1, dtype=np.int64)
 
     def look(self, sources: Ints, low: Ints, counts: Ints) -> None:
-        """Look at the ``counts`` targets from ``low`` on behind each of the sources."""
+        """Check, for each source, the ``counts`` targets from ``low`` on."""
         ends = np.cumsum(counts)
         start = 0
         while start < len(sources):
@@ -67,7 +67,7 @@ class FeasibleStages:
         sources, places = narrow(self.origin[places] < 0, sources, places)
         load = self._seconds[places] - sets.seconds[device_type, sources]
         crossing = sets.crossing[sources] if self._device.pays else np.zeros(len(sources))
-        # What is cut at one border and not at the other is cut by the stage.
+        # A net that crosses one of the two borders is cut by the stage.
         near = load + np.abs(self._crossing[places] - crossing) <= self._limit
         near &= self._fits(sources, self._targets[places])
         sources, places, load, crossing = narrow(near, sources, places, load, crossing)
@@ -91,7 +91,7 @@ class FeasibleStages:
                 self.origin[places[todo[most[todo] - relief <= self._limit]]] = source
 
     def _fits(self, sources: Ints, rows: Ints) -> NDArray[np.bool_]:
-        """Whether the nodes between may run on the device, and their bytes fit."""
+        """Return which pairs have nodes between them that may run on the device and fit its memory."""
         sets = self._sets
         result = np.ones(len(rows), dtype=bool)
         if self._memory_binds:

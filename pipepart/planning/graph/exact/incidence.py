@@ -1,4 +1,4 @@
-"""Incidence: which nets are cut at which borders, and by how much two borders of a stage count too much."""
+"""Incidence: which nets cross which borders, and which are counted twice at the two borders of a stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .downsets import Downsets
 
 
 class Incidence:
-    """The incidence matrix of nodes and nets, and what it says of downsets."""
+    """The incidence matrix of nodes and nets, with queries about downsets."""
 
     def __init__(self, problem: Problem, sets: Downsets) -> None:
         self._sets = sets
@@ -29,7 +29,7 @@ class Incidence:
         self._left: dict[int, dict[tuple[tuple[int, np.uint64], ...], float]] = {}
 
     def unpacked(self, rows: Ints, low: int = 0, high: int | None = None) -> NDArray[np.bool_]:
-        """Whether each set holds each of the nodes from ``low`` to ``high``; shape (rows, nodes)."""
+        """Return which of the nodes from ``low`` to ``high`` each set contains; bool, shape (rows, nodes)."""
         end = self._nodes if high is None else high
         words = self._sets.words[rows, low >> 6 : (end + 63) >> 6].astype("<u8")
         flags = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
@@ -37,7 +37,7 @@ class Incidence:
         return flags[:, low - start : end - start].astype(bool)
 
     def pins_before(self, node: int, nets: Ints) -> Ints:
-        """Number of pins before ``node``, for each of the nets."""
+        """Return the number of pins before ``node`` of each net."""
         return np.array([int(np.searchsorted(self._pins[net], node)) for net in nets], dtype=np.int64)
 
     def cut_twice(self, source: int, rows: Ints) -> Floats:
@@ -57,12 +57,12 @@ class Incidence:
         return relief
 
     def _pins_left(self, source: int) -> dict[tuple[tuple[int, np.uint64], ...], float]:
-        """Of the nets that a set cuts: the pins outside it, as masks of words, and the seconds of these nets."""
+        """Return the nets that a set cuts: their pins outside it, as masks of words, and their seconds."""
         if source in self._left:
             return self._left[source]
         inside = self.unpacked(np.array([source]))[0]
         held = int.from_bytes(self._sets.words[source].astype("<u8").tobytes(), "little")
-        # Only nets that begin before the last node inside and end behind the first one outside can be cut.
+        # Only nets that begin before the last node inside and end after the first node outside can be cut.
         last = self._nodes - 1 - int(inside[::-1].argmax()) if inside.any() else -1
         first = int((~inside).argmax())
         found: dict[int, float] = {}

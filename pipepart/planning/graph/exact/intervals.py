@@ -18,7 +18,7 @@ _Number = TypeVar("_Number", np.float64, np.int64)
 def best_intervals(
     problem: Problem, order: Sequence[int], states: DeviceStates, ceiling: float = math.inf
 ) -> Split | None:
-    """The cut into intervals of ``order`` with the smallest bottleneck, or None where none has one up to ``ceiling``.
+    """Return the cut of ``order`` into intervals with the smallest bottleneck, or None if all exceed ``ceiling``.
 
     Exact among intervals. ``best[s, a]`` is the smallest bottleneck of the nodes from ``a`` on over the devices that
     are available in state ``s``: a stage ``[a, b)`` on one of them, then ``best`` from ``b`` on over the others. A net
@@ -85,13 +85,15 @@ class _Stages:
             for device_type in self._types
         ]
         self._compute = [_running(seconds) for seconds in finite]
-        # For each start the first node at or behind it that may not run there.
+        # For each start, the first node from there on that may not run on the type.
         self._wall = [
             _next_true(~np.isfinite(device_type.seconds[self._order])) for device_type in self._types
         ]
 
     def crossing(self) -> Iterator[Floats]:
-        """For each start, the change of what crosses the border with each end: its running sum is the cost."""
+        """Yield, for each start, the changes of the transfer seconds at each end. Their running sum is the transfer
+        cost.
+        """
         steps = np.zeros(len(self._order) + 1)
         for start in range(len(self._order) - 1, -1, -1):
             for net, index in self._nets_at[start]:
@@ -104,7 +106,9 @@ class _Stages:
             yield steps
 
     def loads(self, start: int, device_type: int, crossing: Floats, ceiling: float) -> Floats:
-        """Of the stages that begin at ``start``, for each end while the nodes alone stay under ``ceiling``."""
+        """Return the loads of the stages from ``start`` to each end, as long as their nodes alone stay under
+        ``ceiling``.
+        """
         compute, wall = self._compute[device_type], int(self._wall[device_type][start])
         end = min(
             wall,

@@ -28,15 +28,15 @@ class Reachability:
             row[node >> 3] |= 1 << (node & 7)
 
     def ancestors(self, nodes: int | slice) -> NDArray[np.bool_]:
-        """Whether each node is an ancestor of ``nodes``, or the same; shape (nodes,) or (rows, nodes)."""
+        """Return whether each node equals or is an ancestor of ``nodes``; bool, shape (nodes,) or (rows, nodes)."""
         return np.unpackbits(self._bits[nodes], axis=-1, count=self._size, bitorder="little").astype(bool)
 
     def leads_to(self, first: int, others: Ints) -> NDArray[np.bool_]:
-        """Whether ``first`` is an ancestor of each of the others, or the same."""
+        """Return whether ``first`` equals or is an ancestor of each of the others."""
         return (self._bits[others, first >> 3] >> (first & 7) & 1).astype(bool)
 
     def summed(self, work: Floats) -> tuple[Floats, Floats]:
-        """The work of the ancestors of each node, and that of its descendants, both with its own."""
+        """Return for each node the work of its ancestors and the work of its descendants, each with its own work."""
         ahead, behind = np.zeros((2, self._size))
         for start in range(0, self._size, CHUNK):
             part = self.ancestors(slice(start, start + CHUNK)).astype(np.float64)

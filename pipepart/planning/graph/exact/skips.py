@@ -1,4 +1,4 @@
-"""Skips: how much work a stage can have while a tensor passes over it; and what that means for borders."""
+"""Skips: bounds the work of a stage that a tensor can skip, and rules out borders with it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..problem import Floats, Ints, Problem
 from .capacity import Capacity
 from .reachability import Reachability
 
-# As a fraction of the work of all nodes: tensors that can pass over a longer stage are listed one by one in
-# ``Skips.far``, so that the limit for the others stays useful.
+# Fraction of the work of all nodes. Tensors that can skip a longer stage are listed in ``Skips.far``, so that the
+# limit for the others stays useful.
 LOCAL = 1 / 8
 
-# With more far tensors than that there is no limit.
+# With more far tensors than this there is no limit.
 MOST_FAR = 128
 
 
@@ -20,7 +20,7 @@ class Skips:
     """The work of the longest stage that a tensor can pass over.
 
     Suppose that a tensor is cut at both borders of a stage. Then some pin ``u`` lies before the stage and some pin
-    ``w`` behind it, so the stage holds no ancestor of ``u`` and no descendant of ``w``. Its work is therefore at most
+    ``w`` after it, so the stage holds no ancestor of ``u`` and no descendant of ``w``. Its work is therefore at most
     that of all nodes less that of these ancestors and descendants. A stage of more work pays for each tensor that
     either of its borders cuts.
 
@@ -51,12 +51,12 @@ class Skips:
             self.far, self.limit = np.zeros(0, dtype=np.int64), np.inf
 
     def between(self, root: int, use: int) -> float:
-        """Work of the longest stage that a tensor from node ``root`` to node ``use`` can pass over."""
+        """Return the work of the longest stage that a tensor from node ``root`` to node ``use`` can skip."""
         return float(self._total - self.ancestor_work[root] - self.descendant_work[use])
 
 
 def stage_counts(work: Floats, near: Floats, limit: float, capacity: Capacity) -> tuple[Ints, Ints]:
-    """The least number of stages in front of each border, and behind it.
+    """Return the least number of stages before each border, and after it.
 
     Let ``x`` be the work before a border and ``p`` what crosses it. A stage of more work than ``limit`` from
     ``(x, p)`` to ``(x', p')`` takes at least ``x' - x + p + p'``. So ``x' + p'`` is at most the capacity of one device
@@ -84,7 +84,9 @@ def stage_counts(work: Floats, near: Floats, limit: float, capacity: Capacity) -
 
 
 def _fewest(work: Floats, crossing_cost: Floats, start: int, step: float, device: float, most: Ints) -> Ints:
-    """The least number of stages from border ``start`` to each; borders that need more than ``most`` lead nowhere."""
+    """Return the least number of stages from border ``start`` to each border; paths over ``most`` stages are not
+    followed.
+    """
     slack = 1e-11 * float(work.max())
     full, net = work + crossing_cost, work - crossing_cost
     found = np.full(len(work), np.iinfo(np.int32).max, dtype=np.int64)

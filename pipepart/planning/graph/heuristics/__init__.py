@@ -1,1 +1,1 @@
-"""Good cuts of a graph, without a proof."""
+"""Heuristics that find good cuts of a graph, without a proof of optimality."""

@@ -1,4 +1,4 @@
-"""Narrows the gap where the downsets are too many to keep: a beam improves the cut, decisions raise the bound."""
+"""Beam search for graphs with too many downsets to keep: improves the cut, then raises the lower bound."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..exact.skips import Skips
 from ..problem import Problem, Split
 from .local_moves import improve_by_moves
 
-# Borders kept by a beam, and that number times the nodes of the graph; pairs of borders it looks at; how often it
-# starts anew below the cut that it found.
+# Borders kept by a beam, and that number times the nodes of the graph; pairs of borders checked; number of restarts
+# below the cut that was found.
 BEAM_SETS = 20_000
 BEAM_CELLS = 24_000_000
 BEAM_PAIRS = 20_000_000
 BEAMS = 2
 
-# The fraction of a bottleneck that a beam leaves open.
+# A beam stops at a gap of this fraction of the bottleneck.
 ENOUGH = 5e-4
 
 # The first step that a beam takes below the cut it started with.
 STEP = 0.05
 
-# Borders kept by one proof that no cut has a certain bottleneck, and how many such proofs are tried.
+# Borders kept by one proof that no cut has a given bottleneck, and the number of such proofs that are tried.
 PROOF_SETS = 30_000
 PROOFS = 6
 
@@ -33,10 +33,10 @@ PROOFS = 6
 def beam(
     problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
 ) -> Split:
-    """A cut as good as ``split`` or better, among borders that few tensors cross.
+    """Return a cut at least as good as ``split``, searched among borders that few tensors cross.
 
-    For each amount of work only the downsets that the least crosses are kept. A gap search finds the best cut among
-    these borders; a better cut allows fewer borders, so the next beam sees more of those that matter.
+    For each amount of work, only the downsets with the least crossing are kept. A gap search finds the best cut among
+    these borders. A better cut allows fewer borders, so the next beam keeps more of the relevant ones.
     """
     most = min(BEAM_SETS, BEAM_CELLS // len(problem))
     for _ in range(BEAMS):
@@ -57,10 +57,10 @@ def beam(
 def raise_bound(
     problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
 ) -> tuple[Split, float]:
-    """Raise the bound by decisions: a small bottleneck allows so few downsets that all can be looked at.
+    """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them.
 
     Returns:
-        The cut, or a better one where a proof fails because there is one, and the bound.
+        The cut and the bound. The cut is a better one if a proof failed because there is one.
     """
     high = split.bottleneck(problem)
     step = (high - low) / 8
@@ -83,7 +83,7 @@ def raise_bound(
 
 
 def _decided(problem: Problem, states: DeviceStates, skips: Skips, seconds: float) -> list[Split] | None:
-    """One cut of at most ``seconds``, none where there is none, and None where it takes too much to know."""
+    """Return [a cut of at most ``seconds``], [] if there is none, or None if deciding takes too much work."""
     sets = downsets(problem, Capacity(problem, states, seconds), PROOF_SETS, skips)
     if sets is None:
         return None

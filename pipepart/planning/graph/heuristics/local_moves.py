@@ -1,4 +1,4 @@
-"""Improves a cut by moving single nodes to the stage before or behind theirs."""
+"""Improves a cut by moving single nodes to the previous or the next stage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MOST_MOVES = 2000
 
 
 def improve_by_moves(problem: Problem, split: Split) -> Split:
-    """Hill climbing: move nodes off the stage with the largest load while that lowers the larger load of both stages.
+    """Improve a cut by hill climbing: move nodes off the most loaded stage while that lowers the larger of both loads.
 
-    A move between neighbours changes the load of these two alone: any other stage still meets the same tensors, and
-    holds all pins of the same. Each step takes O(nodes of the stage × pins of the two stages).
+    A move between neighbours changes only the loads of these two stages: every other stage cuts the same tensors as
+    before. Each step takes O(nodes of the stage × pins of the two stages).
     """
     stage_of, types = list(split.stage_of), split.types
     nodes = [set(members) for members in split.stages]
@@ -47,7 +47,7 @@ def improve_by_moves(problem: Problem, split: Split) -> Split:
 
 
 def _movable(problem: Problem, members: set[int]) -> list[int]:
-    """Nodes at a border of their stage: none of it before them, or none of it behind them."""
+    """Return the nodes at a border of their stage: without a predecessor in it, or without a successor in it."""
     return [
         node
         for node in sorted(members)

@@ -8,9 +8,9 @@ from ..problem import Problem
 
 
 def topological_orders(problem: Problem) -> Iterator[list[int]]:
-    """Execution order first, then orders that follow a branch to its end, then orders that keep few tensors open.
+    """Yield the execution order, then depth-first orders, then orders that keep few tensors cut.
 
-    Each takes O(nodes + edges), the last two type_indices O(nodes × ready nodes × pins of a node).
+    Each takes O(nodes + edges), the last two O(nodes × ready nodes × pins of a node).
     """
     yield list(range(len(problem)))
     yield _follow(problem, first=False)
@@ -20,7 +20,7 @@ def topological_orders(problem: Problem) -> Iterator[list[int]]:
 
 
 def _follow(problem: Problem, *, first: bool) -> list[int]:
-    """Goes on with a node that became ready last; among those of one step with the first or the last of them."""
+    """Continue with a node that became ready last; of several from one step, with the first or the last."""
     waiting = [len(before) for before in problem.predecessors]
     stack = [node for node in range(len(problem)) if not waiting[node]]
     if first:
@@ -39,7 +39,7 @@ def _follow(problem: Problem, *, first: bool) -> list[int]:
 
 
 def _fewest_open(problem: Problem, tie: Callable[[int], float]) -> list[int]:
-    """Takes the ready node that adds least to the cost of the tensors cut before the rest; ``tie`` settles equals."""
+    """Continue with the ready node that adds least to the seconds of the tensors cut; ``tie`` breaks ties."""
     waiting = [len(before) for before in problem.predecessors]
     ready = {node for node in range(len(problem)) if not waiting[node]}
     left = [len(net.pins) for net in problem.nets]
