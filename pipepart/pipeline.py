@@ -36,8 +36,6 @@ from .runtime import (
     StepGradients,
     Streams,
     build_stages,
-    check_forwards_first,
-    check_optimizer,
     check_timeout,
     differentiable,
     emulation_of,
@@ -51,7 +49,7 @@ from .runtime import (
 from .runtime.as_module import AsModule
 from .runtime.kept_outputs import KeptOutputs
 from .runtime.observe.trace import Trace, Traces
-from .runtime.options import RunOptions, check_types
+from .runtime.options import RunOptions, check_runs, check_types
 from .runtime.runner import Runner
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -123,15 +121,7 @@ class Pipeline(AsModule):
         nan_guard: bool = False,
     ) -> None:
         check_types(plan, loss_fn=loss_fn, split=split, merge=merge)
-        if plan.edges:
-            raise ValueError(
-                f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
-                "chains of layers only so far; the plan can be printed, saved and simulated"
-            )
-        check_optimizer(optimizer, plan)
-        check_timeout(timeout)
-        if reduction == "batch":
-            check_forwards_first(plan.build_schedule())
+        check_runs(plan, reduction, optimizer, timeout)
         self._plan = plan
         self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
@@ -294,13 +284,9 @@ class Pipeline(AsModule):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
+            optimizers = self._optimizers.by_stage
             step = self._runner.new_step(
-                order,
-                messages,
-                kept or end,
-                targets=batch.targets,
-                recorder=recorder,
-                optimizers=self._optimizers.by_stage,
+                order, messages, kept or end, None, recorder, optimizers, batch.targets
             )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
@@ -309,14 +295,8 @@ class Pipeline(AsModule):
             except LossError:
                 gradients.take_back()
                 raise
-            # All at once: the parts may share a graph of the caller's, which can be used only once.
-            graph_cut.backward(
-                [root for one in batch.inputs for root in graph_cut.cut(one)[1]],
-                graph_cut.gradients_home(
-                    (scaled(gradient, factor) for found in step.input_gradients for gradient in found),
-                    (leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)),
-                ),
-            )
+            found = (scaled(gradient, factor) for part in step.input_gradients for gradient in part)
+            graph_cut.backward_inputs(batch.inputs, found)
         self._traces.add_step(recorder)
         if not end.trains and any(parameter.requires_grad for parameter in self.parameters()):
             raise LossError(

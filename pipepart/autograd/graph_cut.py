@@ -137,6 +137,19 @@ def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.dev
     ]
 
 
+def backward_inputs(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -> None:
+    """Runs the backward of the caller's graph that made the inputs of the micro-batches.
+
+    All at once: the inputs may share a graph, which can be used only once.
+
+    Args:
+        inputs: one entry a micro-batch.
+        gradients: one for each tensor of the inputs that asks for a gradient, in their order.
+    """
+    homes = [leaf.device for one in inputs for leaf in leaves(one)]
+    backward([root for one in inputs for root in cut(one)[1]], gradients_home(gradients, homes))
+
+
 def leaves(message: Any) -> tuple[Tensor, ...]:
     """The tensors of a message that ask for a gradient."""
     if type(message) is Tensor:

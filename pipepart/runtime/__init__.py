@@ -8,13 +8,13 @@ from .engine import Engine
 from .failure.nonfinite import guard_stages
 from .failure.out_of_memory import frees_memory
 from .failure.stalled import check_timeout
-from .grouped_loss import check_forwards_first, step_end
+from .grouped_loss import step_end
 from .loss_sink import LossEnd, OutputEnd
 from .observe.recorder import Recorder
 from .order import Orders
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
-from .state.optimizers import OptimizerFactory, StageOptimizers, check_optimizer
+from .state.optimizers import OptimizerFactory, StageOptimizers
 from .step import Step
 from .step_gradients import StepGradients, scaled
 from .transport.cuda import Streams
@@ -35,8 +35,6 @@ __all__ = [
     "StepGradients",
     "Streams",
     "build_stages",
-    "check_forwards_first",
-    "check_optimizer",
     "check_timeout",
     "differentiable",
     "emulation_of",

@@ -8,7 +8,9 @@ from typing import Any, Literal, TypedDict
 from ..data.split import Merger
 from ..planning import Plan
 from .compiled import CompileOptions
-from .state.optimizers import OptimizerFactory
+from .failure.stalled import check_timeout
+from .grouped_loss import check_forwards_first
+from .state.optimizers import OptimizerFactory, check_optimizer
 
 
 class RunOptions(TypedDict, total=False):
@@ -37,3 +39,24 @@ def check_types(plan: Any, **functions: Any) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r:.80}")
+
+
+def check_runs(
+    plan: Plan, reduction: str | None, optimizer: OptimizerFactory | None, timeout: float | None
+) -> None:
+    """Refuses what a pipeline cannot run, before anything is moved to a device.
+
+    Raises:
+        TypeError: ``optimizer`` cannot be called.
+        ValueError: the plan has branches, or does not go with the optimizers or the reduction; or ``timeout`` is no
+            positive, finite number.
+    """
+    if plan.edges:
+        raise ValueError(
+            f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
+            "chains of layers only so far; the plan can be printed, saved and simulated"
+        )
+    check_optimizer(optimizer, plan)
+    check_timeout(timeout)
+    if reduction == "batch":
+        check_forwards_first(plan.build_schedule())
