@@ -1,4 +1,4 @@
-"""One process, many devices: runs a schedule, each device on a thread of its own."""
+"""Runs a schedule in one process, with one worker thread per device."""
 
 from .build import build_stages
 from .compiled import CompileOptions

@@ -1,4 +1,4 @@
-"""What the layers of all stages have added to the loss in one run, each with its weight."""
+"""Collects the auxiliary losses that layers add in one run, and weights them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..loss import Added, Reduction
 
 
 class AddedByStages:
-    """The values of the losses that layers have added, by stage and micro-batch.
+    """The auxiliary losses of one run, by stage and micro-batch.
 
-    Each worker writes those of its own stages; a forward that runs a second time writes the same again.
+    Each worker writes the values of its own stages. A recomputed forward writes the same values again.
 
     Args:
-        share: what part of the mini-batch's samples a micro-batch has.
+        share: the fraction of the mini-batch's samples in a micro-batch.
     """
 
     def __init__(self, share: Callable[[int], float]) -> None:
@@ -26,7 +26,7 @@ class AddedByStages:
         self._losses: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
 
     def receive(self, stage: int, micro_batch: int, losses: Sequence[Added]) -> tuple[GradientEdge, ...]:
-        """Keeps the values; returns where gradients enter, of those that can be differentiated."""
+        """Store the values; return the tensors of those that can be differentiated, where their gradients enter."""
         self._losses[stage, micro_batch] = [
             (
                 loss.detach(),
@@ -40,17 +40,17 @@ class AddedByStages:
         return roots
 
     def weighed(self, stage: int, micro_batch: int) -> list[tuple[Tensor, float]]:
-        """The values and weights of those that can be differentiated."""
+        """Return values and weights of the losses that can be differentiated."""
         return [(loss, weight) for loss, weight, has_graph in self._losses[stage, micro_batch] if has_graph]
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Micro-batch, what it is, and value of each."""
+        """Return micro-batch, description and value of each loss."""
         for stage, micro_batch in sorted(self._losses):
             for loss, *_ in self._losses[stage, micro_batch]:
                 yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
 
     def total(self) -> Tensor | None:
-        """What they add to the loss of the mini-batch; None where there are none."""
+        """Return their sum in the loss of the mini-batch; None if there are none."""
         weighed = [(loss, weight) for key in sorted(self._losses) for loss, weight, _ in self._losses[key]]
         if not weighed:
             return None

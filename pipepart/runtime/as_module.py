@@ -30,7 +30,7 @@ class AsModule:
         self._lengths = {id(parent): (parent, len(parent._modules)) for parent, _, _, _ in self._places}
 
     def check_layers(self) -> None:
-        """Refuses a model whose layers are not those that the stages were made of.
+        """Check that the model still has the layers that the stages were made of.
 
         Raises:
             RuntimeError: a layer was replaced, removed or added.
@@ -68,11 +68,11 @@ class AsModule:
         return self._model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
-        """Loads a state dict of the model, as ``nn.Module.load_state_dict`` does."""
+        """Load a state dict of the model, as ``nn.Module.load_state_dict`` does."""
         return self._model.load_state_dict(state, strict=strict)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses to be pickled or copied: threads cannot be.
+        """Raise TypeError: threads cannot be pickled or copied.
 
         Raises:
             TypeError: always.
@@ -89,7 +89,7 @@ class AsModule:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Puts the model in evaluation mode within the block, and each module back in its own mode after it."""
+        """Put the model in evaluation mode within the block; afterwards each module is in its own mode again."""
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
@@ -159,6 +159,6 @@ class AsModule:
 
 
 def _place(model: nn.Module, name: str, layer: nn.Module) -> tuple[nn.Module, str, str, nn.Module]:
-    """The module that holds a layer, the key that it has there, its name and the layer."""
+    """A layer, its parent module, its key in the parent, and its name."""
     path, _, key = name.rpartition(".")
     return model.get_submodule(path), key, name, layer

@@ -1,4 +1,4 @@
-"""Makes the stages of a plan from the layers of a model."""
+"""Builds the stages of a plan from the layers of a model."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def build_stages(
     compile: CompileOptions = False,
     apart: bool = False,
 ) -> list[Stage]:
-    """The plan's stages, the layers of each on its device.
+    """Return the stages of the plan, with their layers moved to their devices.
 
     Args:
         model: the user's.
         plan: has the cut.
         compile: whether layers are compiled, or keywords for torch.compile.
-        apart: whether devices share no tensors though they may share their memory.
+        apart: whether each virtual device has tensors of its own, although all share the host's memory.
 
     Raises:
-        TypeError: the model is no ``nn.Sequential``, or ``compile`` no keywords of torch.compile.
-        ValueError: the plan's layers are not the model's in their order, a device is only described, layers in
-            different stages share what they write, or the schedule is none that a pipeline runs, wants other
-            stages on other devices. Nothing has been moved then.
+        TypeError: the model is not an ``nn.Sequential``, or ``compile`` has keywords unknown to torch.compile.
+        ValueError: the plan's layers differ from the model's, a device is only described, layers in different stages
+            share a buffer that they write, or the schedule places stages on other devices than the plan. Nothing has
+            been moved then.
     """
     options = compile_options(compile, plan)
     _check_schedule(plan)
@@ -74,7 +74,7 @@ def _stages_of_copy(
     options: Mapping[str, Any] | None,
     apart: bool,
 ) -> list[Stage]:
-    """Those of a further copy of the model, the first of which has the number ``first`` in the schedule."""
+    """Return the stages of a further replica; ``first`` is the number of its first stage in the schedule."""
     homes = [torch.device(device.torch_device or "cpu") for device in devices]
     copies = copied_groups(groups)
     _move(copies, homes)
@@ -100,13 +100,13 @@ def _stages_of_copy(
 
 
 def _names(devices: Sequence[Device]) -> list[str] | None:
-    """Those by which virtual devices are told apart, which torch takes for one; None for real ones."""
+    """Return the names that distinguish virtual devices, which are one device for torch; None for real devices."""
     virtual = all(torch.device(device.torch_device or "cpu").type == "cpu" for device in devices)
     return [device.name for device in devices] if virtual else None
 
 
 def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
-    """Each group to its device; what several share, to that of the first."""
+    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for home, layers in zip(reversed(homes), reversed(groups), strict=True):
         for _, module in layers:
@@ -116,9 +116,10 @@ def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
 
 
 def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Moves parameters to a device that torch would make new ones for, each time it comes by one.
+    """Move parameters to a device for which torch would create new parameter objects.
 
-    They stay the objects that optimizers know; where a graph holds one, it is replaced in all layers that share it.
+    The parameters stay the objects that optimizers hold. A parameter that a graph holds is replaced in all layers that
+    share it.
     """
     there = torch.empty((), device=home)
     for key, parameter in part._parameters.items():
@@ -135,12 +136,12 @@ def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Param
                 parameter.grad = gradient
                 replaced[parameter] = moved
             now = replaced.get(parameter, parameter)
-            now._backward_hooks, now._post_accumulate_grad_hooks = hooks  # a swap would leave them behind
+            now._backward_hooks, now._post_accumulate_grad_hooks = hooks  # a swap would not move them
         part._parameters[key] = replaced.get(parameter, parameter)
 
 
 def _set_in_place(tensor: Tensor, there: Tensor) -> bool:
-    """Whether torch lets a tensor take the place of another's data, as it does between the CPU and CUDA devices."""
+    """Return True if torch can set ``.data`` to a tensor of the other device, as between CPU and CUDA."""
     return torch._has_compatible_shallow_copy_type(tensor, there)  # type: ignore[attr-defined]
 
 

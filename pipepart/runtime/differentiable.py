@@ -1,4 +1,4 @@
-"""Lets autograd run a pipeline: one node in the caller's graph that stands for all stages.
+"""Makes a pipeline differentiable: all stages are one node in the caller's autograd graph.
 
 ::
 
@@ -37,20 +37,20 @@ def differentiable(
     devices: Iterable[torch.device],
     read_again: Iterable[tuple[str, Tensor]],
 ) -> list[Any]:
-    """Runs a pipeline forward; returns the outputs of its micro-batches, whose backward runs the stages' backwards.
+    """Run all forwards; return the outputs of the micro-batches. Their backward runs the backwards of the stages.
 
     Args:
         inputs: of the micro-batches, with the graph that made them, if any.
         sizes: samples in each micro-batch.
         forward: runs all forwards.
-        backward: runs all backwards of such a run, for the parameters too or not; returns the gradients of its inputs
-            for each micro-batch.
+        backward: runs all backwards of such a run, with or without the gradients of parameters; returns the gradients
+            of the inputs for each micro-batch.
         devices: of the parameters.
         read_again: parameters that the backward reads again and whose changes autograd does not notice, by name.
     """
     call = _Call(inputs, sizes, forward, backward, read_again)
-    # The parameters are no inputs of the node, yet it is to run backward. And the streams on which a backward is called
-    # wait for those on which leaves were made, so on each device where it adds to parameters there is to be a leaf.
+    # The parameters are not inputs of the node, so an anchor makes it run backward. Autograd makes the caller's streams
+    # # wait for the streams of leaves, so each device with parameters needs a leaf.
     anchors = [torch.empty(0, requires_grad=True, device=device) for device in dict.fromkeys(devices)]
     made = _Node.apply(
         call, anchors[0], *(leaf for one in inputs for leaf in graph_cut.leaves(one)), *anchors[1:]
@@ -60,7 +60,7 @@ def differentiable(
 
 @contextmanager
 def gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Leaves the gradients of the parameters as they are, whatever the block adds to them."""
+    """Restore the gradients of the parameters after the block."""
     kept = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in kept:
         parameter.grad = None
@@ -96,12 +96,12 @@ class _Call:
         self._asking: list[list[bool]] = []
 
     def forward(self) -> tuple[list[Tensor], list[bool]]:
-        """The tensors of all outputs, and which of them can be differentiated."""
+        """Return the tensors of all outputs, and which of them can be differentiated."""
         with torch.enable_grad():
             self._run = self._forward(self._inputs, self._end)
         self._inputs = []
         self._nests = [pytree.tree_flatten(output) for output in self._end.outputs]
-        self._end.outputs = [None] * len(self._nests)  # a second forward puts its own in
+        self._end.outputs = [None] * len(self._nests)  # a second forward replaces them
         found = [[item for item in nest if isinstance(item, Tensor)] for nest, _ in self._nests]
         self._asking = [[tensor.requires_grad for tensor in row] for row in found]
         made = [tensor.detach() for row in found for tensor in row]
@@ -113,7 +113,7 @@ class _Call:
         return [*made, added], [*asking, self._end.added.have_graph]
 
     def rebuild(self, made: Sequence[Tensor]) -> list[Any]:
-        """The outputs of the micro-batches, with the tensors that the node has made in their places."""
+        """Return the outputs of the micro-batches, with their tensors replaced by those of the node."""
         if self._collects:
             *made, added = made
             add_loss(added, reduction="sum")
@@ -126,7 +126,7 @@ class _Call:
 
     @frees_memory
     def backward(self, gradients: Sequence[Tensor | None], parameters: bool) -> list[Tensor | None]:
-        """The gradients of the inputs' leaves, from those of the outputs' tensors."""
+        """Return the gradients of the inputs' leaves from the gradients of the output tensors."""
         if self._run is None:
             raise RuntimeError(
                 "backward through the same output of a pipeline a second time: its stash is gone"
@@ -143,7 +143,7 @@ class _Call:
         return graph_cut.gradients_home((gradient for part in found for gradient in part), self._homes)
 
     def _check_unwritten(self) -> None:
-        """Raises, as autograd does, where a backward would read other numbers than its forward."""
+        """Raise, as autograd does, if a tensor that the backward reads was written after the forward."""
         for name, tensor, noted in self._read:
             if version(tensor) != noted:
                 raise RuntimeError(
@@ -171,7 +171,7 @@ class _Node(torch.autograd.Function):
                 "create_graph=True: a pipeline has no second derivatives, as each stage's graph is used up by its "
                 "backward. Compute such a term (a gradient penalty) with the plain model, pipe.module"
             )
-        # The anchor is not on the way where gradients of some tensors alone are asked for, as by `autograd.grad`.
+        # `autograd.grad` of some tensors only does not pass through the anchor.
         parameters = torch._C._will_engine_execute_node(ctx.anchor)
         found = ctx.call.backward(gradients, parameters)
         return (None, None, *found, *[None] * (ctx.others - len(found)))

@@ -1,4 +1,4 @@
-"""The engine: workers that live as long as the pipeline, and one run at a time."""
+"""Engine: the workers of a pipeline, which execute one run at a time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, Watchdog
 from .step import Step
 
-_GRACE_SECONDS = 1.0  # for workers to come out of a step that took too long
+_GRACE_SECONDS = 1.0  # for workers to leave a step that timed out
 
 
 class Engine:
-    """One worker a device. The caller's thread hands out a run, waits, and raises what failed.
+    """One worker per device. The caller's thread starts a run on them, waits, and raises the first failure.
 
     Args:
         plan: has the devices.
-        timeout: seconds in which no action ends, after which a run is given up; None for any number.
-        guard: looks at what each run has made.
+        timeout: a run is given up if no action ends for this many seconds; None for no limit.
+        guard: checks the numbers of each run.
     """
 
     def __init__(self, plan: Plan, timeout: float | None = None, guard: NanGuard | None = None) -> None:
@@ -35,10 +35,10 @@ class Engine:
         self._plan = plan
         self._timeout = timeout
         self._guard = guard
-        # All workers get a job or none does. Reentrant, as a signal's handler may close the pipeline meanwhile.
+        # Either all workers get a job or none. Reentrant, as a signal handler may close the pipeline meanwhile.
         self._lock = threading.RLock()
         self._handing_out = False
-        self._stuck: set[int] = set()  # workers that are not waited for any more
+        self._stuck: set[int] = set()  # workers that the engine no longer waits for
         self._names = [device.name for device in plan.workers]
         self.workers: list[Worker] = start_workers(
             [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
@@ -46,7 +46,7 @@ class Engine:
         listen_for_forks(self)
 
     def check_open(self) -> None:
-        """Refuses what comes too late.
+        """Raise if the engine is closed.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -55,13 +55,13 @@ class Engine:
             raise RuntimeError(self.closed)
 
     def execute(self, step: Step, scaled: bool = False) -> None:
-        """Runs a schedule to its end; ``scaled`` where gradients may well overflow.
+        """Run a schedule to its end. ``scaled``: gradients are scaled, so they may overflow.
 
         Raises:
             RuntimeError: the engine is closed.
             TimeoutError: no action has ended for too long.
-            BaseException: the first failure on any device, with its own type and traceback. No worker is in the
-                run any more when it arrives, or the engine is closed.
+            BaseException: the first failure on any device, with its own type and traceback. By then every worker has
+            left the run, or the engine is closed.
         """
         self.check_open()
         done: SimpleQueue[None] = SimpleQueue()
@@ -87,16 +87,16 @@ class Engine:
             raise
         try:
             step.finish()
-        except BaseException as error:  # as of a device that has failed: what a worker has met says more
+        except BaseException as error:  # caused by a failed device: the worker's own error says more
             step.fail(error)
         self._raise_failure(step)
 
     def execute_here(self, step: Step) -> None:
-        """Goes backward through all stages on the calling thread.
+        """Run the backward of all stages on the calling thread.
 
         Raises:
             RuntimeError: the engine is closed.
-            BaseException: what fails.
+            BaseException: the error of the step.
         """
         self.check_open()
         if self._guard is not None:
@@ -116,12 +116,10 @@ class Engine:
             try:
                 raise failure
             finally:
-                del (
-                    failure
-                )  # else the traceback holds this frame, the frame the error, the error the traceback
+                del failure  # break the cycle: traceback, this frame, error, traceback
 
     def close(self, reason: str) -> None:
-        """Ends the workers; every later run is refused for ``reason``. Closing twice does nothing."""
+        """End the workers. Later runs raise an error with ``reason``. Closing twice does nothing."""
         with self._lock:
             if self.closed:
                 return
@@ -130,9 +128,9 @@ class Engine:
                 self._stop()
 
     def join(self) -> None:
-        """Waits for the ends of the workers of a closed engine, those that are stuck apart.
+        """Wait until the workers of a closed engine have ended, except those that are stuck.
 
-        A worker does not wait, as where a layer closes its own pipeline: others may wait for it.
+        If a worker calls this, as when a layer closes its own pipeline, it does not wait: others may wait for it.
         """
         if threading.get_ident() in {worker.ident for worker in self.workers}:
             return
@@ -141,7 +139,7 @@ class Engine:
                 worker.join()
 
     def forked(self) -> None:
-        """In a forked process there are no workers."""
+        """Close the engine in a forked process, which has no workers."""
         self._lock = threading.RLock()
         self._stuck = set(range(len(self.workers)))
         self.closed = FORKED
@@ -163,9 +161,9 @@ class Engine:
             worker.stop()
 
     def _wait_until_idle(self, seconds: float | None) -> None:
-        """Waits until every worker is done with what it was given, or gives up those that are not.
+        """Wait until every worker is idle.
 
-        It does so when ``seconds`` have gone by, or at a second interrupt.
+        Workers that are still busy after ``seconds``, or at a second interrupt, are given up.
         """
         missing = set(range(len(self.workers)))
         try:
@@ -173,7 +171,7 @@ class Engine:
             with self._lock:
                 if not self.closed:
                     self._hand_out(partial(idle.put, number) for number in range(len(self.workers)))
-            if self.closed:  # by another thread: its jobs done, each worker ends
+            if self.closed:  # by another thread: each worker finishes its jobs and ends
                 missing -= {number for number, worker in enumerate(self.workers) if worker.join(seconds)}
             while missing and not self.closed:
                 missing.discard(idle.get(timeout=seconds))

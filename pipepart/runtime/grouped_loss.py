@@ -1,4 +1,4 @@
-"""The far end of an asynchronous step: the micro-batches of each optimizer step are a mini-batch of their own."""
+"""Computes the loss of an asynchronous step: the micro-batches of each optimizer step form a mini-batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def step_end(
     before_backward: BeforeBackward | None = None,
     merge: Merger | None = None,
 ) -> LossEnd | BatchLossEnd | GroupedEnd:
-    """What the last stage's outputs of a step go to.
+    """Return the loss sink of a step, which receives the outputs of the last stage.
 
     Raises:
-        LossError: the loss is to be computed once on the whole output, and the schedule begins backwards before.
+        LossError: the loss is computed once on the whole output, and the schedule begins backwards before it is
+            complete.
     """
     if loss.reduction is Reduction.BATCH:
         check_forwards_first(schedule)
@@ -49,7 +50,7 @@ def step_end(
 
 
 def check_forwards_first(schedule: Schedule) -> None:
-    """Refuses a schedule for a loss that is computed once on the output of all micro-batches.
+    """Check that a schedule allows a loss that is computed once on the output of all micro-batches.
 
     Raises:
         LossError: the last stage begins a backward before it has run all forwards, or there are replicas.
@@ -67,7 +68,7 @@ class GroupedEnd:
 
     Args:
         ends: one for each group.
-        groups: the micro-batches of each, one group behind the other.
+        groups: the micro-batches of each, in order.
     """
 
     can_wait = True
@@ -80,7 +81,7 @@ class GroupedEnd:
         ]
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Computes the loss of the micro-batch."""
+        """Compute the loss of the micro-batch."""
         end, number = self._places[micro_batch]
         roots = end.receive(number, value)
         if end.correction() != 1.0:
@@ -91,12 +92,12 @@ class GroupedEnd:
         return roots
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """The weight of the micro-batch in its group."""
+        """Return the weight of the micro-batch in its group."""
         end, number = self._places[micro_batch]
         return end.gradients(number)
 
     def correction(self) -> float:
-        """None is needed: the loss of each group is refused otherwise."""
+        """Return 1: a group whose gradients need a correction raises an error."""
         return 1.0
 
     def receive_added(
@@ -119,10 +120,10 @@ class GroupedEnd:
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient of any loss has gone into the model."""
+        """True if a gradient of any loss has reached the model."""
         return any(end.trains for end in self._ends)
 
     @property
     def total(self) -> Tensor:
-        """The mean of the groups' losses, when all micro-batches have been received."""
+        """Return the mean of the groups' losses, after all micro-batches were received."""
         return torch.stack([end.total for end in self._ends]).mean()

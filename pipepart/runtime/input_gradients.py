@@ -1,8 +1,8 @@
-"""Takes the gradients of a stage's input as they come, memory layout and all.
+"""Takes the gradients of a stage's input with their original memory layout.
 
-A leaf's own ``grad`` has the leaf's layout. Where the gradient comes in another, that is a copy, which the stage before
-would sum in another order than it does without stages. So gradients are caught on their way, which costs two calls into
-Python each, until those of an input of this shape are seen to come in its layout.
+A leaf's ``grad`` has the layout of the leaf. If the gradient has another layout, ``grad`` is a copy, and the previous
+stage would sum the copy in another order than the plain model does. So hooks catch the gradients, at two Python calls
+each, until gradients of an input of this shape are known to have its layout.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-_MOST = 256  # layouts that are remembered; sequences may be of any length
+_MOST = 256  # maximum number of remembered layouts: sequences may have any length
 
 
 class Awaited(NamedTuple):
-    """The leaves of one input, and a place for the gradient of each; None where ``grad`` is as good."""
+    """The leaves of one input, and the gradient that a hook caught for each; None if ``grad`` is used."""
 
     leaves: tuple[Tensor, ...]
     caught: list[Tensor | None] | None
 
 
 class InputGradients:
-    """What a stage knows of the gradients of its inputs. Used by its worker alone."""
+    """Collects the gradients of a stage's inputs. Used by the stage's worker only."""
 
     def __init__(self) -> None:
         self._plain: set[Any] = set()
 
     def await_for(self, leaves: tuple[Tensor, ...]) -> Awaited:
-        """Before the forward: what :meth:`collect` will need."""
+        """Return what :meth:`collect` needs; called before the forward."""
         if not leaves or _layout(leaves) in self._plain:
             return Awaited(leaves, None)
         caught: list[Tensor | None] = [None] * len(leaves)
@@ -39,7 +39,7 @@ class InputGradients:
         return Awaited(leaves, caught)
 
     def collect(self, awaited: Awaited) -> list[Tensor | None]:
-        """After the backward: the gradients, None for a leaf that nothing used."""
+        """Return the gradients after the backward; None for a leaf that was not used."""
         leaves, caught = awaited
         if caught is None:
             return [leaf.grad for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Keeps the outputs of a step beside its loss, for ``return_outputs=True``."""
+"""Keeps the outputs of a training step, for ``return_outputs=True``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .loss_sink import End
 
 
 class KeptOutputs:
-    """Passes everything on to another end, and keeps the output of each micro-batch.
+    """A loss sink that keeps the output of each micro-batch and forwards every call to another sink.
 
     Args:
         end: computes the losses.
-        micro_batches: how many there are.
+        micro_batches: their number.
 
     Attributes:
         outputs: of the micro-batches, without a graph.
@@ -31,7 +31,7 @@ class KeptOutputs:
         self.outputs: list[Any] = [None] * micro_batches
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Keeps the output."""
+        """Keep the output and forward it."""
         self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
         return self._end.receive(micro_batch, value)
 

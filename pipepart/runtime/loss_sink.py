@@ -1,4 +1,4 @@
-"""The far end of the pipeline: what becomes of the last stage's output, and where its gradient comes from."""
+"""Loss sinks: receive the outputs of the last stage and return their gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
 
 
 class End(Protocol):
-    """Used by the worker of the last stage while a run goes on, and by the caller once it is over.
+    """Receives the outputs of the last stage. Used by that stage's worker during a run, and by the caller after it.
 
     Attributes:
         can_wait: whether an output that is made twice need only be received the second time.
@@ -30,7 +30,7 @@ class End(Protocol):
     can_wait: bool
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Takes the output of one micro-batch; returns where its gradients enter the last stage's graph."""
+        """Receive the output of one micro-batch; return the roots: tensors where its gradients enter the graph."""
         ...
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
@@ -38,13 +38,13 @@ class End(Protocol):
         ...
 
     def correction(self) -> float:
-        """What the gradients of the run are to be multiplied by, when all micro-batches have been received."""
+        """Return the factor for the gradients of the run, after all micro-batches were received."""
         ...
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
     ) -> tuple[GradientEdge, ...]:
-        """Takes what the layers of any stage have added to the loss, on that stage's worker; returns its roots."""
+        """Receive the auxiliary losses of a stage's layers, on that stage's worker; return their roots."""
         ...
 
     def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
@@ -52,19 +52,19 @@ class End(Protocol):
         ...
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """What has been received that counts in the loss: its micro-batch, what it is, and its value."""
+        """Return micro-batch, description and value of everything received that counts in the loss."""
         ...
 
 
 class LossEnd:
-    """Training: each micro-batch's loss, whose gradient is its weight in the loss of the mini-batch, scaled or not.
+    """Computes the loss of each micro-batch in training; its gradient is its (scaled) weight in the mini-batch's loss.
 
     Args:
         loss: of the mini-batch.
         targets: of the micro-batches.
         scaler: scales the gradients.
-        before_backward: called once, by the worker that is about to begin the first backward of the run: with whether
-            the gradients will be right as they are, so that :meth:`correction` is 1, and with leaves that the loss has.
+        before_backward: called once, by the worker that begins the first backward of the run, with two arguments:
+            whether :meth:`correction` is certain to be 1, and the leaves of the loss.
     """
 
     can_wait = True
@@ -100,7 +100,7 @@ class LossEnd:
         return tuple(edge for root in roots for edge in graph_cut.roots(root))
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """The weights of the micro-batch's terms."""
+        """Return the weights of the micro-batch's terms."""
         with self._lock:
             weights = self._loss.weights(micro_batch)
             if self._before_backward is not None:
@@ -110,10 +110,10 @@ class LossEnd:
         return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
 
     def correction(self) -> float:
-        """What the gradients of the run are to be multiplied by before they are used.
+        """Return the factor for the gradients of the run.
 
         Raises:
-            LossError: they cannot be put right by one factor.
+            LossError: no single factor corrects the gradients.
         """
         with self._lock:
             factor = self._loss.correction()
@@ -135,7 +135,7 @@ class LossEnd:
         return [self._seed(weight, loss) for loss, weight in self._added.weighed(stage, micro_batch)]
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """The loss of each micro-batch, and what layers have added."""
+        """Return the loss of each micro-batch, and the auxiliary losses."""
         for micro_batch, loss in self._loss.values():
             yield micro_batch, "the loss", loss
         yield from self._added.losses()
@@ -162,12 +162,12 @@ class LossEnd:
 
 
 class BatchLossEnd:
-    """Training with ``reduction="batch"``: the loss is computed once, on the gathered output of all micro-batches.
+    """Computes the loss once, on the gathered output of all micro-batches, for ``reduction="batch"``.
 
-    All forwards run before the first backward, so that the gradient of the whole output is there for it.
+    All forwards run before the first backward, which needs the gradient of the whole output.
     """
 
-    can_wait = False  # an output is needed long before its backward, and so before its second forward
+    can_wait = False  # the loss needs all outputs, before the second forward of any
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class BatchLossEnd:
         self._added = AddedByStages(lambda index: batch.sizes[index] / sum(batch.sizes))
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Keeps the output, and with the last computes the loss and the gradients of all outputs."""
+        """Keep the output. After the last one, compute the loss and the gradients of all outputs."""
         output, roots = graph_cut.cut(value)
         self._trains |= bool(roots)
         if self._value is not None:  # a second forward
@@ -213,7 +213,7 @@ class BatchLossEnd:
         self._value = loss.detach()
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """Those of the micro-batch's part of the output."""
+        """Return the gradients of the micro-batch's part of the output."""
         return [leaf.grad for leaf in graph_cut.leaves(self._outputs.pop(micro_batch))]
 
     def correction(self) -> float:
@@ -227,12 +227,12 @@ class BatchLossEnd:
         return self._added.receive(stage, micro_batch, losses)
 
     def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """Their weights, scaled as the loss is."""
+        """Return their weights, scaled like the loss."""
         seeds = [torch.full_like(loss, weight) for loss, weight in self._added.weighed(stage, micro_batch)]
         return [self._scaler.scale(seed).to(seed.dtype) for seed in seeds] if self._scaler else seeds
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """The loss, and what layers have added."""
+        """Return the loss, and the auxiliary losses."""
         if self._value is not None:
             yield 0, "the loss", self._value
         yield from self._added.losses()
@@ -250,7 +250,7 @@ class BatchLossEnd:
 
 
 def whole_target(batch: MicroBatches) -> Any:
-    """The target of the mini-batch.
+    """Return the target of the mini-batch.
 
     Raises:
         LossError: its parts cannot be joined.
@@ -263,26 +263,26 @@ def whole_target(batch: MicroBatches) -> Any:
 
 
 def on_device_of(output: Any, target: Any) -> Any:
-    """The target on the device of the first tensor of the output."""
+    """Return the target on the device of the first tensor of the output."""
     found = tensors(output)
     return target if target is None or not found else graph_cut.move(target, found[0].device)
 
 
 def with_added(total: Tensor, added: AddedByStages) -> Tensor:
-    """A loss with what layers have added to it."""
+    """Return the loss plus the auxiliary losses."""
     more = added.total()
     return total if more is None else total + more.to(total.device, total.dtype)
 
 
 class _Seeds(threading.local):
-    """The gradients of losses that a worker has made: on its own streams, which no other worker's wait for."""
+    """Creates the gradients of losses, once per worker: streams of one worker do not wait for those of another."""
 
     def __init__(self) -> None:
         self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
 class OutputEnd:
-    """Forward only, or with a backward to come: the outputs themselves.
+    """Keeps the outputs for the caller: for a forward alone, or one whose backward the caller runs later.
 
     Args:
         sizes: samples in each micro-batch.
@@ -297,16 +297,16 @@ class OutputEnd:
         self.gradient_of_added: Tensor | None = None
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Keeps the output, cut from its graph."""
+        """Keep the output, detached from its graph."""
         self.outputs[micro_batch], roots = graph_cut.cut(value)
         return roots
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """What the caller has set."""
+        """Return the gradients that the caller has set."""
         return self.received_gradients[micro_batch]
 
     def correction(self) -> float:
-        """None is needed: the caller gives the gradients."""
+        """Return 1: the caller provides the gradients."""
         return 1.0
 
     def receive_added(
@@ -316,7 +316,7 @@ class OutputEnd:
         return self.added.receive(stage, micro_batch, losses)
 
     def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """What the caller has set for their total, times their weights; None where nobody has asked for it."""
+        """Return the gradient that the caller has set for their sum, times their weights; None if it was not set."""
         gradient = self.gradient_of_added
         return [
             None if gradient is None else gradient.to(loss.device, loss.dtype) * weight
@@ -324,5 +324,5 @@ class OutputEnd:
         ]
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """What layers have added."""
+        """Return the auxiliary losses."""
         return self.added.losses()

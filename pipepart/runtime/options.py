@@ -1,4 +1,4 @@
-"""How a pipeline runs its plan: the keywords that :class:`pipepart.Pipeline` and ``Pipeline.auto`` both take."""
+"""RunOptions: the keywords that :class:`pipepart.Pipeline` and ``Pipeline.auto`` share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .state.optimizers import OptimizerFactory, check_optimizer
 
 
 class RunOptions(TypedDict, total=False):
-    """:class:`pipepart.Pipeline` says what each means."""
+    """Keywords of a pipeline; documented at :class:`pipepart.Pipeline`."""
 
     reduction: Literal["mean", "sum", "batch"] | None
     merge: Merger | None
@@ -28,10 +28,10 @@ class RunOptions(TypedDict, total=False):
 
 
 def check_types(plan: Any, **functions: Any) -> None:
-    """Refuses a plan that is none, unless there is none yet, and functions that cannot be called.
+    """Check that ``plan`` is a Plan (unless it is still to be made) and that functions are callable.
 
     Raises:
-        TypeError: which argument it is.
+        TypeError: an argument has the wrong type.
     """
     if plan is not None and not isinstance(plan, Plan):
         hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""

@@ -1,4 +1,4 @@
-"""What the workers do in which order: in a whole step, or in all forwards or all backwards of one."""
+"""The order of each worker's actions in a step, in its forwards only, or in its backwards only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedules import Kind, Schedule
 
 from ..planning import Plan
 
-_MOST = 32  # numbers of micro-batches whose orders are remembered: mini-batches smaller than the plan's have fewer
+_MOST = 32  # size of the cache, by number of micro-batches: small mini-batches have fewer
 _COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _FORWARDS = frozenset({Kind.F})
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
@@ -21,7 +21,7 @@ class Order:
 
     Attributes:
         schedule: the actions.
-        repeated: the stages and micro-batches whose forward runs a second time, be it in this order or in a later one.
+        repeated: the (stage, micro-batch) pairs whose forward is recomputed, in this order or in a later one.
     """
 
     schedule: Schedule
@@ -29,11 +29,12 @@ class Order:
 
 
 class Orders:
-    """The orders that a plan's schedule gives, each made once.
+    """The orders that follow from a plan's schedule, each built once.
 
     Args:
         plan: has the schedule.
-        with_optimizers: whether the stages' optimizers step within a step, which asynchronous schedules say themselves.
+        with_optimizers: whether each stage's optimizer steps within the step. Asynchronous schedules contain these
+            actions already.
     """
 
     def __init__(self, plan: Plan, with_optimizers: bool = False) -> None:
@@ -43,7 +44,7 @@ class Orders:
         self._parts: dict[tuple[int, frozenset[Kind]], Order] = {}
 
     def step(self, micro_batches: int) -> Order:
-        """A whole step. There is one for fewer micro-batches than the plan's, too: schedules exist from 1 on."""
+        """Return the order of a whole step, for any number of micro-batches up to the plan's."""
         if micro_batches not in self._steps:
             schedule = self._plan.build_schedule(micro_batches)
             if self._with_optimizers and not schedule.versions:
@@ -59,11 +60,11 @@ class Orders:
         return self._steps[micro_batches]
 
     def forwards(self, micro_batches: int) -> Order:
-        """The forwards of a step, in its order."""
+        """Return the forwards of a step, in its order."""
         return self._part(micro_batches, _FORWARDS)
 
     def backwards(self, micro_batches: int) -> Order:
-        """The backwards of a step, in its order."""
+        """Return the backwards of a step, in its order."""
         return self._part(micro_batches, _BACKWARDS)
 
     def _part(self, micro_batches: int, kinds: frozenset[Kind]) -> Order:
@@ -76,6 +77,6 @@ class Orders:
 
 
 def _without_communication(schedule: Schedule) -> Schedule:
-    """Leave out sends and receives, which the transport does by itself as messages are made and needed."""
+    """Remove sends and receives: the transport sends messages when they are made and receives them when needed."""
     rows = tuple(tuple(a for a in row if a.kind not in _COMMUNICATION) for row in schedule.actions)
     return schedule if rows == schedule.actions else replace(schedule, actions=rows)

@@ -1,4 +1,4 @@
-"""The three parts of each kind of action, and what may be put around the one that computes."""
+"""The three parts of an action (receive, compute, send), and wrappers of the computing part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parts = Mapping[Kind, tuple[Part, Part, Part]]
 
 
 def on_version(kind: Kind, recv: Part, compute: Part, send: Part) -> tuple[Part, Part, Part]:
-    """Have a stage compute on the weights of its micro-batch, where the schedule changes them within the step."""
+    """Wrap a part: it computes on the weight version of its micro-batch, if the schedule is asynchronous."""
     if kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
         return recv, compute, send
 
@@ -31,7 +31,7 @@ def on_version(kind: Kind, recv: Part, compute: Part, send: Part) -> tuple[Part,
 def emulated(
     emulation: DeviceEmulation, kind: Kind, recv: Part, compute: Part, send: Part
 ) -> tuple[Part, Part, Part]:
-    """Have a stage compute on its emulated device."""
+    """Wrap a part: it computes on the stage's emulated device."""
 
     def computed(run: StageRun, micro_batch: int | None, given: Any) -> Any:
         with emulation.computing(kind, run.index):

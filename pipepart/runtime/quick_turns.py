@@ -1,18 +1,18 @@
-"""Lets a worker that is ready take the interpreter soon from a thread that runs Python all the time."""
+"""Shortens Python's thread switch interval during a run, so that busy threads do not delay the workers."""
 
 from __future__ import annotations
 
 import sys
 import threading
 
-# A thread keeps the interpreter for as long as this if others ask for it. A progress bar or a loader that spins slows a
-# worker eightfold by Python's own 5 ms, and hardly by this; where nobody spins it costs nothing that could be measured.
+# Seconds that a thread keeps the interpreter while others wait for it. With Python's default of 5 ms, another thread
+# # that runs Python all the time (a progress bar, a data loader) slows a worker eightfold; with this value hardly.
 _SECONDS = 2e-4
-_HALF = 5e-7  # of the unit to which the interpreter rounds down: what it says is put back as it says it
+_HALF = 5e-7  # half of the unit to which the interpreter rounds down, so that the previous interval is restored exactly
 
 
 class _QuickTurns:
-    """While any pipeline is in a run, the interpreter's switch interval is short; then it is as it was."""
+    """Sets a short switch interval while any pipeline runs, and restores the previous one afterwards."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,9 @@ class _QuickTurns:
     def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._runs -= 1
-            if self._runs == 0 and sys.getswitchinterval() == self._set:  # else somebody has set it meanwhile
+            if (
+                self._runs == 0 and sys.getswitchinterval() == self._set
+            ):  # otherwise somebody else has set it meanwhile
                 sys.setswitchinterval(self._before + _HALF)
 
 

@@ -23,15 +23,15 @@ from .transport.cuda import Streams, any_pinned
 
 
 class Runner:
-    """What all runs of a pipeline have in common.
+    """Runs the steps, forwards and backwards of one pipeline.
 
     Args:
         engine: has the workers.
         stages: all stages.
-        orders: of the actions of a run.
-        traces: record the runs that somebody wants to see.
-        batch_norms: whose statistics are updated once a run.
-        streams: of the workers, if their devices have any.
+        orders: the orders of actions.
+        traces: record the runs while a trace is open.
+        batch_norms: BatchNorm layers whose statistics are updated once per run.
+        streams: the streams of the workers, if any device is an accelerator.
         emulation: of virtual devices, if they are emulated.
     """
 
@@ -57,14 +57,14 @@ class Runner:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Gives the stages to the calling thread alone, within the block.
+        """Give the calling thread exclusive use of the stages within the block.
 
         Raises:
             RuntimeError: the pipeline is closed, or another thread has them.
         """
         self._engine.check_open()
         claim = object()
-        try:  # from before the claim on: an interrupt may come between any two instructions
+        try:  # before the claim: an interrupt may come between any two instructions
             with self._lock:
                 self._claim = self._claim or claim
             if self._claim is not claim:
@@ -85,7 +85,7 @@ class Runner:
         optimizers: Sequence[Optimizer | None] = (),
         targets: Any = (),
     ) -> Step:
-        """A run of these actions that is still to be executed."""
+        """Create a step of these actions, which is executed later."""
         return Step(
             order,
             self._stages,
@@ -100,7 +100,7 @@ class Runner:
         )
 
     def forwards(self, inputs: Sequence[Any], end: Any) -> Step:
-        """Runs all forwards of a mini-batch."""
+        """Run all forwards of a mini-batch."""
         order = self._orders.forwards(len(inputs))
         recorder = self._traces.recorder(order.schedule, self._stages)
         step = self.new_step(order, inputs, end, recorder=recorder)
@@ -109,14 +109,14 @@ class Runner:
         return step
 
     def forwards_for_caller(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
-        """Runs all forwards of a mini-batch, whose outputs are the caller's."""
+        """Run all forwards of a mini-batch and give the outputs to the caller."""
         with self.claimed():
             step = self.forwards(inputs, end)
             self.hold_for_caller(end.outputs)
         return step
 
     def backwards(self, forward: Step, end: OutputEnd) -> Sequence[graph_cut.Gradients]:
-        """Runs all backwards that belong to such forwards; returns the gradients of the input of each micro-batch."""
+        """Run the backwards of such forwards; return the gradients of the inputs, one entry per micro-batch."""
         with self.claimed():
             parts = len(forward.input_gradients)
             step = self.new_step(self._orders.backwards(parts), [None] * parts, end, forward)
@@ -127,6 +127,6 @@ class Runner:
         return step.input_gradients
 
     def hold_for_caller(self, outputs: Any) -> None:
-        """Keeps the memory of outputs until the caller's streams have read them."""
+        """Keep the memory of outputs until the caller's streams have read them."""
         if self._streams:
             self._streams.hold_for_caller(outputs)

@@ -84,7 +84,7 @@ class StrictDevice(TorchDispatchMode):
             self.ledger.enter(storage, OTHER, lambda: f"{what} of shape {tuple(tensor.shape)}")
 
     def bring(self, message: Any) -> Any:
-        """The message itself if all its tensors live here, else a copy that does."""
+        """Return the message itself if all its tensors live here, otherwise a copy on this device."""
         if all(map(self.is_home, tensors(message))):
             return message
         with self.unchecked():
@@ -220,7 +220,7 @@ def _names_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _flat(nest: Iterable[Any] | Any) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments or results, which are lists of tensors at most."""
+    """Yield the tensors among an operation's arguments or results, including those in lists."""
     for item in nest if isinstance(nest, list | tuple) else (nest,):
         if isinstance(item, Tensor):
             yield item

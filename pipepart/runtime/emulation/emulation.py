@@ -64,9 +64,9 @@ class DeviceEmulation:
         return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else None
 
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
-        """Before a run, on the caller's thread: assign parameters, gradients and optimizer state to their devices.
+        """Assign parameters, gradients and optimizer state to their devices, which the caller may have replaced.
 
-        The caller may have replaced them. What several stages share lives on the device of the first.
+        Called before a run, on the caller's thread. Tensors that several stages share live on the device of the first.
         """
         if self._strict is None:
             return
@@ -80,12 +80,12 @@ class DeviceEmulation:
                 self._assign(stage, value, OPTIMIZER)
 
     def transport(self, inner: Transport, schedule: Schedule) -> Transport:
-        """The transport of one run."""
+        """Return the transport of one run."""
         return EmulatedTransport(inner, schedule.device_of, self._links, self._strict, self._clock)
 
     @contextmanager
     def computing(self, kind: Kind, stage: int) -> Iterator[None]:
-        """Around what an action computes, on its worker: checked if strict, and slowed down to the device's speed."""
+        """Run an action's computation on its worker, checked if strict and slowed down to the device's speed."""
         device = self._device_of[stage]
         start = self._clock.now()
         if self._strict is None:

@@ -3,7 +3,7 @@
 ::
 
     worker of speed 0.5     compute ── waits as long again ── send
-    link                         sent ── behind the message before it ── bytes / bandwidth ── latency ── arrived
+    link                         sent ── after the message before it ─── bytes / bandwidth ── latency ── arrived
     receiving worker                                                                  sleeps until then ── compute
 
 Waiting threads sleep, so that the core is free for the devices that compute. The arrival time travels with the message,

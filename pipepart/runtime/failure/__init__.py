@@ -1,1 +1,1 @@
-"""Failures of a step: who failed, where, and what the caller is told."""
+"""Failures of a step: finds the layer, stage and device, and reports them to the caller."""

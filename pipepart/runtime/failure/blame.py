@@ -23,8 +23,8 @@ def failed_layers(ends: Sequence[int], roots: Iterable[Node], error: BaseExcepti
         ends: the number that autograd would have given to the next node when each layer had run, in their order.
         roots: of the graph.
         error: what the backward raised. A frame of a ``torch.autograd.Function`` in its traceback names the
-            node for certain; else the layer is the last one with a node that has not run, and layers behind it
-            whose nodes save nothing cannot be told from it.
+            node for certain; else the layer is the last one with a node that has not run, and later layers whose nodes
+            save nothing cannot be distinguished from it.
     """
     parts = _nodes_of_layers(ends, roots)
     if certain := _made_any(parts, _nodes_in_traceback(error.__traceback__)):
@@ -78,7 +78,7 @@ def _nodes_in_traceback(traceback: TracebackType | None) -> Iterator[Node]:
 
 
 def _has_run(node: Node) -> bool | None:
-    """Whether a node has freed its saved tensors; None if it saves none, so that it cannot be told."""
+    """Return True if a node has freed its saved tensors; None if it saves none, so that this is unknown."""
     seen: bool | None = None
     for name in dir(node):
         if not name.startswith("_saved_") and name != "saved_tensors":

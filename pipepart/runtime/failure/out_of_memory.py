@@ -1,4 +1,4 @@
-"""Reports that a device is out of memory as one type of error, with what was held there, and frees that memory.
+"""Reports out-of-memory failures as one type of error, lists the tensors held on the device, and frees them.
 
 A traceback keeps the local variables of every frame that the error passed, and so the activations of a layer. A caller
 who catches the error and tries a smaller mini-batch needs that memory, so the frames are cleared.
@@ -30,9 +30,10 @@ _WHAT_TO_DO = (
 
 
 def explained(step: Step, plan: Plan) -> BaseException:
-    """The failure of a step; where memory is out, as torch's error for that, with notes of what was held.
+    """Return the failure of a step; if a device is out of memory, as ``torch.OutOfMemoryError`` with notes on its
+    contents.
 
-    Frames that it came through have no local variables then.
+    The local variables of the frames in its traceback are cleared in that case.
     """
     failure = step.failure
     assert failure is not None
@@ -76,7 +77,7 @@ def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
 
 
 def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
-    """Notes on what each stage of the failed device held, with the bytes that the plan knows."""
+    """Yield notes on the tensors that each stage of the failed device held, with their bytes according to the plan."""
     device = None if worker is None else plan.workers[worker]
     beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
     stages = plan.all_stages
@@ -125,5 +126,5 @@ def _clear_frames(error: BaseException) -> None:
         for frame, _ in traceback.walk_tb(one.__traceback__):
             _ = (
                 frame.f_locals
-            )  # where somebody has asked for them, Python keeps a copy, until it is asked for anew
+            )  # Python caches a frame's locals once they were read; reading them again drops the cache
         waiting += [one.__cause__, one.__context__]

@@ -1,7 +1,7 @@
-"""Gives up a step in which no action ends any more, and says what each worker does or waits for.
+"""Gives up a step in which no action ends any more, and reports what each worker runs or waits for.
 
-Workers note the action that they are at. The caller's thread, which waits for them anyway, reads these notes now and
-then. No action is done twice in a step, so one that is there at every look has not ended.
+Each worker records its current action. The caller's thread, which waits for the workers, reads these records from time
+to time. No action runs twice in a step, so an action that is current at every reading has not ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepTimeoutError(TimeoutError):
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse a timeout that is no time.
+    """Check that a timeout is None or positive.
 
     Raises:
         ValueError: it is not positive.

@@ -1,13 +1,13 @@
-"""What one run measures of itself: start and end of each action and message, on the clocks of their devices.
+"""Records start and end of each action and message of a run, on the clocks of their devices.
 
 ::
 
-    worker      take ── start ══ compute ══ end ── send            a wait is idle time, and so is the runtime's own
+    worker      recv ── start ══ compute ══ end ── send            waiting and the runtime's own time count as idle
     messages                                        sent ── arrived ── taken, when its action starts
 
-A CPU has the clock of the host. An accelerator runs behind the host, so there events on its stream take the times; they
-are read when somebody asks, and brought to the host's clock then: within some 20 µs, and within what the two clocks
-drift apart until then, microseconds in each second.
+A CPU uses the clock of the host. An accelerator runs asynchronously to the host, so events on its stream take the
+times. They are converted to the host's clock when they are read. The error is about 20 µs, plus the drift of the two
+clocks until then, which is microseconds per second.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 _NOTHING = nullcontext()
 
 Part = Callable[..., Any]  # see pipepart.runtime.step.Parts
-Parts = Mapping[Kind, tuple[Part, Part, Part]]  # take, compute and send, of each kind of action
-_Clock = tuple[list[Any], list[Any], Callable[[], Any]]  # starts and ends of actions, and what tells the time
+Parts = Mapping[Kind, tuple[Part, Part, Part]]  # recv, compute and send, of each kind of action
+_Clock = tuple[
+    list[Any], list[Any], Callable[[], Any]
+]  # starts and ends of actions, and the clock that measures them
 
 
 class Recorder:
-    """The times of one run, taken by the workers of its devices.
+    """Records the times of one run, taken by its workers.
 
     Args:
         schedule: the actions.
         stages: those that it has.
-        mini_batch: what the run is given, to count what devices keep, too; None not to.
+        mini_batch: the arguments of the run, to also count the bytes that devices keep; None not to count them.
 
     Attributes:
         kept: by each device, if that is counted.
@@ -66,7 +68,7 @@ class Recorder:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The run, from 0 on; waits for the devices that still are at it."""
+        """Return the timeline of the run, starting at 0 s; waits for devices that still compute."""
         rows = [clock.spans() for clock in self.clocks]
         origin = min(start for starts, _ in rows for start in starts)
         starts = [[start - origin for start in starts] for starts, _ in rows]
@@ -100,7 +102,8 @@ class Recorder:
             device, position = place[kind, sender, micro_batch]
             sent = ends[device][position]
             device, position = place[kind, receiver, micro_batch]
-            # On the host, a worker that was done before has waited, and had it when it went on; else it lay there.
+            # On the host, a receiver that was waiting got the message when it went on; otherwise the message arrived
+            # when sent.
             waited = position == 0 or ends[device][position - 1] < sent
             there = max(sent, arrived.get(key, starts[device][position] if waited else sent))
             found.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
@@ -108,12 +111,12 @@ class Recorder:
 
 
 class Watch:
-    """Sees what each action computes, and each message: for a recorder, a profiler, or both.
+    """Observes actions and messages for a recorder, a torch profiler, or both.
 
     Args:
         schedule: the actions.
         stages: those that it has.
-        recorder: takes the times; None if nobody asks for them.
+        recorder: takes the times; None to take no times.
     """
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
@@ -130,11 +133,11 @@ class Watch:
 
     @classmethod
     def wanted(cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> Watch | None:
-        """One for a run; None where nobody would see what it sees."""
+        """Return a watch for a run; None if neither a recorder nor a profiler is active."""
         return cls(schedule, stages, recorder) if recorder or profiling() else None
 
     def parts(self, parts: Parts) -> Parts:
-        """Those of each kind of action, seen: what it computes, when it has its input and before it sends."""
+        """Return the parts of each kind of action with recording: start after recv, end before send."""
         return {
             kind: (take, self._computing(kind, compute), self._sending(send))
             for kind, (take, compute, send) in parts.items()
@@ -181,7 +184,7 @@ class Watch:
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """A range of that name in torch.profiler, if it is at work, and in Nsight on CUDA devices."""
+        """Open a range of that name in torch.profiler, if it is active, and in Nsight on CUDA devices."""
         with profiler.record_function(f"pipepart {name}") if self._profiled else _NOTHING:
             if not self._nvtx:
                 yield
@@ -194,7 +197,7 @@ class Watch:
 
 
 def profiling() -> bool:
-    """Whether a profiler of torch is at work, on this thread or on all."""
+    """Return True if a torch profiler is active, on this thread or on all threads."""
     return profiler._is_profiler_enabled
 
 
@@ -227,7 +230,7 @@ class WatchedTransport(ForwardingTransport):
 
 
 class _HostClock:
-    """The start and the end of each action of a device; used by its worker."""
+    """Takes start and end of each action of a CPU device; used by the device's worker."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
@@ -240,7 +243,7 @@ class _HostClock:
 
 
 class _EventClock:
-    """The same by events on the stream that the worker is on."""
+    """Takes start and end of each action by events on the worker's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -248,7 +251,7 @@ class _EventClock:
         self.ends: list[torch.Event] = []
 
     def now(self) -> torch.Event:
-        """One behind what is on the stream."""
+        """Return an event after everything that is queued on the stream."""
         return recorded(torch.accelerator.current_stream(self.device), timed=True)
 
     def spans(self) -> tuple[list[float], list[float]]:
@@ -256,15 +259,15 @@ class _EventClock:
         return list(map(self.seconds, self.starts)), list(map(self.seconds, self.ends))
 
     def seconds(self, event: torch.Event) -> float:
-        """When an event of the device was, on the host's clock."""
+        """Return the time of an event of the device, on the host's clock."""
         event.synchronize()
         return self._first_seconds + self.starts[0].elapsed_time(event) / 1e3
 
     @cached_property
     def _first_seconds(self) -> float:
-        """When the first event was: by another one, that the host sees come and go."""
+        """Return the time of the first event, from another event that the host waits for."""
         self.starts[0].synchronize()
-        stream = torch.Stream(device=self.device)  # with nothing on it that could hold the event up
+        stream = torch.Stream(device=self.device)  # a new stream is empty, so nothing delays the event
         seen = []
         for _ in range(_ANCHORS):
             before = _now()
@@ -291,12 +294,12 @@ def _bytes(message: Any) -> int:
 
 
 def _label(receiver: int, key: Key) -> str:
-    """The action that a message is for."""
+    """Return the label of the action that receives a message."""
     return str(Action(_carried(key[0]), receiver, _micro_batch(key)))
 
 
 def _carried(kind: Kind | int) -> Kind:
-    """What a message carries: a gradient, unless its key says otherwise."""
+    """Return the kind of a message's content: a gradient, unless its key says otherwise."""
     return kind if kind is Kind.F or kind is Kind.REDUCE_GRAD else Kind.B
 
 

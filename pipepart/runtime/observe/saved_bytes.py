@@ -1,4 +1,4 @@
-"""Counts what the stages of a device keep for their backwards while a step runs: real bytes, not those of the plan."""
+"""Counts the real bytes that the stages of a device keep for their backwards during a step."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from torch.utils import _pytree as pytree
 from ...autograd.saved_tensor import Saved, unpacked
 from ...autograd.sparse import bytes_of, dense_parts
 
-_Piece = int | tuple[int, int]  # a storage, or the part of one that a tensor has
+_Piece = int | tuple[int, int]  # a storage, or the part of it that a tensor uses
 
 
 class KeptBytes:
-    """What autograd and the stages of one device keep, in bytes; used by its worker.
+    """Counts the bytes that autograd and the stages of one device keep; used by the device's worker.
 
-    Storage that several tensors share counts once, that of parameters and buffers not at all. Of a mini-batch that is
-    split into views, each micro-batch counts by itself.
+    Storage that several tensors share counts once. Parameters and buffers do not count. If micro-batches are views of
+    the mini-batch, each of them counts separately.
 
     Args:
-        mini_batch: what micro-batches may be views of.
+        mini_batch: the arguments whose views the micro-batches may be.
 
     Attributes:
-        peak: the most, after any action.
-        peak_place: of the action that reached it, in the order of the device.
+        peak: the largest number of bytes after any action.
+        peak_place: index of the action that reached the peak, in the order of the device.
     """
 
     def __init__(self, mini_batch: Any) -> None:
         self.peak = 0
         self.peak_place = 0
         self._split = {_storage(leaf) for leaf in pytree.tree_leaves(mini_batch) if isinstance(leaf, Tensor)}
-        self._saved: dict[_Piece, tuple[int, int]] = {}  # bytes, and how often autograd has saved it
+        self._saved: dict[
+            _Piece, tuple[int, int]
+        ] = {}  # bytes, and the number of times that autograd has saved it
         self._state: set[int] = set()
         self._noted = -1
 
     def counting(self, modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
-        """Around what an action of a stage computes: what autograd saves in it counts for as long as it holds it."""
+        """Count the tensors that autograd saves within the block, until autograd frees them."""
         self._state = {
             _storage(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())
         }
         return saved_tensors_hooks(self._save, unpacked)
 
     def note(self, others: Iterable[Tensor]) -> None:
-        """Behind an action, with what its device's stages keep beside autograd."""
+        """Update the peak after an action; ``tensors`` are those that the stages keep themselves."""
         self._noted += 1
         kept = {piece: size for piece, (size, _) in self._saved.items()}
         kept.update(filter(None, map(self._piece, others)))
@@ -55,7 +57,7 @@ class KeptBytes:
             self.peak, self.peak_place = now, self._noted
 
     def release(self, piece: _Piece) -> None:
-        """Autograd has let go of it."""
+        """Stop counting a tensor that autograd has freed."""
         size, times = self._saved.pop(piece)
         if times > 1:
             self._saved[piece] = size, times - 1
@@ -79,7 +81,7 @@ class KeptBytes:
 
 
 class _Counted(Saved):
-    """Tells when it goes."""
+    """A saved tensor that reports when autograd frees it."""
 
     __slots__ = ("kept", "piece")
 

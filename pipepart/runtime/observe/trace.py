@@ -1,4 +1,4 @@
-"""What steps of a pipeline took, held against what its plan says that a step takes."""
+"""Trace: measured steps of a pipeline, compared with the step that its plan predicts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .. import Recorder, Stage
 class Trace:
     """Measured steps of a plan, in the order in which they ran.
 
-    On accelerators the times are read when somebody asks for them, who then waits for the devices.
+    On accelerators, reading the times waits for the devices.
 
     Args:
-        plan: that they are steps of.
-        steps: measured ones; :meth:`pipepart.Pipeline.trace` adds those that run.
-        memory: whether what devices keep for their backwards is counted in those.
+        plan: the plan of the pipeline.
+        steps: measured steps; :meth:`pipepart.Pipeline.trace` adds each step that runs.
+        memory: whether the bytes that devices keep for backwards are counted.
     """
 
     def __init__(self, plan: Plan, steps: Sequence[Timeline] = (), memory: bool = False) -> None:
@@ -35,20 +35,20 @@ class Trace:
 
     @property
     def steps(self) -> list[Timeline]:
-        """Each step, forward and backward of a mini-batch."""
+        """The training steps: forward and backward of a mini-batch each."""
         return list(map(_timeline, self._steps))
 
     @property
     def forwards(self) -> list[Timeline]:
-        """Each call of the pipeline in the place of the model, its forwards alone."""
+        """The calls of the pipeline as a module: forwards only."""
         return list(map(_timeline, self._forwards))
 
     @property
     def median(self) -> Timeline:
-        """The step with the median makespan, of those with as many micro-batches as the plan has.
+        """The step with the median makespan, among steps with the plan's number of micro-batches.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such step.
         """
         whole = [step for step in self.steps if step.schedule.micro_batches == self.plan.micro_batches]
         if not whole:
@@ -60,12 +60,12 @@ class Trace:
 
     @cached_property
     def predicted(self) -> Timeline | None:
-        """A step as the plan predicts it; None for a plan written by hand, which has no costs."""
+        """The step that the plan predicts; None for a plan written by hand, which has no costs."""
         return self.plan.simulate() if self.plan.prediction else None
 
     @property
     def ratio(self) -> float | None:
-        """The predicted step over the median one; below 1 where steps take longer than predicted.
+        """Predicted step time / median step time; below 1 if steps take longer than predicted.
 
         Raises:
             ValueError: no step was traced.
@@ -74,7 +74,7 @@ class Trace:
         return self.predicted.makespan / median.makespan if self.predicted else None
 
     def save(self, path: str | Path) -> None:
-        """Writes the median step and the predicted one as a Chrome trace, one process each, for ui.perfetto.dev.
+        """Write the median and the predicted step as a Chrome trace, one process each, for ui.perfetto.dev.
 
         ``schedules.Timeline.from_trace(json.load(file))`` reads the measured one back.
 
@@ -92,11 +92,11 @@ class Trace:
 
 
 class Traces:
-    """The traces of one pipeline that are open, and its last step.
+    """The open traces of one pipeline, and its last step.
 
     Args:
         plan: of the pipeline.
-        always: whether to keep the last step while no trace is open, too.
+        always: whether to keep the last step even if no trace is open.
     """
 
     def __init__(self, plan: Plan, always: bool) -> None:
@@ -107,12 +107,12 @@ class Traces:
 
     @property
     def last(self) -> Timeline | None:
-        """The last step that was traced."""
+        """Return the last step that was traced."""
         return self._last and self._last.timeline
 
     @contextmanager
     def opened(self, memory: bool) -> Iterator[Trace]:
-        """A trace of what runs within the block."""
+        """Open a trace of the steps that run within the block."""
         trace = Trace(self._plan, memory=memory)
         self._open.append(trace)
         try:
@@ -123,21 +123,21 @@ class Traces:
     def recorder(
         self, schedule: schedules.Schedule, stages: Sequence[Stage], mini_batch: Any = None
     ) -> Recorder | None:
-        """For a run that begins, on its micro-batches; None where nobody asks for its times."""
+        """Return a recorder for a run that begins; None if no trace is open."""
         if not self._always and not self._open:
             return None
         counted = any(trace.memory for trace in self._open)
         return Recorder(schedule, stages, mini_batch if counted else None)
 
     def add_step(self, recorder: Recorder | None) -> None:
-        """A step has run."""
+        """Add a step that has run to the open traces."""
         if recorder:
             self._last = recorder
             for trace in self._open:
                 trace._steps.append(recorder)
 
     def add_forward(self, recorder: Recorder | None) -> None:
-        """All forwards of a mini-batch have run."""
+        """Add the forwards of a mini-batch to the open traces."""
         if recorder:
             for trace in self._open:
                 trace._forwards.append(recorder)

@@ -1,1 +1,1 @@
-"""What makes a second forward equal the first: random draws and buffers."""
+"""Makes a recomputed forward equal to the first: same random draws, same buffers."""

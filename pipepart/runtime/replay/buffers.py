@@ -1,14 +1,14 @@
-"""The buffers of a stage's layers around a forward that runs twice: both find the same values, one leaves its own.
+"""Buffers of recomputed layers: both forwards read the same values, and only the first one updates them.
 
-A BatchNorm updates its running statistics in the forward; a second forward of the same micro-batch must neither
-update them again nor, where a layer's output hangs on its buffers, find what later micro-batches have made of them.
-So the second forward works on copies, taken before the first, that stand in the place of the real buffers meanwhile.
+A BatchNorm updates its running statistics in the forward; a second forward of the same micro-batch must not update them
+again. If a layer's output depends on its buffers, it must not read the updates of later micro-batches either. So the
+second forward uses copies that were taken before the first, in place of the real buffers.
 
-Only buffers that a forward writes need copies, and which these are is seen. By its values, as torch does not count
-every write in a buffer's version (none of a BatchNorm in its statistics): those of large buffers at the first
-micro-batch of each mode, later by version and identity alone, so that no mask is copied again and again; those of
-small ones at every micro-batch in training. Where a look would stop the host for an accelerator, the second forward
-just gets the copies of these.
+Only buffers that a forward writes need copies. Writes are detected by comparing values, because torch does not count
+every write in a tensor's version (for example BatchNorm statistics). Small buffers are compared at every micro-batch in
+training. Large ones are compared at the first micro-batch of each mode, later only by version and identity, so that
+large masks are not copied each time. On accelerators a comparison would stop the host, so small buffers are always
+copied.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ...autograd.sparse import bytes_of, dense_parts
 _SMALL_BYTES = 64 * 1024
 
 _Key = tuple[int, str]
-_Mode = tuple[bool, ...]  # of each module, whether it is in training
+_Mode = tuple[bool, ...]  # for each module, whether it is in training mode
 _Present = dict[_Key, tuple[Tensor | None, int]]  # each buffer with its version
-Values = dict[_Key, Tensor | EllipsisType | None]  # an ellipsis for a buffer that was not there yet
+Values = dict[_Key, Tensor | EllipsisType | None]  # an ellipsis means that the buffer did not exist yet
 
 
 class Noted(NamedTuple):
@@ -41,7 +41,7 @@ class Noted(NamedTuple):
 
 
 class Buffers:
-    """The buffers of some layers. Used by the stage's worker alone."""
+    """The buffers of a stage's layers. Used by the stage's worker only."""
 
     def __init__(self, layers: Sequence[tuple[str, nn.Module]]) -> None:
         parts = {part: name for prefix, layer in layers for name, part in layer.named_modules(prefix=prefix)}
@@ -51,7 +51,7 @@ class Buffers:
         self._written: dict[_Mode, set[_Key]] = {}
 
     def note(self) -> Noted:
-        """To be called before a first forward."""
+        """Record the buffers before a first forward."""
         mode = tuple(part.training for part in self._parts)
         present = self._present()
         written = self._written.get(mode, present)
@@ -67,7 +67,7 @@ class Buffers:
         return Noted(mode, present, copies)
 
     def values(self, noted: Noted) -> Values | None:
-        """After the first forward: what the second needs; None if something was written of which there is no copy."""
+        """Return the copies that the second forward needs, after the first; None if a written buffer has no copy."""
         now = self._present()
         unseen = {
             key
@@ -87,7 +87,7 @@ class Buffers:
         return {key: found[key] for key in written | unseen if key in found}
 
     def written(self, noted: Noted) -> list[str]:
-        """After forwards that wrote no buffers as far as is known: the names of those that they have written."""
+        """Return the names of buffers that were written by forwards which were expected to write none."""
         self._written.setdefault(noted.mode, set())
         now = self._present()
         return [
@@ -96,10 +96,10 @@ class Buffers:
 
     @contextmanager
     def replaced(self, values: Values) -> Iterator[None]:
-        """The copies in place of the buffers, within the block.
+        """Use the copies in place of the buffers within the block.
 
         Raises:
-            RuntimeError: the block has written a buffer all the same.
+            RuntimeError: the block has written a real buffer.
         """
         real = self._present()
         for (number, name), tensor in values.items():

@@ -1,6 +1,6 @@
 """Random numbers that depend on the seed, the step, the micro-batch and the layer, and on nothing else.
 
-Workers that drew from torch's one CPU generator would do so in the order in which they happen to run. Here each
+If all workers drew from torch's CPU generator, the numbers would depend on the order of the threads. Here each
 random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,
 if a layer drew at all, advanced by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
 from the next, and is the same for every cut, schedule and number of devices. The second forward of a recomputed
@@ -72,7 +72,7 @@ class RngKeys:
     def finish(self) -> None:
         """Advance the global generator if any layer drew, so that the next step draws other numbers."""
         if self.drawn and not self._finished:
-            torch.rand((), device="cpu")  # wherever the caller has new tensors made
+            torch.rand((), device="cpu")  # on the CPU even if the caller has set another default device
         self._finished = True
 
 
@@ -168,7 +168,7 @@ class KeyedDraws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports all of its compiler, for seconds. The compiler skips what runs in such a mode anyway.
+        # True makes torch import its compiler, which takes seconds. The compiler skips code under such a mode anyway.
         return False
 
     def __torch_dispatch__(
@@ -268,7 +268,7 @@ def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _refuse_checkpoint() -> None:
-    """Raise where the layer will run again in the backward, out of reach, and would draw other numbers there."""
+    """Raise if torch.utils.checkpoint will recompute the layer in the backward, which would draw other numbers."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == checkpoint.__file__:

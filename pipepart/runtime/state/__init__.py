@@ -1,1 +1,1 @@
-"""Parameters, buffers and optimizers that outlive a step."""
+"""State that outlives a step: shared parameters, replicas, BatchNorm statistics, optimizers, weight versions."""

@@ -29,7 +29,7 @@ class DeferredBatchNorm:
         stages: that they are in.
 
     Raises:
-        ValueError: a further copy of the model would keep its part of the samples to itself.
+        ValueError: the model has replicas; statistics are gathered over one replica only.
     """
 
     def __init__(self, layers: Sequence[tuple[str, nn.Module]], stages: Sequence[Stage]) -> None:

@@ -1,4 +1,4 @@
-"""One optimizer for each stage, which steps on the stage's device as soon as its gradients are there."""
+"""One optimizer per stage: it steps on the stage's device as soon as the stage's gradients are complete."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _OTHERWISE = "make the pipeline without optimizer=, and step one optimizer over 
 
 
 def check_optimizer(factory: OptimizerFactory | None, plan: Plan) -> None:
-    """Refuses what cannot be before anything is moved.
+    """Check the optimizer factory before anything is moved.
 
     Raises:
-        TypeError: the factory is none.
-        ValueError: there is none and the schedule is asynchronous.
+        TypeError: the factory is not callable.
+        ValueError: there is no factory and the schedule is asynchronous.
     """
     if factory is not None and not callable(factory):
         raise TypeError(
@@ -73,14 +73,14 @@ class StageOptimizers:
 
     @property
     def all(self) -> list[Optimizer]:
-        """Those that there are, in the order of the stages."""
+        """Return the optimizers in the order of the stages."""
         return [optimizer for optimizer in self.by_stage if optimizer is not None]
 
     def refuse(self, what: str) -> None:
-        """Refuses what needs all gradients before any weight changes.
+        """Raise for an operation that needs all gradients before any weight changes.
 
         Raises:
-            ValueError: there are optimizers, which have changed them by then.
+            ValueError: stages have optimizers, which change weights earlier.
         """
         if self.by_stage:
             raise ValueError(
@@ -89,12 +89,12 @@ class StageOptimizers:
             )
 
     def zero_grad(self) -> None:
-        """Clears the gradients of all their parameters."""
+        """Clear the gradients of all their parameters."""
         for optimizer in self.all:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the settings, such as the learning rate, of each parameter by its name."""
+        """Return state and settings, such as the learning rate, by parameter name."""
         found: dict[str, Any] = {"state": {}, "settings": {}}
         for optimizer in self.all:
             packed = optimizer.state_dict()
@@ -107,7 +107,7 @@ class StageOptimizers:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` returned, be it for another cut of the same model.
+        """Load the result of :meth:`state_dict`, made for this or another cut of the same model.
 
         Raises:
             ValueError: a parameter is missing in it.
@@ -129,7 +129,7 @@ class StageOptimizers:
             optimizer.load_state_dict(packed)
 
     def _named(self, optimizer: Optimizer) -> list[list[str]]:
-        """The names of the parameters of each group."""
+        """Return the names of the parameters of each group."""
         return [[self._names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
 

@@ -24,13 +24,13 @@ from ..replay.buffers import Buffers, Noted
 Layers = Sequence[tuple[str, nn.Module]]
 Gradients = list[Tensor | None]
 
-# Settings that layers keep as attributes and that mean the same in a copy, such as whether they train.
+# Types of layer attributes that a replica copies, such as ``training``.
 _PLAIN = (bool, int, float, str, type(None))
 _ONE_COPY = "plan with one copy of the model: replicas=1, and another schedule than 'chimera'"
 
 
 def copied_groups(groups: Sequence[Layers]) -> list[Layers]:
-    """The layers once more, sharing nothing with them; what they share among themselves, the copies share as well.
+    """Return deep copies of the layers. Tensors that layers share are shared by the copies too.
 
     Raises:
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
@@ -59,15 +59,15 @@ def _copied(name: str, layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 class CopiedLayers:
-    """The layers of a stage, and their copies in a further copy of the model.
+    """The layers of a stage, and their copies in a further replica of the model.
 
-    The caller begins a run and the stage's worker ends it; in between the copies are the worker's.
+    The caller begins a run and the stage's worker ends it. In between only the worker uses the copies.
 
     Args:
         originals: the user's layers.
         copies: of them.
         device: where the copies are.
-        elsewhere: those of the user's parameters that another stage hands over.
+        elsewhere: the user's parameters whose gradients another stage hands over.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class CopiedLayers:
         self._noted: Noted | None = None
 
     def begin(self, forward: bool, backward: bool) -> None:
-        """Before a run, refuses it or sets the copies to what the layers are.
+        """Set the copies to the values of the layers, before a run.
 
         Args:
             forward: whether the run has forwards.
-            backward: whether it has backwards, or a run that follows it has.
+            backward: whether it, or a run that follows it, has backwards.
 
         Raises:
-            ValueError: a layer is not the one that was copied, would write its buffers, or has a parameter with a
-                hook, which would see the gradients of one copy only.
+            ValueError: a layer was replaced, would write its buffers, or has a parameter with a hook, which would see
+                the gradients of one replica only.
         """
         for own in self._parameters.values():
-            own.grad = None  # a run that failed has left it
+            own.grad = None  # left by a run that failed
         if backward:
             self._refuse_hooks()
         if forward:
@@ -114,7 +114,7 @@ class CopiedLayers:
                 self._noted = self._buffers.note()
 
     def finish(self) -> None:
-        """After the last forward of a run.
+        """Check after the last forward of a run that no buffer was written.
 
         Raises:
             ValueError: a layer has written a buffer.
@@ -125,7 +125,7 @@ class CopiedLayers:
             raise ValueError(_writes(written[0]))
 
     def hand_over(self) -> Gradients:
-        """The gradients of the copied parameters, which have none afterwards."""
+        """Return the gradients of the copied parameters and clear them."""
         found: Gradients = []
         for theirs in self._handed_over:
             own = self._parameters[theirs]
@@ -134,7 +134,7 @@ class CopiedLayers:
         return found
 
     def add(self, gradients: Gradients) -> None:
-        """Adds what was handed over to the gradients of the user's parameters, on the worker of these."""
+        """Add the handed over gradients to those of the user's parameters, on the worker of the first replica."""
         with torch.no_grad():
             for theirs, gradient in zip(self._handed_over, gradients, strict=True):
                 if gradient is None:
@@ -150,7 +150,7 @@ class CopiedLayers:
             if own.requires_grad != theirs.requires_grad:
                 own.requires_grad_(theirs.requires_grad)
             if _alike(own, theirs):
-                # Through `.data`: a graph that has saved these very values may still wait for its backward.
+                # Through `.data`: a graph that saved these values may still wait for its backward.
                 own.data.copy_(theirs.data)
             else:
                 own.data = theirs.detach().to(own.device, copy=True)
@@ -207,7 +207,7 @@ class CopiedLayers:
 
 
 def _structure(layer: nn.Module) -> list[object]:
-    """What has to stay for a copy to be one: the modules and the parameters."""
+    """Return the modules and parameters of a layer, which must not change while copies exist."""
     return [item for part in layer.modules() for item in (part, *part._parameters.values())]
 
 

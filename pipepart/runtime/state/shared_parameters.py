@@ -48,17 +48,18 @@ class GradientRoute(NamedTuple):
 
 
 class SharedParameters:
-    """What one stage shares with others. Used by the caller between steps, and by the stage's worker at their ends.
+    """The tensors that one stage shares with others. Used by the caller between steps, by the stage's worker at their
+    ends.
 
     Args:
         layers: of the stage.
         device: where it runs.
-        users: the stages that use each tensor which this one shares.
+        users: the stages that use each shared tensor.
         stage: its number.
         other_memory: stages that share no memory with this one, though torch sees the same device.
 
     Attributes:
-        layers: of the stage, with shadows in the place of some.
+        layers: of the stage; layers that use replicas are replaced by shadows.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SharedParameters:
         )
 
     def finish(self) -> None:
-        """Give back what layers have set on themselves.
+        """Copy attributes that shadows have set on themselves back to the layers.
 
         Raises:
             RuntimeError: a layer has written a shared buffer.
@@ -144,7 +145,8 @@ def share_parameters(
     names: Sequence[str] | None = None,
     first: int = 0,
 ) -> list[SharedParameters]:
-    """What each stage shares with others. The layers must be on their devices, shared ones on that of their first.
+    """Return the shared tensors of each stage. Layers must be on their devices, shared tensors on that of the first
+    user.
 
     Args:
         groups: the layers of each stage.
@@ -166,7 +168,7 @@ def share_parameters(
 
 
 def check_shared(groups: Sequence[Layers]) -> None:
-    """Refuse what stages cannot share.
+    """Check that stages can share the tensors that they share.
 
     Raises:
         ValueError: a buffer that layers of several stages write, or a parameter of a TorchScript module.
@@ -186,7 +188,7 @@ def check_shared(groups: Sequence[Layers]) -> None:
 
 
 def check_nothing_shared(groups: Sequence[Layers]) -> None:
-    """Refuse shared parameters, for stages that change their weights independently.
+    """Check that no parameter is shared, for stages that change their weights independently.
 
     Raises:
         ValueError: stages share a parameter.
@@ -205,7 +207,7 @@ def check_nothing_shared(groups: Sequence[Layers]) -> None:
 
 
 class _Users(NamedTuple):
-    """The stages that use a tensor, in their order, and a number for the tensor."""
+    """The stages that use a tensor, in order, and the number of the tensor."""
 
     number: int
     stages: list[int]
@@ -217,7 +219,7 @@ class _Users(NamedTuple):
 
 
 def _users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, _Users]:
-    """The tensors that several stages use."""
+    """Return the tensors that several stages use."""
     found: dict[Tensor, _Users] = {}
     for stage, layers in enumerate(groups, first):
         for _, module in layers:
@@ -239,7 +241,7 @@ class _ReplicaParam:
         self._seen: tuple[Any, ...] = ()
 
     def refreshed(self) -> Tensor:
-        """The replica, with the original's present value and ``requires_grad``."""
+        """Return the replica, with the original's current value and ``requires_grad``."""
         original = (
             self._original.detach()
         )  # shares the version counter, so that a write to either shows in both
@@ -271,7 +273,7 @@ class _ShadowModule:
         self.made: nn.Module = object.__new__(type(module))
         self._module = module
         self._given: dict[str, Any] = {}
-        buffers = {} if own_buffers else module._buffers  # a buffer that is replaced is the user's
+        buffers = {} if own_buffers else module._buffers  # a replaced buffer belongs to the user
         self.made.__dict__.update(_parameters={}, _buffers=buffers, _modules=dict(children))
 
     def refresh(self, values: Mapping[Tensor, Tensor]) -> None:
@@ -289,7 +291,7 @@ class _ShadowModule:
             self.made._buffers.update(_replaced(self._module._buffers, values))
 
     def give_back(self) -> None:
-        """Set on the module what was set on the copy since :meth:`refresh`."""
+        """Copy attributes that were set on the copy since :meth:`refresh` to the module."""
         for key, value in self.made.__dict__.items():
             if key not in _STATE and self._given.get(key, self) is not value:
                 self._module.__dict__[key] = value

@@ -25,7 +25,7 @@ from schedules import Schedule, older_versions
 
 
 class Versions:
-    """The weights of one stage in one run. Used by the stage's worker alone.
+    """The weights of one stage in one run. Used by the stage's worker only.
 
     Args:
         schedule: says which micro-batch uses which version.
@@ -45,7 +45,7 @@ class Versions:
 
     @contextmanager
     def used(self, micro_batch: int) -> Iterator[None]:
-        """Within the block the parameters are those that the micro-batch uses."""
+        """Set the parameters to the version of the micro-batch within the block."""
         older = self._older.get(self._used_by[micro_batch])
         if older is None:
             yield
@@ -57,7 +57,7 @@ class Versions:
             self._swap(newest)
 
     def step(self) -> None:
-        """Makes the next version, by the gradients that are there, and clears them unless it is the last."""
+        """Make the next version with the current gradients, and clear them unless it is the last version."""
         if self._optimizer is None:
             return
         needed = self._needed[self._newest]
@@ -72,7 +72,7 @@ class Versions:
             self._optimizer.zero_grad()
 
     def settle(self) -> None:
-        """When the run is over: the newest weights in the memory that the parameters had before it."""
+        """Copy the newest weights into the memory that the parameters had before the run."""
         with torch.no_grad():
             for parameter, home in zip(self._parameters, self._homes, strict=True):
                 if parameter.data_ptr() != home.data_ptr():
@@ -93,7 +93,7 @@ class Versions:
         return copies
 
     def _swap(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gives the parameters other memory; returns what they had."""
+        """Set the parameters to other memory; return the previous memory."""
         before = [parameter.data for parameter in self._parameters]
         for parameter, tensor in zip(self._parameters, tensors, strict=True):
             parameter.data = tensor

@@ -14,14 +14,14 @@ own device that copies go out on. A message from one worker to another, as its o
                                                 event (3) ────────────────▶ wait for it
     y may be freed                              y' held for (4) ··········· F(s+1, k): reads y'
 
-The host does all of the left in ``send`` and goes on; (3) and (4) are waited for and noted in ``receive``, which has
-the message from the mailbox. Memory goes back to the stream that it came from, at once, when the last tensor over it
-is gone, though streams that have read it on their way may not have got there: "held for" is ``record_stream``, which
-keeps memory back until that stream has come by. On one device there is no copy: (1) is what the receiver waits for, and
-y is held for it. What one worker tells itself, as between its chunks, is in the order of its compute stream.
+``send`` queues everything on the left and does not wait; ``receive`` does (3) and (4). When the last tensor over some
+memory is deleted, the allocator returns the memory to its stream immediately, although other streams may still have to
+read it. "Held for" means ``record_stream``, which keeps the memory until that stream has passed. On one device there is
+no copy: the receiver waits for (1), and y is held for it. Messages within one worker, as between its chunks, need no
+events: they are in the order of its compute stream.
 
-At the start of a step all of these streams wait for the caller's, and at its end the caller's for them. So what caller
-and pipeline make for each other they find done and may free, without the host waiting for a device.
+At the start of a step all of these streams wait for the caller's streams, and at its end the caller's streams wait for
+them. So caller and pipeline may use and free each other's tensors, and the host never waits for a device.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _Action = TypeVar("_Action")
 _Done = TypeVar("_Done")
 
 # Actions that a worker queues before it waits for the device. Enough that the device never runs out of work while the
-# host takes a message from a mailbox; few enough that memory which is held for a stream comes back in time.
+# host takes a message from a mailbox; few enough that memory held for a stream is freed early.
 _AHEAD = 4
 
 
 class InFlight(NamedTuple):
-    """A message on its way: on the device of the receiver as soon as the event has passed, or now without one."""
+    """A message that is being copied: it is on the receiver's device once the event has passed; None means now."""
 
     message: Any
     arrived: torch.Event | None
@@ -82,7 +82,7 @@ class Streams:
 
     @classmethod
     def of(cls, homes: Sequence[torch.device]) -> Streams | None:
-        """Return those of workers on these devices; None if no device has any."""
+        """Return the streams of workers on these devices; None if no device has streams."""
         return cls(homes) if any(map(has_streams, homes)) else None
 
     def callers(self) -> Callers:
@@ -90,7 +90,7 @@ class Streams:
         return {device: torch.accelerator.current_stream(device) for device in self._devices}
 
     def begin(self, callers: Callers) -> None:
-        """Have the workers' streams wait for what the caller has queued: values of weights, inputs, freed memory.
+        """Make the workers' streams wait for the work that the caller has queued: weights, inputs, freed memory.
 
         Inputs and targets need not be held for workers: the step has them until ``end``.
         """
@@ -103,7 +103,7 @@ class Streams:
                     waits.wait(Wait.STEP_BEHIND_CALLER, stream, queued)
 
     def end(self, callers: Callers) -> None:
-        """Have the caller's streams wait for what the workers have queued."""
+        """Make the caller's streams wait for the work that the workers have queued."""
         for device, caller in callers.items():
             used = [own[device] for own in self._own if device in own]
             for stream in (*used, self._callers[device]):
@@ -111,7 +111,7 @@ class Streams:
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
 
     def hold_for_caller(self, nest: Any) -> None:
-        """Hold what workers have made for the streams that the calling thread is on: it is the caller's now."""
+        """Hold tensors made by workers for the current streams of the calling thread, which uses them from now on."""
         for tensor in tensors(nest):
             if tensor.device in self._devices:
                 waits.hold(Wait.HELD_FOR_CALLER, tensor, torch.accelerator.current_stream(tensor.device))
@@ -129,10 +129,10 @@ class Streams:
             yield
 
     def paced(self, worker: int, do: Callable[[_Action], _Done]) -> Callable[[_Action], _Done]:
-        """Return ``do`` for one action after the other of a step, which does not get far ahead of the device.
+        """Wrap ``do`` so that the host does not queue far more actions than the device has finished.
 
-        The host waits for an action that lies some behind the one it queues, so the device has that much to do
-        meanwhile: this holds up the host where it is the faster of the two, and never the device.
+        Before it queues an action, the host waits for an action a few places earlier. The device always has those few
+        actions to run, so only the host waits.
         """
         compute = self._compute(worker)
         if compute is None:
@@ -149,12 +149,12 @@ class Streams:
         return do_in_time
 
     def behind_compute(self, worker: int) -> torch.Event | torch.cuda.Event | None:
-        """Return an event behind what the worker has queued; None on a CPU."""
+        """Return an event after everything that the worker has queued; None on a CPU."""
         compute = self._compute(worker)
         return None if compute is None else sleeping_event(compute)
 
     def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> InFlight:
-        """Have a message copied to the receiver's device, if that is another; ``timed`` events tell when."""
+        """Queue the copy of a message to the receiver's device, if it is another; ``timed`` events record the time."""
         found = () if sender == receiver else tensors(message)
         if not found:
             return InFlight(message, None)

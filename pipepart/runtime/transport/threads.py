@@ -42,9 +42,10 @@ class ThreadTransport:
 
 
 class _Mailbox:
-    """What one device receives in one step.
+    """The messages that one device receives in one step.
 
-    Any thread puts; only the device's worker takes. A message that arrives before it is asked for is laid aside.
+    Any thread may put a message; only the device's worker takes them. A message that arrives before it is requested is
+    stored.
     """
 
     __slots__ = ("_arrivals", "_early")
