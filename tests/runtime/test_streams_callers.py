@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
+from pipepart.runtime import Streams
+from pipepart.runtime.transport.cuda import Callers
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import plan_by_hand
@@ -291,3 +293,49 @@ def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, sched
         loss = pipe.step(x, target=y)
         with pytest.raises(Looked):
             loss.item()
+
+
+class OnStream(nn.Module):
+    """Notes the stream that it runs on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.Stream] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.accelerator.current_stream(x.device))
+        return x * 1
+
+
+@pytest.mark.parametrize("devices", [TWO, SHARED])
+def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(devices):
+    layers = OnStream(), OnStream()
+    model = plain.in_double([nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1]])
+    x, y = sample(8, 4)
+    with cut_on(devices, model, [2], nn.MSELoss()) as pipe, late(0):
+        for streams in ([torch.Stream(torch.device(device)) for device in TWO] for _ in range(2)):
+            with on_streams(streams):
+                pipe.step(x.to(devices[0]), target=y.to(devices[1]))
+            for layer, stream in zip(layers, streams, strict=True):
+                assert len(layer.seen) == 1
+                assert (layer.seen == {stream}) == (devices is TWO)
+                layer.seen.clear()
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_a_device_that_is_lost_does_not_hide_what_a_worker_has_met(monkeypatch, in_layer):
+    """As after an error of a kernel, every call of the device fails, that at the end of a step among them."""
+    model = plain.in_double([nn.Linear(4, 4), Fails() if in_layer else nn.Identity(), nn.Linear(4, 4)])
+    x, y = sample(8, 4)
+    with cut_on(TWO, model, [2], nn.MSELoss()) as pipe:
+
+        def lost(streams: Streams, callers: Callers) -> None:
+            raise RuntimeError("the device is lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Streams, "end", lost)
+            with pytest.raises(ArithmeticError if in_layer else RuntimeError) as raised:
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        if in_layer:
+            assert "stage 0 of 2" in "".join(raised.value.__notes__)
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))

@@ -88,9 +88,7 @@ class KeyedLayers:
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
         self._modules = modules
         self._first = first
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            self._generators.append(_global_generator(device))
+        self._device = device
         self._parts = [tuple(module.modules()) for module in modules]
         self._of_known_types = [all(type(part) in _NEVER_DRAWING for part in parts) for parts in self._parts]
         # Whether a layer draws, by its position and mode; None until it has run in that mode.
@@ -133,7 +131,10 @@ class KeyedLayers:
 
     def generator_states(self) -> list[bytes]:
         """Return the states of torch's generators for the CPU and the stage's device."""
-        return [generator.get_state().numpy().tobytes() for generator in self._generators]
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            generators.append(_global_generator(self._device))
+        return [generator.get_state().numpy().tobytes() for generator in generators]
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
