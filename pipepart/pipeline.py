@@ -30,7 +30,7 @@ from .runtime import (
     MemoryUse,
     OptimizerFactory,
     Orders,
-    OutputEnd,
+    OutputSink,
     StageOptimizers,
     Step,
     StepGradients,
@@ -42,9 +42,9 @@ from .runtime import (
     frees_memory,
     gradients_kept,
     guard_stages,
+    make_loss_sink,
     memory_of,
     scaled,
-    step_end,
 )
 from .runtime.as_module import AsModule
 from .runtime.kept_outputs import KeptOutputs
@@ -279,7 +279,7 @@ class Pipeline(AsModule):
         with self._runner.claimed():
             order = self._orders.step(len(batch.inputs))
             gradients = StepGradients(self._unstepped)
-            end = step_end(self._loss, batch, order.schedule, scaler, gradients.begin, self._merge)
+            end = make_loss_sink(self._loss, batch, order.schedule, scaler, gradients.begin, self._merge)
             kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
@@ -320,7 +320,7 @@ class Pipeline(AsModule):
         with torch.inference_mode(False), torch.no_grad(), self._runner.claimed(), self.evaluating():
             batch = self._parts(args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
-            end = step_end(self._loss, batch, order.schedule, merge=self._merge)
+            end = make_loss_sink(self._loss, batch, order.schedule, merge=self._merge)
             kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
             self._runner.forwards([graph_cut.part(one) for one in batch.inputs], kept or end)
             return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
@@ -349,7 +349,7 @@ class Pipeline(AsModule):
                 named if recomputes else (),
             )
             return self._batching.joined(outputs, batch)
-        end = OutputEnd(batch.sizes)
+        end = OutputSink(batch.sizes)
         self._runner.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], end)
         if (added := end.added.total()) is not None:
             add_loss(added, reduction="sum")
@@ -404,6 +404,6 @@ class Pipeline(AsModule):
         """The parameters that no optimizer of a stage steps."""
         return () if self._optimizers.by_stage else self.parameters()
 
-    def _backward(self, forward: Step, end: OutputEnd, parameters: bool) -> Sequence[graph_cut.Gradients]:
+    def _backward(self, forward: Step, end: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with nullcontext() if parameters else gradients_kept(self.parameters()):
             return self._runner.backwards(forward, end)

@@ -8,8 +8,8 @@ from .engine import Engine
 from .failure.nonfinite import guard_stages
 from .failure.out_of_memory import frees_memory
 from .failure.stalled import check_timeout
-from .grouped_loss import step_end
-from .loss_sink import LossEnd, OutputEnd
+from .grouped_loss import make_loss_sink
+from .loss_sink import MicroBatchLossSink, OutputSink
 from .observe.recorder import Recorder
 from .order import Orders
 from .stage import Stage
@@ -23,11 +23,11 @@ __all__ = [
     "CompileOptions",
     "DeferredBatchNorm",
     "Engine",
-    "LossEnd",
     "MemoryUse",
+    "MicroBatchLossSink",
     "OptimizerFactory",
     "Orders",
-    "OutputEnd",
+    "OutputSink",
     "Recorder",
     "Stage",
     "StageOptimizers",
@@ -41,7 +41,7 @@ __all__ = [
     "frees_memory",
     "gradients_kept",
     "guard_stages",
+    "make_loss_sink",
     "memory_of",
     "scaled",
-    "step_end",
 ]

@@ -21,12 +21,12 @@ from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
 from ..loss import add_loss, collecting
 from .failure.out_of_memory import frees_memory
-from .loss_sink import OutputEnd
+from .loss_sink import OutputSink
 from .replay.buffers import version
 from .step import Step
 
-Forward = Callable[[Sequence[Any], OutputEnd], Step]
-Backward = Callable[[Step, OutputEnd, bool], Sequence[graph_cut.Gradients]]
+Forward = Callable[[Sequence[Any], OutputSink], Step]
+Backward = Callable[[Step, OutputSink, bool], Sequence[graph_cut.Gradients]]
 
 
 def differentiable(
@@ -50,7 +50,7 @@ def differentiable(
     """
     call = _Call(inputs, sizes, forward, backward, read_again)
     # The parameters are not inputs of the node, so an anchor makes it run backward. Autograd makes the caller's streams
-    # # wait for the streams of leaves, so each device with parameters needs a leaf.
+    # wait for the streams of leaves, so each device with parameters needs a leaf.
     anchors = [torch.empty(0, requires_grad=True, device=device) for device in dict.fromkeys(devices)]
     made = _Node.apply(
         call, anchors[0], *(leaf for one in inputs for leaf in graph_cut.leaves(one)), *anchors[1:]
@@ -88,7 +88,7 @@ class _Call:
             (name, tensor, version(tensor))
             for name, tensor in [*(("the input", t) for one in inputs for t in tensors(one)), *read_again]
         ]
-        self._end = OutputEnd(sizes)
+        self._end = OutputSink(sizes)
         self._collects = collecting()
         self._forward, self._backward = forward, backward
         self._run: Step | None = None

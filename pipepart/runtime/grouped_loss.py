@@ -15,17 +15,17 @@ from ..autograd import graph_cut
 from ..data.split import Merger, MicroBatches, joined
 from ..loss import Added, LossError, Reduction, StepLoss
 from ..planning.request import runs_forwards_first
-from .loss_sink import BatchLossEnd, BeforeBackward, LossEnd
+from .loss_sink import BatchLossSink, BeforeBackward, MicroBatchLossSink
 
 
-def step_end(
+def make_loss_sink(
     loss: StepLoss,
     batch: MicroBatches,
     schedule: Schedule,
     scaler: torch.amp.GradScaler | None = None,
     before_backward: BeforeBackward | None = None,
     merge: Merger | None = None,
-) -> LossEnd | BatchLossEnd | GroupedEnd:
+) -> MicroBatchLossSink | BatchLossSink | GroupedLossSink:
     """Return the loss sink of a step, which receives the outputs of the last stage.
 
     Raises:
@@ -34,10 +34,10 @@ def step_end(
     """
     if loss.reduction is Reduction.BATCH:
         check_forwards_first(schedule)
-        return BatchLossEnd(loss, batch, scaler, merge)
+        return BatchLossSink(loss, batch, scaler, merge)
     groups = stepped_together(schedule)
     if len(groups) == 1:
-        return LossEnd(loss.of_batch(batch), batch.targets, scaler, before_backward)
+        return MicroBatchLossSink(loss.of_batch(batch), batch.targets, scaler, before_backward)
     ends = []
     for group in groups:
         part = slice(group.start, group.stop)
@@ -45,8 +45,8 @@ def step_end(
         own = batch._replace(
             inputs=batch.inputs[part], targets=targets, sizes=batch.sizes[part], target=joined(targets)
         )
-        ends.append(LossEnd(loss.of_batch(own), own.targets))
-    return GroupedEnd(ends, groups)
+        ends.append(MicroBatchLossSink(loss.of_batch(own), own.targets))
+    return GroupedLossSink(ends, groups)
 
 
 def check_forwards_first(schedule: Schedule) -> None:
@@ -63,7 +63,7 @@ def check_forwards_first(schedule: Schedule) -> None:
         )
 
 
-class GroupedEnd:
+class GroupedLossSink:
     """Training: the loss of each group of micro-batches, whose gradient one optimizer step applies.
 
     Args:
@@ -73,7 +73,7 @@ class GroupedEnd:
 
     can_wait = True
 
-    def __init__(self, ends: Sequence[LossEnd], groups: Sequence[range]) -> None:
+    def __init__(self, ends: Sequence[MicroBatchLossSink], groups: Sequence[range]) -> None:
         self._ends = ends
         self._groups = groups
         self._places = [

@@ -20,7 +20,7 @@ from .failure.notes import LAYER, add_note
 BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
 
 
-class End(Protocol):
+class LossSink(Protocol):
     """Receives the outputs of the last stage. Used by that stage's worker during a run, and by the caller after it.
 
     Attributes:
@@ -56,7 +56,7 @@ class End(Protocol):
         ...
 
 
-class LossEnd:
+class MicroBatchLossSink:
     """Computes the loss of each micro-batch in training; its gradient is its (scaled) weight in the mini-batch's loss.
 
     Args:
@@ -161,7 +161,7 @@ class LossEnd:
         return made[key]
 
 
-class BatchLossEnd:
+class BatchLossSink:
     """Computes the loss once, on the gathered output of all micro-batches, for ``reduction="batch"``.
 
     All forwards run before the first backward, which needs the gradient of the whole output.
@@ -281,7 +281,7 @@ class _Seeds(threading.local):
         self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
-class OutputEnd:
+class OutputSink:
     """Keeps the outputs for the caller: for a forward alone, or one whose backward the caller runs later.
 
     Args:

@@ -6,7 +6,7 @@ import sys
 import threading
 
 # Seconds that a thread keeps the interpreter while others wait for it. With Python's default of 5 ms, another thread
-# # that runs Python all the time (a progress bar, a data loader) slows a worker eightfold; with this value hardly.
+# that runs Python all the time (a progress bar, a data loader) slows a worker eightfold; with this value hardly.
 _SECONDS = 2e-4
 _HALF = 5e-7  # half of the unit to which the interpreter rounds down, so that the previous interval is restored exactly
 
@@ -30,9 +30,8 @@ class _QuickTurns:
     def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._runs -= 1
-            if (
-                self._runs == 0 and sys.getswitchinterval() == self._set
-            ):  # otherwise somebody else has set it meanwhile
+            # Another value means that somebody else has set it meanwhile.
+            if self._runs == 0 and sys.getswitchinterval() == self._set:
                 sys.setswitchinterval(self._before + _HALF)
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..autograd import graph_cut
 from .emulation import DeviceEmulation
 from .engine import Engine
-from .loss_sink import OutputEnd
+from .loss_sink import OutputSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
 from .order import Order, Orders
@@ -108,14 +108,14 @@ class Runner:
         self._traces.add_forward(recorder)
         return step
 
-    def forwards_for_caller(self, inputs: Sequence[Any], end: OutputEnd) -> Step:
+    def forwards_for_caller(self, inputs: Sequence[Any], end: OutputSink) -> Step:
         """Run all forwards of a mini-batch and give the outputs to the caller."""
         with self.claimed():
             step = self.forwards(inputs, end)
             self.hold_for_caller(end.outputs)
         return step
 
-    def backwards(self, forward: Step, end: OutputEnd) -> Sequence[graph_cut.Gradients]:
+    def backwards(self, forward: Step, end: OutputSink) -> Sequence[graph_cut.Gradients]:
         """Run the backwards of such forwards; return the gradients of the inputs, one entry per micro-batch."""
         with self.claimed():
             parts = len(forward.input_gradients)

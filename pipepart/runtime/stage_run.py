@@ -32,7 +32,7 @@ from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
-from .loss_sink import End
+from .loss_sink import LossSink
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .stage import Made, Stage
@@ -119,7 +119,7 @@ class StageRun:
         stage: Stage,
         keys: RngKeys,
         modes: Modes,
-        sink: End,
+        sink: LossSink,
         last: LastStage | None,
         recomputed: frozenset[int] = frozenset(),
         optimizer: Optimizer | None = None,

@@ -32,7 +32,7 @@ from ..workers.modes import Modes
 from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
-from .loss_sink import End
+from .loss_sink import LossSink
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .order import Order
 from .parts import Part, Parts, emulated, on_version
@@ -77,7 +77,7 @@ class Step:
         order: Order,
         stages: Sequence[Stage],
         inputs: Sequence[Any],
-        sink: End,
+        sink: LossSink,
         *,
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
@@ -226,7 +226,7 @@ class Step:
         return [self.runs[stage] for stage in self.schedule.stages_of(worker)]
 
     def _stage_runs(
-        self, order: Order, stages: Sequence[Stage], sink: End, optimizers: Sequence[Optimizer | None]
+        self, order: Order, stages: Sequence[Stage], sink: LossSink, optimizers: Sequence[Optimizer | None]
     ) -> list[StageRun]:
         schedule = self.schedule
         last = LastStage(_receiver(sink, schedule.replicas), sink.can_wait)
@@ -376,7 +376,7 @@ PARTS: dict[Kind, tuple[Part, Part, Part]] = {
 }
 
 
-def _receiver(sink: End, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
+def _receiver(sink: LossSink, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
     """Return what hands an output over: last stages of several replicas share the sink, one at a time."""
     one_at_a_time = threading.Lock() if replicas > 1 else nullcontext()
 

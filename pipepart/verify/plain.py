@@ -21,7 +21,7 @@ from ..data.arguments import call
 from ..data.split import gather, micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
-from ..runtime import LossEnd, StepGradients
+from ..runtime import MicroBatchLossSink, StepGradients
 from ..runtime.replay.randomness import RngKeys
 from .training import Step, Training, copy_of
 
@@ -36,7 +36,7 @@ def micro_batched(training: Training) -> Step:
     def step(x: Any, y: Any) -> Tensor:
         batch = case.split_up(x, y)
         gradients = StepGradients(training.model.parameters)
-        end = LossEnd(loss.of_batch(batch), batch.targets, before_backward=gradients.begin)
+        end = MicroBatchLossSink(loss.of_batch(batch), batch.targets, before_backward=gradients.begin)
         draws = RngKeys()
         for index, part in enumerate(batch.inputs):
             with collect_losses() as added:

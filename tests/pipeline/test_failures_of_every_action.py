@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime import LossEnd
+from pipepart.runtime import MicroBatchLossSink
 from pipepart.runtime.stage_run import StageRun
 from pipepart.runtime.state.replicas import CopiedLayers
 from pipepart.runtime.step import PARTS
@@ -133,7 +133,7 @@ def test_what_the_last_stage_asks_of_the_loss(method):
     model = network()
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
-        with failing(LossEnd, method, lambda one: True, 2), pytest.raises(Trouble) as caught:
+        with failing(MicroBatchLossSink, method, lambda one: True, 2), pytest.raises(Trouble) as caught:
             pipe.step(X, target=Y)
         assert "stage 2 of 3 on virtual:2, micro-batch 2 of 4" in notes(caught.value)
         check_that_it_goes_on(pipe, model)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from schedules import Action, Kind, Schedule
 
 from ...autograd.own_copy import tensors
-from ..loss_sink import End
+from ..loss_sink import LossSink
 from ..stage import Stage
 
 _BEFORE = -1  # stands for a micro-batch before the step
@@ -183,7 +183,7 @@ class NanGuard:
         for guard in self._guards:
             guard.begin(scaled, backwards)
 
-    def verdict(self, end: End, failure: BaseException | None) -> BaseException | None:
+    def verdict(self, sink: LossSink, failure: BaseException | None) -> BaseException | None:
         """After a step: the error for its first number that is not finite, otherwise the failure as it is.
 
         If the step ended with an exception, that is the cause of the returned error: layers may refuse such numbers.
@@ -193,7 +193,7 @@ class NanGuard:
             guard.peaks.clear()
         if failure is not None and not isinstance(failure, Exception):
             return failure
-        peaks += _losses(end)
+        peaks += _losses(sink)
         first = _first_of(peaks)
         if first is None:
             return failure
@@ -202,8 +202,8 @@ class NanGuard:
         return found
 
 
-def _losses(end: End) -> Iterable[_Peak]:
-    for micro_batch, which, loss in end.losses():
+def _losses(sink: LossSink) -> Iterable[_Peak]:
+    for micro_batch, which, loss in sink.losses():
         text = f"{which} made {{value}}, from finite numbers; micro-batch {micro_batch}"
         peak = _peak(loss, signed=False)
         if peak is not None:

@@ -139,8 +139,8 @@ class Watch:
     def parts(self, parts: Parts) -> Parts:
         """Return the parts of each kind of action with recording: start after recv, end before send."""
         return {
-            kind: (take, self._computing(kind, compute), self._sending(send))
-            for kind, (take, compute, send) in parts.items()
+            kind: (recv, self._computing(kind, compute), self._sending(send))
+            for kind, (recv, compute, send) in parts.items()
         }
 
     def _computing(self, kind: Kind, compute: Part) -> Part:

@@ -48,7 +48,7 @@ class KeptBytes:
         return saved_tensors_hooks(self._save, unpacked)
 
     def note(self, others: Iterable[Tensor]) -> None:
-        """Update the peak after an action; ``tensors`` are those that the stages keep themselves."""
+        """Update the peak after an action; ``others`` are tensors that the stages keep themselves."""
         self._noted += 1
         kept = {piece: size for piece, (size, _) in self._saved.items()}
         kept.update(filter(None, map(self._piece, others)))
