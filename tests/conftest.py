@@ -46,10 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
-        test = getattr(item, "obj", None)
-        if item.get_closest_marker("slow") and hypothesis.is_hypothesis_test(test):
+        if not isinstance(item, pytest.Function) or not item.get_closest_marker("slow"):
+            continue
+        if hypothesis.is_hypothesis_test(item.obj):
             # Its fixed cases are those of the test that is not slow.
-            hypothesis.seed(f"{config.option.seed} {item.name}")(test)
+            hypothesis.seed(f"{config.option.seed} {item.name}")(item.obj)
 
 
 @pytest.fixture(autouse=True)
