@@ -1,6 +1,5 @@
 """Recomputation changes what is kept, and no number: gradients, buffers and loss are those of one forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from torch.nn import functional
 
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
-
-MODES: tuple[Recompute, ...] = ("except-last", "always")
+from tests.support.recomputed import MODES, check_all_modes, trained
 
 
 class Steps(nn.Module):
@@ -37,47 +35,6 @@ def network() -> nn.Sequential:
         nn.BatchNorm1d(6),
         nn.Linear(6, 3),
     )
-
-
-def trained(
-    model: nn.Sequential,
-    recompute: Recompute,
-    *,
-    borders: tuple[int, ...] = (3, 6),
-    steps: int = 2,
-    chunks: int = 1,
-    schedule: str = "1f1b",
-    loss_fn: Any = None,
-    data: Callable[[], tuple[Any, Any]] = lambda: (torch.randn(11, 6), torch.randint(3, (11,))),
-) -> dict[str, Any]:
-    """Everything that some seeded steps leave behind."""
-    ours = plain.twin(model)
-    found: dict[str, Any] = {}
-    torch.manual_seed(1)
-    with cut_by_hand(
-        ours,
-        borders,
-        loss_fn=loss_fn or nn.CrossEntropyLoss(),
-        micro_batches=4,
-        recompute=recompute,
-        schedule=schedule,
-        chunks=chunks,
-    ) as pipe:
-        for step in range(steps):
-            x, y = data()
-            if isinstance(x, Tensor) and x.is_floating_point():
-                x.requires_grad_()
-            found[f"loss {step}"] = pipe.step(x, target=y)
-            found[f"input {step}"] = x.grad if isinstance(x, Tensor) else None
-    return (
-        found | plain.gradients(ours) | dict(ours.named_buffers()) | {"random": torch.get_rng_state().float()}
-    )
-
-
-def check_all_modes(model: nn.Sequential, **options: Any) -> None:
-    once = trained(model, "never", **options)
-    for mode in MODES:
-        plain.assert_same(trained(model, mode, **options), once)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "zb-h1", "zb-h2"])

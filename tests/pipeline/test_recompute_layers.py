@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pipeline.test_recompute import check_all_modes
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
+from tests.support.recomputed import check_all_modes
 
 
 def test_evaluation_with_gradients():
@@ -38,7 +38,7 @@ def test_layers_that_differentiate_in_their_forward():
 def test_nests_of_tensors():
     class Fork(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Any]:
-            return {"x": x, "half": x[:, :2], "mask": x > 0, "name": "fork"}
+            return {"x": x, "half": x[:, :2].clone(), "mask": x > 0, "name": "fork"}
 
     class Middle(nn.Module):
         def forward(self, nest: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.pipeline.test_shared_parameters import language_model, loss_fn, words
-from tests.pipeline.test_shared_state import Rotated, new_values
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.tied import Rotated, language_model, loss_fn, new_values, words
 
 
 def cut_apart(model: nn.Sequential, borders: Sequence[int], loss: Any = loss_fn, **options: Any) -> Pipeline:

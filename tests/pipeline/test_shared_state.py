@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pipeline.test_shared_parameters import Head, check, language_model, loss_fn, words
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.tied import Head, Rotated, check, language_model, loss_fn, new_values, words
 
 
 def test_freezing_and_thawing_a_shared_parameter():
@@ -23,12 +23,6 @@ def test_freezing_and_thawing_a_shared_parameter():
             pipe.step(x, target=y)
             plain.micro_batched_step(reference, x, y, loss_fn, 3)
             plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def new_values(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
 
 
 def new_storage(model: nn.Module) -> None:
@@ -132,18 +126,6 @@ def test_a_step_that_failed_leaves_no_gradient_behind():
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, loss_fn, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-class Rotated(nn.Module):
-    """Adds a table that other layers have, too."""
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table)
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.get_buffer("table")
 
 
 def test_a_buffer_that_nobody_writes_may_be_shared():

@@ -10,6 +10,7 @@ from torch import nn
 import pipepart
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.seeds import seeds
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
@@ -163,7 +164,7 @@ def test_one_line_profiles_plans_and_trains():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(6, "long training"))
 def test_long_training_of_a_deep_chain_stays_equal(seed):
     torch.manual_seed(seed)
     model = nn.Sequential(

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.support.seeds import seeds
+
 PRELUDE = """
 import faulthandler, os, signal, threading
 import torch
@@ -214,7 +216,7 @@ def test_an_interrupt_while_profiling_gives_the_model_back_first():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(3, "interrupts"))
 def test_interrupts_at_thousands_of_instants(seed):
     printed = run(f"""
         import random

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-_FIRST_FIXED, _FIRST_DRAWN = 1_000, 10_000  # apart, so that no case comes twice
 _run = 0
 
 
@@ -20,8 +19,7 @@ def set_seed(seed: int) -> None:
 def seeds(count: int, name: str) -> list[int]:
     """``count`` seeds for the test called ``name``: a third never changes, the others depend on the run."""
     fixed = count // 3
-    draw = random.Random(f"{_run} {name}")
-    return [
-        *range(_FIRST_FIXED, _FIRST_FIXED + fixed),
-        *(draw.randrange(_FIRST_DRAWN, 10**9) for _ in range(count - fixed)),
+    always, now = random.Random(name), random.Random(f"{_run} {name}")
+    return [always.randrange(10**9) for _ in range(fixed)] + [
+        now.randrange(10**9) for _ in range(count - fixed)
     ]
