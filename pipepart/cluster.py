@@ -1,4 +1,4 @@
-"""Cluster: the devices that a model is cut for, and the links between them."""
+"""Cluster: the devices that a pipeline runs on, and the links between them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ VIRTUAL_LATENCY_SECONDS = 20e-6
 
 
 class Device(Value):
-    """One device: what it is called, what it holds, how fast it is.
+    """One device: its name, memory and speed.
 
     Attributes:
         name: unique in its cluster, as in ``"virtual:0"`` or ``"cuda:1"``.
         kind: devices of one kind run the same layer in the same time, up to ``speed``.
-        memory_bytes: what a stage may use; None for no limit.
+        memory_bytes: memory that stages may use; None for no limit.
         speed: relative to the device that was profiled: 0.5 takes twice as long.
         torch_device: where its tensors live, as in ``"cuda:0"``; None for a device that is only described.
         threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
@@ -36,13 +36,13 @@ class Device(Value):
 
 
 class Link(Value):
-    """What it takes to move a tensor from one device to another: ``latency + bytes / bandwidth`` seconds."""
+    """A link between two devices: a transfer takes ``latency + bytes / bandwidth`` seconds."""
 
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     def seconds(self, size: float) -> float:
-        """Time to move ``size`` bytes once; a bandwidth of None moves any size at once."""
+        """Return the seconds to move ``size`` bytes once; a bandwidth of None is infinite."""
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
@@ -57,10 +57,10 @@ class Cluster(Document):
 
     Attributes:
         devices: at least one.
-        link: what joins any two of them.
-        links: of the pairs that are joined by another link than that.
-        emulated: whether virtual devices are as slow as their speeds say when a pipeline runs on them, and messages
-            between them as slow as the links do; else that is a description, as of real devices.
+        link: the link between any two devices.
+        links: links of single pairs, which replace ``link``.
+        emulated: if True, a pipeline on virtual devices slows them down to their speeds, and messages to the speed of
+            the links. Otherwise speeds and links only describe the devices to the planner.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -87,7 +87,7 @@ class Cluster(Document):
         return self
 
     def link_between(self, one: str, other: str) -> Link:
-        """The link of two devices, by their names."""
+        """Return the link between two devices, by their names."""
         for link in self.links:
             if {one, other} == set(link.between):
                 return link
@@ -97,7 +97,7 @@ class Cluster(Document):
         return len(self.devices)
 
     def device(self, name: str) -> Device:
-        """The device of that name.
+        """Return the device of this name.
 
         Raises:
             KeyError: no device has it.
@@ -109,12 +109,12 @@ class Cluster(Document):
 
     @classmethod
     def local(cls) -> Cluster:
-        """The accelerators of this box, else its CPU as one device."""
+        """Return the accelerators of this machine, or its CPU as one device if there are none."""
         return cls.of(_accelerators() or ["cpu"])
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
-        """The torch devices named, in that order. A device named twice is two devices that share its memory.
+        """Return a cluster of these torch devices, in order. A device named twice counts as two in one memory.
 
         The planner may use 92 % of an accelerator's memory; the rest is for its context and for fragmentation.
 
@@ -142,23 +142,23 @@ class Cluster(Document):
         link: float | str | None = None,
         latency: float = VIRTUAL_LATENCY_SECONDS,
     ) -> Cluster:
-        """``count`` virtual devices: each a worker thread of this process, all in the CPU's memory.
+        """Return ``count`` virtual devices: worker threads of this process that share the CPU's memory.
 
-        Slower devices and links are emulated when a pipeline runs on them, so that plans for unlike devices can be
+        Slower devices and links are emulated when a pipeline runs on them, so that plans for different devices can be
         tried on one machine: an action takes ``1 / speed`` times as long, a message ``latency + bytes / link``.
 
         Args:
             count: number of devices.
-            memory: what the planner grants each of them, as in ``"2GiB"``; None for no limit.
+            memory: memory of each that the planner may use, as in ``"2GiB"``; None for no limit.
             threads: intra-operation threads of each; by default torch's number shared out evenly.
-            speed: of each or of all, 1 for that of this machine at most.
-            link: bandwidth between any two, as in ``"2GB/s"``; None for that of memory.
-            latency: seconds a message, what threads need for it at least.
+            speed: speed of each, or one for all, relative to this machine; at most 1.
+            link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
+            latency: seconds per message; at least the time that threads need for one.
 
         Raises:
             TypeError: ``count`` is not an int.
-            ValueError: ``count`` below 1, a memory or bandwidth that cannot be read, a number of speeds that is not
-                ``count``, or what this machine cannot emulate: a speed above 1, a latency below its own.
+            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, a
+                speed is above 1, or the latency is below that of threads.
 
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5
@@ -203,15 +203,15 @@ class Cluster(Document):
     def parse(
         cls, devices: Sequence[str], *, link: float | str | None = None, latency: float = 0.0
     ) -> Cluster:
-        """Devices described by hand, to plan for with none at hand.
+        """Parse descriptions of devices, to plan for hardware that is not available.
 
         Args:
-            devices: one text a device: its memory and, behind ``@``, its speed relative to the profiled one.
-            link: bandwidth between any two, as in ``"12GB/s"``; None for links that cost nothing.
-            latency: seconds a message.
+            devices: one text per device: its memory and, after ``@``, its speed relative to the profiled device.
+            link: bandwidth between any two devices, as in ``"12GB/s"``; None for no limit.
+            latency: seconds per message.
 
         Raises:
-            ValueError: no devices, or a text that does not parse.
+            ValueError: there are no devices, or a text cannot be parsed.
 
         >>> Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s").devices[1].speed
         0.6
@@ -245,12 +245,12 @@ def _real_device(index: int, devices: Sequence[torch.device], threads: int | Non
 
 
 def _numbered(device: torch.device) -> torch.device:
-    """With its index, as tensors on it say it."""
+    """Return the device with its index, as ``tensor.device`` has it."""
     return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
 
 
 def _accelerators() -> list[torch.device]:
-    """Those of this box."""
+    """Return the accelerators of this machine."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or kind.type == "mps":  # which is one device, with the CPU's memory
         return []
@@ -271,7 +271,7 @@ def _described_device(index: int, text: str) -> Device:
 
 
 def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster:
-    """The cluster that ``devices`` means: a number (accelerators, else virtual ones), torch devices, or one itself.
+    """Return a cluster for a number of accelerators (or virtual devices), a list of torch devices, or a cluster.
 
     Raises:
         TypeError: something else.

@@ -1,4 +1,4 @@
-"""Values that are saved as JSON: pydantic models with a version, strict about what they read."""
+"""Base classes of values that are saved as JSON: strict pydantic models with a version."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT_VERSION = 1
 
-# Sums of a thousand of the largest fit a machine's integer, and each is exact as a float.
+# Sums of a thousand of these fit 64 bits, and each is exact as a float.
 ByteCount = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class Value(BaseModel):
-    """An immutable value; fields that it does not know are refused."""
+    """An immutable value; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Document(Value):
-    """A value that stands in a file of its own."""
+    """A value that is saved in a file of its own."""
 
     version: int = Field(default=FORMAT_VERSION, ge=1, le=FORMAT_VERSION)
 
@@ -31,12 +31,12 @@ class Document(Value):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a value that :meth:`save` wrote.
+        """Read a value that :meth:`save` wrote.
 
-        A number in quotes is no number, and 4.0 is no count.
+        Types are strict: ``"4"`` is not a number, and ``4.0`` is not an integer.
 
         Raises:
-            ValueError: the file is no JSON of this kind and version; every fault is named.
+            ValueError: the file is not JSON of this class and version. The message lists every fault.
             OSError: the file cannot be read.
         """
         try:
@@ -47,7 +47,7 @@ class Document(Value):
 
 
 def fault_texts(error: ValidationError) -> list[str]:
-    """One text a fault; a list that is too short only because an entry of it has one is none."""
+    """Return one text per fault. A list that is too short only because an entry has a fault is not reported."""
     faults = [(".".join(map(str, fault["loc"])), fault) for fault in error.errors()]
     return [
         f"{place or 'file'}: {fault['msg'].removeprefix('Value error, ')}"

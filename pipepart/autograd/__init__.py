@@ -1,1 +1,1 @@
-"""Parts of one backward: graphs cut at stage borders, and backwards split into input and weight gradients."""
+"""Cuts autograd graphs at stage borders, and splits backwards into input and weight gradients."""

@@ -1,11 +1,12 @@
-"""Adds a matrix product to a weight's gradient in one pass (BLAS gemm with beta 1), where the bits stay the same.
+"""Adds a matrix product to a weight's gradient in one pass (BLAS gemm with beta 1) if the result is equal to the bit.
 
 A separate product and sum writes and reads a matrix of the weight's size once more. For few rows that costs more than
 the product: 1.08 against 0.36 ms for a 1024 x 1024 weight and 8 rows, 4.97 against 4.12 ms for 128 rows (one thread).
 
-Whether both ways round alike depends on how the library divides the inner dimension. It chooses by data type, shapes,
-memory order, 64-byte alignment and threads, and never by values. So one comparison on random numbers decides for all
-products that agree in these: the matrix has 65,536 elements or more, and a different order of sums shows in some.
+Whether both ways round equally depends on how the library divides the inner dimension. The library chooses by data
+type, shapes, memory order, 64-byte alignment and threads, and never by values. So one comparison on random numbers
+decides for all products that agree in these properties: with 65,536 elements or more, a different order of sums shows
+in some of them.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ emulated = _Emulated()
 
 
 def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
-    """A message that carries ``value``, and the roots where its gradients enter the graph that made it.
+    """Return a message that carries ``value``, and the roots where its gradients enter the graph that made it.
 
-    The roots hold the graph and not the tensors: what the next stage has taken over is not kept alive here.
+    The roots hold the graph but not the tensors, so the sender does not keep the message's memory alive.
     """
     if type(value) is Tensor:
         message = value.detach()
@@ -65,16 +65,16 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
 
 
 def part(value: Any) -> Any:
-    """One part of a split mini-batch as a message, with version counters of its own.
+    """Return one part of a split mini-batch as a message, with version counters of its own.
 
-    Views of one tensor share a counter, so that a layer that writes into one part would seem to have spoiled what
-    another part's graph has saved.
+    Views of one tensor share a version counter. With a shared counter, a layer that writes into one part would make
+    autograd refuse the backwards of the other parts.
     """
     return pytree.tree_map_only(Tensor, lambda t: t.data.requires_grad_(t.requires_grad), value)
 
 
 def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
-    """Where the gradient of one tensor enters its graph; nothing for one that needs none."""
+    """Return the edge where the gradient of a tensor enters its graph; empty if it needs no gradient."""
     return (_root(tensor),) if tensor.requires_grad else ()
 
 
@@ -87,7 +87,7 @@ def _root(tensor: Tensor) -> GradientEdge:
 
 
 def move(message: Any, device: torch.device, wait: bool = True) -> Any:
-    """The message on ``device``; tensors that live there are not copied. Copies that shared memory still share it.
+    """Move a message to ``device``; tensors that live there are not copied. Tensors that share memory still share it.
 
     A copy to an accelerator is queued on its current stream. The host waits for a copy to the CPU; with ``wait``
     False the caller has to.
@@ -113,14 +113,14 @@ def _moved(tensor: Tensor, device: torch.device, wait: bool) -> Tensor:
 
 
 def _memory(tensor: Tensor) -> tuple[torch.device, int]:
-    """Equal for two tensors that share a storage."""
+    """Return a key that is equal for two tensors that share a storage."""
     if tensor.layout is not torch.strided:
         return tensor.device, id(tensor)
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
-    """The gradients on ``device``; those that live there are not copied."""
+    """Move gradients to ``device``; those that live there are not copied."""
     if emulated.bring is not None:
         return emulated.bring(list(gradients))
     for gradient in gradients:
@@ -130,7 +130,7 @@ def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
 
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:
-    """Each gradient on the device of its leaf; the host waits for copies to the CPU."""
+    """Move each gradient to the device of its leaf; the host waits for copies to the CPU."""
     return [
         gradient if gradient is None else move(gradient, home)
         for gradient, home in zip(gradients, homes, strict=True)
@@ -151,23 +151,23 @@ def backward_inputs(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -
 
 
 def leaves(message: Any) -> tuple[Tensor, ...]:
-    """The tensors of a message that ask for a gradient."""
+    """Return the tensors of a message that require a gradient."""
     if type(message) is Tensor:
         return (message,) if message.requires_grad else ()
     return tuple(t for t in pytree.tree_leaves(message) if isinstance(t, Tensor) and t.requires_grad)
 
 
 def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence[GradientEdge] = ()) -> None:
-    """Runs the backward of one graph from its roots, on the way to some edges only if there are any given.
+    """Run the backward of one graph from its roots; if edges are given, only the part that leads to them.
 
-    A root without a gradient takes no part.
+    Roots without a gradient are ignored.
     """
     used = [index for index, gradient in enumerate(gradients) if gradient is not None]
     if len(used) < len(gradients):
         roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
     if not roots:
         return
-    # What torch.autograd.backward calls once it has checked gradients that here are right by construction.
+    # torch.autograd.backward calls this after checks of the gradients, which are correct here by construction.
     _engine_run_backward(
         tuple(roots),
         tuple(gradients),
@@ -180,7 +180,7 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory and version counter under a tensor that is no leaf, so that a layer may write into it."""
+    """Returns an alias of a leaf, with the same memory and version counter, that a layer may write into."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -192,10 +192,10 @@ class _Alias(torch.autograd.Function):
 
 
 def alias(message: Any) -> Any:
-    """The message for layers that may write into their input, which autograd forbids on a leaf.
+    """Return the message with aliases of its leaves, for layers that write into their input.
 
-    The version counter is shared, so a write that spoils what another graph has saved is found as it would be
-    without stages.
+    Autograd forbids in-place writes to leaves. The version counter is shared, so autograd still detects a write to a
+    tensor that another graph has saved.
     """
     if type(message) is Tensor:
         return _Alias.apply(message) if message.requires_grad else message

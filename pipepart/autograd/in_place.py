@@ -24,7 +24,7 @@ _SENT = "_pipepart_sent_version"
 
 
 def version(tensor: Tensor | None) -> int:
-    """How often a tensor was written in place; 0 where torch does not count."""
+    """Return the version counter of a tensor (in-place writes); 0 if torch does not count them."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
@@ -34,7 +34,7 @@ def note_sent(tensor: Tensor) -> None:
 
 
 def check_not_overwritten(message: Any) -> None:
-    """Refuse a message that was written after :func:`note_sent`. A copied tensor has no note and is not checked.
+    """Check that a message was not written after :func:`note_sent`. Copied tensors have no note and are not checked.
 
     Raises:
         RuntimeError: a tensor of the message was written.
@@ -51,7 +51,7 @@ Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their
 
 
 def overlaps(message: Any) -> Sequence[Overlap]:
-    """The pairs of tensors in a message that share a storage."""
+    """Return the pairs of tensors in a message that share a storage."""
     if type(message) is Tensor:
         return ()
     groups: dict[int, list[Tensor]] = {}
@@ -76,7 +76,7 @@ def written(pairs: Sequence[Overlap]) -> bool:
 
 
 def _share_elements(one: Tensor, other: Tensor) -> bool:
-    """Mark the bytes of one tensor in a map of the storage, and look at those of the other."""
+    """Return True if two tensors of a storage share bytes, by marking bytes in a map of the storage."""
     with torch.no_grad():
         marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
         _bytes_of(one, marks).fill_(True)

@@ -1,7 +1,7 @@
-"""Nests: the containers whose tensors are split, moved and cut apart one by one.
+"""Nests: containers of tensors, such as the inputs and outputs of layers.
 
-A nest is whatever torch's pytree takes apart: tuples, named tuples, lists, dicts and registered classes. A dataclass
-that holds tensors is registered when it is first met. Any other object that holds tensors is refused, because its
+A nest is any value that torch's pytree can flatten: tuples, lists, dicts and registered classes. A
+dataclass with tensors is registered at its first use. Any other object that holds tensors is refused, because its
 tensors would be missed.
 """
 
@@ -20,13 +20,13 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -> None:
-    """Makes sure that every tensor of a nest is seen: registers dataclasses and refuses other objects with tensors.
+    """Register the dataclasses in a nest with pytree, and raise for other objects that hold tensors.
 
     Args:
         nest: a tensor, or a nest of tensors and other values.
-        what: what it is, for the error.
-        help: what to do about an object that is refused, for the error.
-        is_leaf: true of values that are not looked into.
+        what: name of the nest, for the error.
+        help: advice for the error.
+        is_leaf: returns True for values that are not searched.
 
     Raises:
         TypeError: it holds an object with tensors that pytree does not take apart.
@@ -47,7 +47,7 @@ def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -
 
 
 def holds_tensors(value: Any) -> bool:
-    """Return True if an object that pytree takes for a leaf has tensors in its attributes or items."""
+    """Return True if a pytree leaf that is not a tensor has tensors in its attributes or items."""
     return any(
         isinstance(leaf, Tensor)
         or (dataclasses.is_dataclass(leaf) and leaf is not value and holds_tensors(leaf))

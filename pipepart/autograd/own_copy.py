@@ -1,4 +1,4 @@
-"""Copies a message, a tensor or a nest of them, so that tensors which share memory still share it in the copy."""
+"""Copies a nest of tensors; tensors that share memory also share it in the copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Copy = Callable[[Tensor], Tensor]  # of a detached tensor
 
 
 def tensors(message: Any) -> Sequence[Tensor]:
-    """All tensors of a message."""
+    """Return all tensors of a message."""
     if type(message) is Tensor:
         return (message,)
     return [leaf for leaf in pytree.tree_leaves(message) if isinstance(leaf, Tensor)]
@@ -41,7 +41,7 @@ def own_copy(message: Any, copy: Copy = Tensor.clone) -> Any:
 
 @torch.no_grad()
 def _copies(group: Sequence[Tensor], copy: Copy) -> list[tuple[Tensor, Tensor]]:
-    """Copies of tensors in one storage: copies the stretch that holds them all, and lays each over it again."""
+    """Copy tensors of one storage: copy the range that holds them all, and make a view of it for each tensor."""
     filled = [tensor for tensor in group if tensor.numel()]
     if len(filled) < 2 and all(tensor.is_contiguous() for tensor in filled):
         return [(tensor, copy(tensor.detach())) for tensor in group]
@@ -51,12 +51,12 @@ def _copies(group: Sequence[Tensor], copy: Copy) -> list[tuple[Tensor, Tensor]]:
     found = []
     for tensor in group:
         place = tensor.storage_offset() - first if tensor.numel() else 0
-        # Detached from the stretch it is no view: autograd refuses some writes into views.
+        # Detached, so that it is not a view: autograd refuses some writes into views.
         found.append((tensor, stretch.as_strided(tensor.shape, tensor.stride(), place).detach()))
     return found
 
 
 def _end(tensor: Tensor) -> int:
-    """The index in its storage behind the last element of a tensor that has elements."""
+    """Return the storage index after the last element of a non-empty tensor."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)) + 1

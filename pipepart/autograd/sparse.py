@@ -1,4 +1,4 @@
-"""The dense tensors that hold the values and indices of a sparse tensor, for what has no sparse kernel."""
+"""The dense parts (indices and values) of sparse tensors, for operations without a sparse kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_COLUMNS = torch.sparse_csc, torch.sparse_bsc
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The indices and then the values of a sparse tensor; any other tensor itself."""
+    """Return the indices and the values of a sparse tensor; any other tensor as it is."""
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -26,7 +26,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def bytes_of(nest: Any) -> int:
-    """The bytes of all tensors in a nest."""
+    """Return the bytes of all tensors in a nest."""
     leaves = (nest,) if isinstance(nest, Tensor) else pytree.tree_leaves(nest)
     return sum(part.nbytes for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf))
 

@@ -6,10 +6,10 @@
                                 └─ kept, with the layer's input
                                    └─▶ gradient of its weight           second part (W)
 
-The first part is one run of autograd's engine that excludes those weights; a hook on the node of each such layer keeps
-the gradient that arrives there. The second part computes what the node would have computed. It lets autograd carry that
-to the weight, or adds it to the weight's ``grad`` if that is faster. Weights of unknown types of layers get their
-gradients in the first part. The forward is the same with and without a split.
+The first part is one run of autograd's engine that excludes the deferred weights. A hook on the node of each of their
+layers keeps the gradient that arrives there. The second part computes the weight gradient as the node would have. It
+passes it to the weight through autograd, or adds it to the weight's ``grad`` directly if that is faster. Weights of
+unknown layer types get their gradients in the first part. The forward does not depend on the split.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .fused_addmm import add_product
 from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
-# Gradients of two uses add up to the same bits in either order; those of more do not, and would be kept one by one.
+# Two gradients add up to the same bits in either order. The sum of more gradients depends on the order.
 _MOST_USES = 2
 
-# A run of autograd's engine takes longer to start than to add up a small gradient, so these wait for each other.
+# Starting autograd's engine takes longer than adding a small gradient, so small gradients share one run.
 _BYTES_AT_ONCE = 2**20
 
 # Nodes that may lie between a weight and the layer that uses it: views and casts.
@@ -45,10 +45,10 @@ _VIEWS = frozenset(
 
 
 class WeightGradients:
-    """The second part of one backward: holds the inputs and output gradients of the layers whose weights wait.
+    """The second part of a backward: holds inputs and output gradients of the layers with deferred weight gradients.
 
     Attributes:
-        computed: the weights it is at, to say where it failed.
+        computed: the weights whose gradients are being computed, to name them in an error.
     """
 
     def __init__(self, arrived: Iterable[tuple[_Use, Tensor]] = ()) -> None:
@@ -59,13 +59,13 @@ class WeightGradients:
         return len(self._arrived)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it holds: inputs of layers, and gradients of their outputs."""
+        """Yield the tensors that it holds: inputs of layers, and gradients of their outputs."""
         for use, gradient in self._arrived:
             yield gradient
             yield from use.formula.kept
 
     def accumulate(self) -> None:
-        """Computes the gradients and adds each to its weight's ``grad``. Holds nothing afterwards.
+        """Compute the gradients, add each to its weight's ``grad``, and release all tensors.
 
         Raises:
             RuntimeError: a layer's input has been written into since the first part.
@@ -90,25 +90,25 @@ class WeightGradients:
 
 
 def backward_inputs(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> WeightGradients:
-    """The first part: runs the backward from the roots but for the weights that can wait, and returns those.
+    """Run the first part: the backward from the roots without the weights that can be deferred; return those.
 
-    The gradients of everything else are in ``grad``, as after :func:`pipepart.autograd.graph_cut.backward`.
+    All other gradients are in ``grad``, as after :func:`pipepart.autograd.graph_cut.backward`.
     """
     start = [root.node for root, gradient in zip(roots, gradients, strict=True) if gradient is not None]
     uses, ends = _survey(start)
     uses = _that_can_wait(uses, ends)
     arrived = _keep_what_arrives(uses)
-    # Without uses there are no targets either, and autograd does all there is.
+    # Nothing can be deferred: an ordinary backward.
     targets = [GradientEdge(node, 0) for node in (*uses, *ends)] if uses else ()
     graph_cut.backward(roots, gradients, targets)
     return WeightGradients(arrived)
 
 
 class _Use(NamedTuple):
-    """One use of weights: for each the edge from the layer's node towards it, and the node that accumulates there.
+    """One layer's use of weights: for each weight, the edge from the layer's node to it and its accumulating node.
 
-    ``direct`` says whether the first is a product that could be added to the weight's ``grad`` as it is. It does not
-    hold the layer's node, and with it the graph.
+    ``direct`` is True if the first gradient is a product that can be added to the weight's ``grad`` directly. The
+    layer's node is not stored, because it would keep the graph alive.
     """
 
     edges: list[tuple[Node, int]]
@@ -119,7 +119,7 @@ class _Use(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The gradient of one use of a weight: where it accumulates, and the edge that leads there."""
+    """A weight's gradient from one use, the node that accumulates it, and the edge that leads there."""
 
     end: Node
     edge: GradientEdge
@@ -127,7 +127,7 @@ class _Found(NamedTuple):
 
 
 def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
-    """Walks a graph: the layers whose weights may wait, and where gradients accumulate that are not theirs."""
+    """Walk a graph; return the layers with deferrable weights, and the nodes that accumulate all other gradients."""
     uses: dict[Node, _Use] = {}
     ends: set[Node] = set()
     seen = set(start)
@@ -143,7 +143,7 @@ def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
             if use is not None:
                 uses[node] = use
         elif "Checkpoint" in name:
-            return {}, set()  # the reentrant one refuses a backward that is told where to go
+            return {}, set()  # a reentrant checkpoint refuses a backward with given inputs
         for following, _ in edges:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -152,7 +152,7 @@ def _survey(start: Sequence[Node]) -> tuple[dict[Node, _Use], set[Node]]:
 
 
 def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, Sequence[Any]]:
-    """The use that a node of a known type makes of weights that may wait, if it does, and its other edges."""
+    """Return the use of deferrable weights by a node of a known type, or None, and the node's other edges."""
     ends = {slot: end for slot in known.slots if (end := _weight(edges[slot][0])) is not None}
     formula = read_formula(known, node, list(ends))
     if formula is None:
@@ -164,19 +164,19 @@ def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, S
 
 
 def _weight(node: Any) -> Node | None:
-    """The node that accumulates the gradient of the parameter that a node gives a view of, if it does."""
+    """Return the node that accumulates the gradient of a parameter, if the given node is it or a view or cast of it."""
     while (name := type(node).__name__) in _VIEWS:
         node = node.next_functions[0][0]
     if name != "AccumulateGrad":
         return None
     weight = node.variable
-    # A hook expects to be called in the one backward, with the others.
+    # A parameter with a hook is not deferred: hooks expect to be called in one backward.
     hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
     return node if type(weight) is nn.Parameter and not hooked else None
 
 
 def _is_direct(formula: Formula, node: Any) -> bool:
-    """Whether the first gradient of a formula is a product that has the weight's own shape behind a node."""
+    """Return True if the first gradient of a formula is a matrix product with the shape of the weight."""
     if formula.transposed:
         if type(node).__name__ != "TBackward0":
             return False
@@ -185,7 +185,7 @@ def _is_direct(formula: Formula, node: Any) -> bool:
 
 
 def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
-    """Those of the uses whose weights are used by nothing else. The ends of the others are added to ``ends``."""
+    """Return the uses whose weights nothing else uses. The accumulating nodes of the others are added to ``ends``."""
     counts: dict[Node, int] = {}
     for use in uses.values():
         for end in use.ends:
@@ -200,7 +200,7 @@ def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
 
 
 def _keep_what_arrives(uses: dict[Node, _Use]) -> list[tuple[_Use, Tensor]]:
-    """Where the gradient of each use will be, in the order in which the backward comes to them."""
+    """Add hooks that keep the output gradient of each use, in the order of the backward."""
     arrived: list[tuple[_Use, Tensor]] = []
     for node, use in uses.items():
         node.register_prehook(partial(_keep, arrived, use))
@@ -213,7 +213,7 @@ def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor
 
 
 def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
-    """The ends that two uses have in common: their gradients are added up before they are added to ``grad``."""
+    """Return the accumulating nodes that two uses share: these gradients are summed before they enter ``grad``."""
     seen: set[Node] = set()
     shared: set[Node] = set()
     for ends in groups:
@@ -223,7 +223,7 @@ def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
 
 
 def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
-    """The gradient of each weight of one use, but for one that has been added to the weight's ``grad`` already."""
+    """Return the weight gradients of one use, except one that was added to the weight's ``grad`` directly."""
     if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
             "the input of a layer has been written into before the gradients of the layer's weights were computed "
@@ -237,7 +237,7 @@ def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
 
 
 def _add(use: _Use, gradient: Tensor) -> bool:
-    """Adds the first gradient of a use to its weight's ``grad``, if that is the same to the bit."""
+    """Add the first gradient of a use to its weight's ``grad`` directly, if the result is equal to the bit."""
     assert use.formula.factors is not None
     into = _weights(use.ends[:1])[0].grad
     if type(into) is not Tensor or into.layout is not torch.strided or into.requires_grad:

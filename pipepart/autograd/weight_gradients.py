@@ -1,8 +1,8 @@
 """Computes the gradients of a layer's weights from its input and the gradient of its output.
 
-A formula calls what an autograd node of a known type calls: the same kernels on the same shapes and strides (torch's
-derivatives.yaml and FunctionsManual.cpp), so the results are equal to the bit. It keeps the tensors that they depend on
-and not the node, which would keep the graph alive.
+A formula calls the same kernels as an autograd node of a known type, on the same shapes and strides (see torch's
+derivatives.yaml and FunctionsManual.cpp), so the results are equal to the bit. It holds the tensors that the kernels
+need, but not the node, which would keep the graph alive.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .saved_tensor import unpacked
 
 
 class Formula(NamedTuple):
-    """What is kept of one node.
+    """How to compute the weight gradients of one node later.
 
     Attributes:
         kept: the tensors that the gradients depend on, apart from the gradient of the output.
-        gradients: takes the gradient of the output; returns one for each slot that was asked for, in their order.
-        factors: takes it, and returns two matrices whose product is the first of these, transposed where the weight
-            is; None where it is no product.
-        transposed: whether the weight is.
+        gradients: takes the gradient of the output; returns one gradient for each requested slot, in their order.
+        factors: takes the gradient of the output; returns two matrices whose product is the first gradient, transposed
+            if the weight is; None if it is not a product.
+        transposed: whether the weight is transposed.
     """
 
     kept: tuple[Tensor, ...]
@@ -37,8 +37,8 @@ class Known(NamedTuple):
     """A type of node whose weights have a formula.
 
     Attributes:
-        slots: which inputs of the node can be weights; the first is the one that is worth it.
-        read: takes a node that has not run and those of the slots, in this order, that are weights.
+        slots: the inputs of the node that can be weights. Only the first one is worth deferring by itself.
+        read: takes a node that has not run and the slots, in order, that are weights.
     """
 
     slots: tuple[int, ...]
@@ -46,24 +46,25 @@ class Known(NamedTuple):
 
 
 class _NotPlainError(Exception):
-    """A tensor that a formula does not know how to treat as the node would."""
+    """A tensor that a formula cannot handle as the node would."""
 
 
 def read_formula(known: Known, node: Any, slots: Sequence[int]) -> Formula | None:
-    """The formula for the weights in some slots of a node; None where only the node itself is sure to be right."""
+    """Return the formula for the weights in some slots of a node; None if no formula is known to be exact."""
     if known.slots[0] not in slots:
         return None
     try:
         return known.read(node, slots)
     except (AttributeError, RuntimeError, _NotPlainError):
-        # Another torch may save other things; a tensor that was written into since is for autograd to report.
+        # Another version of torch may save other attributes. Autograd itself reports a saved tensor that was
+        # overwritten.
         return None
 
 
 def _addmm(node: Any, slots: Sequence[int]) -> Formula:
     if node._saved_alpha != 1 or node._saved_beta != 1:
         raise _NotPlainError
-    # Autograd sums the bias's to its shape, as it does behind the node.
+    # Autograd sums the gradient of the bias to its shape, as it does after the node.
     return _product(_saved(node, "mat1"), _by_column(node), biased=len(slots) > 1)
 
 
@@ -85,7 +86,7 @@ def _product(given: Tensor, by_column: bool, *, biased: bool) -> Formula:
 
 
 def _by_column(node: Any) -> bool:
-    """Whether the weight lies in memory by column, as a transposed one does; its gradient then does, too."""
+    """Return True if the weight is column-major, like a transposed one; its gradient then is column-major too."""
     stride, size = node._saved_mat2_sym_strides, node._saved_mat2_sym_sizes
     return stride[0] == 1 and stride[1] == size[0]
 
@@ -126,17 +127,17 @@ def _embedding(node: Any, slots: Sequence[int]) -> Formula:
 
 
 def _saved(node: Any, name: str) -> Tensor:
-    """A tensor that a node has saved, without its graph."""
+    """Return a tensor that a node has saved, without its graph."""
     if getattr(node, f"_raw_saved_{name}").unpack_hook not in (None, unpacked):
-        raise _NotPlainError  # made when it is unpacked, as under a checkpoint, which may be done once only
+        raise _NotPlainError  # unpacking computes it, as under a checkpoint, and may be done only once
     tensor = getattr(node, f"_saved_{name}").detach()
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_complex():
         raise _NotPlainError
     return tensor
 
 
-# What linear layers, attention's projections, convolutions and embeddings come down to. A normalisation's weights are
-# cheap beside the tensors that would have to be kept for them.
+# The nodes of linear layers, attention projections, convolutions and embeddings. Weights of normalisation layers are
+# not deferred: the tensors kept for them would cost more than the computation.
 KNOWN: Mapping[str, Known] = {
     "AddmmBackward0": Known((2, 0), _addmm),
     "MmBackward0": Known((1,), _mm),

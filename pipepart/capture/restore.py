@@ -1,4 +1,4 @@
-"""Runs a model without a trace: parameters, buffers, gradients, attributes and random states come back as they were."""
+"""Runs a model and restores it: parameters, buffers, gradients, attributes and random states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def shadow_parameters(model: nn.Module) -> Iterator[None]:
-    """Within the block the model runs on copies of its parameters and buffers; afterwards it is :func:`restored`.
+    """Run the model on copies of its parameters and buffers within the block; afterwards it is :func:`restored`.
 
     Gradients are accumulated in the copies. Layers that write into their parameters or buffers write into the copies.
     Hooks on a parameter or its gradient are not called. Each trained copy starts with a gradient of zeros, so that a

@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of an ``nn.Sequential`` in execution order, each with its path in ``model``.
+    """Return the layers of an ``nn.Sequential`` in execution order, each with its path in ``model``.
 
     A nested ``nn.Sequential`` is opened, unless it has hooks or a ``forward`` of its own.
 
@@ -129,13 +129,13 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:
-    """The parameters and buffers of a layer."""
+    """Return the parameters and buffers of a layer."""
     yield from layer.parameters()
     yield from layer.buffers()
 
 
 def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
-    """The specs of all tensors in a nest."""
+    """Return the specs of all tensors in a nest."""
     return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
@@ -178,6 +178,6 @@ def _dtypes(state: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _describe(layer: nn.Module) -> str:
-    """The class and its arguments, without addresses, which differ from process to process."""
+    """Return the class and its arguments, without memory addresses, which differ between processes."""
     text = _ADDRESS.sub("", repr(layer).split("\n", 1)[0])
     return text if text.endswith(")") else type(layer).__name__

@@ -1,1 +1,1 @@
-"""From mini-batches to micro-batches on their devices."""
+"""Splits mini-batches into micro-batches, prefetches them and copies them to their devices."""

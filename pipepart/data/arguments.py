@@ -29,12 +29,12 @@ class Arguments:
 
     @classmethod
     def of(cls, sample: Any) -> Arguments:
-        """The arguments that a sample stands for.
+        """Convert a sample to arguments.
 
         A tuple holds positional arguments, a dict keyword arguments, and anything else is the first argument.
 
         Raises:
-            TypeError: a key of the dict is no string.
+            TypeError: a key of the dict is not a string.
         """
         if isinstance(sample, Arguments):
             return sample
@@ -51,12 +51,12 @@ class Arguments:
 
     @classmethod
     def of_input(cls, value: Any) -> Arguments:
-        """The arguments whose :attr:`input` is ``value``."""
+        """Return the arguments whose :attr:`input` is ``value``."""
         return value if isinstance(value, Arguments) else cls(value)
 
     @property
     def input(self) -> Any:
-        """The first argument if it is the only one, else these arguments: what micro-batches are made of."""
+        """The value to split into micro-batches: the first argument if it is the only one, else the arguments."""
         return self.args[0] if len(self.args) == 1 and not self.kwargs else self
 
     def __repr__(self) -> str:
@@ -77,26 +77,26 @@ pytree.register_pytree_node(Arguments, _flatten, _unflatten)
 
 
 def arguments_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """The arguments of a call ``pipe(*args, **kwargs)``, which may be one :class:`Arguments`."""
+    """Return the arguments of a call ``pipe(*args, **kwargs)``, which may be one :class:`Arguments`."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Arguments):
         return args[0]
     return Arguments(*args, **kwargs)
 
 
 def call(layer: Any, value: Any) -> Any:
-    """Calls a layer with an input: one value, or :class:`Arguments`."""
+    """Call a layer with an input: one value, or :class:`Arguments`."""
     return layer(*value.args, **value.kwargs) if type(value) is Arguments else layer(value)
 
 
 def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any = None) -> None:
-    """Refuses arguments that the first layer of a model does not take.
+    """Check that the first layer of a model takes these arguments.
 
-    Says nothing where that cannot be known: the layer has hooks that may change its arguments, or no signature.
+    Nothing is checked if the layer has hooks that may change its arguments, or no signature.
 
     Args:
         name: the name of the layer in the model.
         layer: the layer.
-        given: what it would be called with.
+        given: the arguments of the call.
         target: the target of the call, if there is one.
 
     Raises:

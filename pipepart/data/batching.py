@@ -1,4 +1,4 @@
-"""How a pipeline turns the arguments of a call into micro-batches, and their outputs into one output."""
+"""Splits the arguments of a call into micro-batches, and joins their outputs into one output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .split import BATCH_NORMS, Merger, MicroBatches, Splitter, gather, least_sa
 
 
 class Batching:
-    """The rule for one model.
+    """Splits and joins the calls of one model.
 
     Args:
         first_layer: the name of the model's first layer, and the layer.
         modules: all modules of the model.
         micro_batches: parts of a mini-batch, at most.
-        split, merge: the user's functions, if there are any.
+        split, merge: functions of the user that replace the default rule, or None.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class Batching:
         self._norms = [module for module in modules if isinstance(module, BATCH_NORMS)]
         self._micro_batches = micro_batches
         self._split, self._merge = split, merge
-        self._accepted: set[tuple[int, tuple[str, ...]]] = set()  # forms of calls that the first layer takes
+        # Forms of calls that were checked against the first layer.
+        self._accepted: set[tuple[int, tuple[str, ...]]] = set()
 
     def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Any = None) -> MicroBatches:
-        """The micro-batches of a call ``pipe(*args, **kwargs)``.
+        """Return the micro-batches of a call ``pipe(*args, **kwargs)``.
 
         Raises:
             TypeError, ValueError: the first layer does not take the arguments, or they cannot be split.
@@ -50,7 +51,7 @@ class Batching:
         return micro_batches_of(given.input, target, self._micro_batches, self._split, least)
 
     def joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
-        """The output of the mini-batch.
+        """Return the output of the mini-batch.
 
         Raises:
             TypeError, ValueError: the outputs cannot be joined.

@@ -25,7 +25,7 @@ class Copied(NamedTuple):
     events: list[torch.Event]
 
     def arrived(self) -> Any:
-        """The mini-batch, for which the calling thread's streams wait."""
+        """Return the mini-batch; the calling thread's streams wait for its copies."""
         for event in self.events:
             waits.wait(Wait.CALLER_BEHIND_PREFETCH, torch.accelerator.current_stream(event.device), event)
         for tensor in _on_streams(self.batch):  # its memory belongs to the stream that it was copied on
@@ -48,7 +48,7 @@ class CopyAhead:
         self._streams = {device: torch.Stream(device) for device in {first, last} if has_streams(device)}
 
     def __call__(self, batch: Any) -> Copied:
-        """Starts the copies of one mini-batch.
+        """Start the copies of one mini-batch.
 
         Raises:
             ValueError: the mini-batch has no such target.

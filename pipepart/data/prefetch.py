@@ -1,4 +1,4 @@
-"""Prefetching: a thread loads the next mini-batches and copies them to their devices while one trains.
+"""Prefetching: a thread loads the next mini-batches and copies them to their devices during training.
 
 ::
 
@@ -22,11 +22,13 @@ from ..workers.forks import FORKED, listen_for_forks
 from ..workers.modes import Modes
 from .copy_ahead import Copied, CopyAhead
 
-_PATIENCE_SECONDS = 1.0  # for a loader that is at work when its pass ends; the thread ends when it returns
+_PATIENCE_SECONDS = (
+    1.0  # wait for a loader that is busy when its pass ends; the thread ends when the loader returns
+)
 
 
 class Passes:
-    """The passes over loaders that go on for a pipeline."""
+    """The active passes over loaders of one pipeline."""
 
     def __init__(self) -> None:
         listen_for_forks(self)
@@ -35,12 +37,14 @@ class Passes:
         self._all: weakref.WeakSet[_Pass] = weakref.WeakSet()
 
     def begin(self, loader: Iterable[Any], copy: CopyAhead, depth: int) -> _Pass:
-        """Starts a pass, whose thread holds nothing of the pipeline.
+        """Start a pass. Its thread holds no reference to the pipeline.
 
         Raises:
             RuntimeError: the pipeline is closed.
         """
-        made = _Pass(iter(loader), copy, depth)  # the loader may draw a seed: on this thread, as without
+        made = _Pass(
+            iter(loader), copy, depth
+        )  # the loader may draw a seed: on this thread, as without prefetching
         with self._lock:
             if self.ended:
                 raise RuntimeError(self.ended)
@@ -49,7 +53,7 @@ class Passes:
         return made
 
     def end(self, reason: str) -> None:
-        """Ends all passes and refuses further ones for ``reason``."""
+        """End all passes; later ones raise an error with ``reason``."""
         with self._lock:
             self.ended = reason
             passes = list(self._all)
@@ -57,7 +61,7 @@ class Passes:
             one.end(reason)
 
     def forked(self) -> None:
-        """In a forked process there are no threads that load."""
+        """End all passes in a forked process, which has no loading threads."""
         self.ended = FORKED
         self._lock = threading.Lock()
         for one in list(self._all):
@@ -65,11 +69,11 @@ class Passes:
 
 
 class Prefetch:
-    """A loader whose mini-batches are loaded and copied to their devices ahead of time. Yields what the loader yields.
+    """A loader whose mini-batches are loaded and copied to their devices ahead of time.
 
-    Each ``for`` is a new pass over the loader, on a thread of its own that ends with the pass. A loader that does not
-    return is given a second when its pass ends. A loader that draws from a global random generator in this process
-    competes with layers that draw: give it a generator or workers of its own.
+    Each ``for`` is a new pass over the loader, on a thread of its own that ends with the pass. When a pass ends, a
+    loader that is busy is given one second to return. A loader that draws from a global random generator in this
+    process competes with layers that draw: give it a generator or workers of its own.
 
     Args:
         loader: an iterable of mini-batches: tensors, or nests of tensors.
@@ -78,7 +82,7 @@ class Prefetch:
         depth: mini-batches that are loaded ahead, at most.
 
     Raises:
-        TypeError: ``loader`` is no iterable.
+        TypeError: ``loader`` is not iterable.
         ValueError: ``depth`` is below 1.
         RuntimeError: the pipeline is closed.
     """
@@ -100,7 +104,7 @@ class Prefetch:
         try:
             while (made := going.take()) is not None:
                 yield made.arrived()
-                del made  # what has been trained is not held while the next is waited for
+                del made  # drop the previous mini-batch before waiting for the next
         finally:
             going.end("")
 
@@ -109,7 +113,7 @@ class Prefetch:
         return len(self._loader)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the epoch to the loader and its samplers, as far as they take it, as ``DistributedSampler`` does."""
+        """Set the epoch of the loader and its samplers that have ``set_epoch``, such as ``DistributedSampler``."""
         sampler = getattr(self._loader, "batch_sampler", None)
         listeners = [self._loader, getattr(self._loader, "sampler", None), sampler]
         listeners.append(getattr(sampler, "sampler", None))
@@ -118,16 +122,16 @@ class Prefetch:
 
 
 class _Failed(NamedTuple):
-    """An exception in the place of a mini-batch."""
+    """An exception that the loader raised in place of a mini-batch."""
 
     error: BaseException
 
 
 class _Pass:
-    """One pass over a loader: a thread, what it has made, and room for what it may make."""
+    """One pass over a loader: a thread, a queue of loaded mini-batches, and a queue of free places."""
 
     def __init__(self, batches: Iterator[Any], copy: CopyAhead, depth: int) -> None:
-        self._room: SimpleQueue[None] = SimpleQueue()  # its puts are safe wherever a collector may run
+        self._room: SimpleQueue[None] = SimpleQueue()  # `put` is safe even inside a garbage collection
         self._made: SimpleQueue[Copied | _Failed | None] = SimpleQueue()
         self._ended = False
         self._reason = ""
@@ -140,15 +144,15 @@ class _Pass:
         del batches
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def take(self) -> Copied | None:
-        """The next mini-batch; None behind the last.
+        """Return the next mini-batch; None after the last.
 
         Raises:
             RuntimeError: the pipeline has been closed.
-            BaseException: what the loader raised in the place of a mini-batch.
+            BaseException: the error of the loader.
         """
         made = None if self._reason else self._made.get()
         if self._reason:
@@ -159,10 +163,10 @@ class _Pass:
         try:
             raise made.error
         finally:
-            del made  # else the traceback holds this frame and the frame the error
+            del made  # break the cycle: traceback, this frame, error
 
     def end(self, reason: str) -> None:
-        """Ends the thread; waits for it, but not for long if the loader does not return."""
+        """End the thread; wait for it, at most a second if the loader does not return."""
         self._reason = self._reason or reason
         self._ended = True
         self._room.put(None)
@@ -186,6 +190,6 @@ class _Pass:
             self._made.put(_Failed(error))
 
     def _waited_in_vain(self) -> bool:
-        """Whether the pass has ended when there is room."""
+        """Wait for a free place; return True if the pass has ended by then."""
         self._room.get()
         return self._ended

@@ -39,7 +39,7 @@ pytree.register_pytree_node(Whole, lambda whole: ([whole.value], None), lambda v
 
 
 class Apart:
-    """In place of the target of a mini-batch whose parts cannot be joined, because their shapes differ."""
+    """Replaces the target of a mini-batch if its parts cannot be joined, because their shapes differ."""
 
 
 class MicroBatches(NamedTuple):
@@ -62,7 +62,7 @@ class MicroBatches(NamedTuple):
 def micro_batches_of(
     value: Any, target: Any, most: int, splitter: Splitter | None = None, least_samples: int = 1
 ) -> MicroBatches:
-    """Splits a mini-batch into ``most`` parts, or into as many as have ``least_samples`` samples each.
+    """Split a mini-batch into ``most`` parts, or fewer if they would have less than ``least_samples`` samples each.
 
     Args:
         value: the input: one value, or :class:`~pipepart.data.arguments.Arguments`.
@@ -74,8 +74,8 @@ def micro_batches_of(
             itself.
 
     Raises:
-        TypeError, ValueError: as :func:`batch_size` does, of the whole or of a part; there is a value that cannot be
-            split; or the splitter returns no part, too many, or something else.
+        TypeError, ValueError: as :func:`batch_size`, for the whole or a part; a value cannot be split; or the splitter
+            returns no parts, too many, or values of another type.
     """
     if splitter is None:
         batch = batch_size(value, target)
@@ -96,9 +96,9 @@ def micro_batches_of(
 
 
 def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
-    """The fewest samples that a micro-batch may have: two if a BatchNorm normalizes by its statistics, else one.
+    """Return the fewest samples of a micro-batch: two if a BatchNorm normalizes by batch statistics, otherwise one.
 
-    BatchNorm has no variance to divide by in a single sample ``[1, channels]``.
+    A single sample ``[1, channels]`` has no variance.
 
     Args:
         modules: of the model.
@@ -111,9 +111,9 @@ BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def batch_size(sample: Any, target: Any = None) -> int:
-    """Samples in a mini-batch: the extent of dimension 0, which the tensors of sample and target have in common.
+    """Return the number of samples: the size of dimension 0, equal for all tensors of sample and target.
 
-    Tensors without dimensions and what is marked as :class:`Whole` do not count.
+    Tensors without dimensions and values marked as :class:`Whole` are ignored.
 
     Raises:
         TypeError: there is no tensor in the sample, or there is a numpy array or another object that holds tensors.
@@ -133,7 +133,7 @@ def batch_size(sample: Any, target: Any = None) -> int:
 
 
 def _samples(value: Any) -> int | None:
-    """The samples of a mini-batch that the user splits; None if its tensors do not say."""
+    """Return the number of samples in a mini-batch that the user splits; None if its tensors differ."""
     try:
         return _common_size(value, "the input", None)
     except (TypeError, ValueError):
@@ -161,7 +161,7 @@ def _common_size(nest: Any, what: str, size: int | None) -> int | None:
 
 
 def _check_splittable(nest: Any, what: str, samples: int) -> None:
-    """Refuses values that hold samples and cannot be split along dimension 0.
+    """Raise for values that hold samples and cannot be split along dimension 0.
 
     Raises:
         TypeError: a list with one entry a sample and no tensor, a PackedSequence, or a sparse or nested tensor.
@@ -186,10 +186,10 @@ def _is_list_of_values(nest: Any) -> bool:
 
 
 def split(nest: Any, parts: int) -> list[Any]:
-    """The nest with each tensor split along dimension 0 into ``parts`` parts whose sizes differ by at most one.
+    """Split each tensor of a nest along dimension 0 into ``parts`` views whose sizes differ by at most one.
 
-    The larger parts come first. Parts are views. Values that are no tensors, have no dimension or are marked as
-    :class:`Whole` go whole into every part.
+    The larger parts come first. Tensors without dimensions, values that are not tensors and values marked as
+    :class:`Whole` are replicated to every part.
     """
     if isinstance(nest, Tensor):
         return _column(nest, parts)
@@ -199,7 +199,7 @@ def split(nest: Any, parts: int) -> list[Any]:
 
 
 def _column(item: Any, parts: int) -> list[Any]:
-    """One leaf of a nest, for each part."""
+    """Return one leaf of a nest for each part."""
     if isinstance(item, Whole):
         return [item.value] * parts
     if not isinstance(item, Tensor) or item.dim() == 0 or parts == 1:
@@ -208,7 +208,7 @@ def _column(item: Any, parts: int) -> list[Any]:
 
 
 def joined(targets: Sequence[Any]) -> Any:
-    """The targets of several micro-batches as one, or :class:`Apart`. What all of them have in common is not joined."""
+    """Join the targets of several micro-batches, or return :class:`Apart`. Shared objects are kept as they are."""
     columns = [pytree.tree_leaves(target) for target in targets]
     try:
         leaves = [_in_common(column) for column in zip(*columns, strict=True)]
@@ -233,17 +233,17 @@ def _is_kept(nest: Any) -> bool:
 
 
 def _bare(nest: Any) -> Any:
-    """The nest without marks."""
+    """Return the nest without :class:`Whole` wrappers."""
     return nest if isinstance(nest, Tensor) else split(nest, 1)[0]
 
 
 def sizes(batch: int, parts: int) -> list[int]:
-    """Samples in each part of :func:`split`."""
+    """Return the number of samples in each part of :func:`split`."""
     return [batch // parts + (index < batch % parts) for index in range(parts)]
 
 
 def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = None) -> Any:
-    """The outputs of the micro-batches as one output of the mini-batch.
+    """Join the outputs of the micro-batches into one output of the mini-batch.
 
     Tensors are joined along dimension 0; several tensors without dimensions are stacked. Any other value must be the
     same for all micro-batches.
@@ -258,7 +258,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
         ValueError: the outputs cannot be joined by this rule.
     """
     home = next((leaf.device for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)), None)
-    if home is not None:  # replicas return theirs where they are
+    if home is not None:  # outputs of replicas are on their own devices
         outputs = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), list(outputs))
     if merge is not None:
         return merge(list(outputs))
@@ -286,7 +286,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
 
 
 def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
-    """One leaf of the output, from those of the micro-batches."""
+    """Join one leaf of the output from those of the micro-batches."""
     first = column[0]
     if not isinstance(first, Tensor):
         if not all(one is first or _equal(one, first) for one in column):

@@ -1,4 +1,4 @@
-"""Tells what lives by threads that it has been carried into a forked process, where its threads are not."""
+"""Notifies objects that own threads after a fork, because a forked process has none of these threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FORKED = (
 
 
 class Forked(Protocol):
-    """What wants to know."""
+    """An object that is notified of a fork."""
 
     def forked(self) -> None:
-        """In the child, before anything else runs there; no lock may be asked for: who held it is gone."""
+        """Called in the child before anything else runs there. Must not take locks: their holders do not exist."""
         ...
 
 
@@ -24,7 +24,7 @@ _LISTENERS: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def listen_for_forks(listener: Forked) -> None:
-    """Has ``listener`` be told, for as long as it lives."""
+    """Notify ``listener`` of forks, as long as it is alive."""
     _LISTENERS.add(listener)
 
 

@@ -1,8 +1,8 @@
-"""Has the C library keep freed memory while devices on the CPU work, as the allocators of GPUs do.
+"""Makes the C library keep freed memory during runs on the CPU, as the caching allocators of GPUs do.
 
-Each micro-batch frees its activations, and the next one takes as much again. glibc hands large pieces back to the
-system, which clears every page of them when they are taken again: up to a twentieth of the time of a step. Other C
-libraries, and settings of the user's own, are left alone.
+Each micro-batch frees its activations, and the next one allocates as much again. glibc returns large blocks to the
+system, which clears every page when it is allocated again. That takes up to 5 % of a step. Other C libraries and the
+user's own malloc settings are not changed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any
 
 # <malloc.h>
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_LARGEST = 32 * 2**20  # beyond it glibc maps each piece by itself, whatever it is told
-# What is free at the end of a heap is given back above the threshold; a heap that is empty, unless the pad exceeds it.
+_LARGEST = 32 * 2**20  # glibc always maps larger blocks separately
+# Free memory at the end of a heap is returned above the threshold; an empty heap, unless the pad exceeds it.
 _KEEP = {_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 128 * 2**20}
-# What glibc comes to by itself in a process that frees large pieces; it does not go back to learning.
+# The value that glibc's dynamic threshold reaches in a process that frees large blocks. It cannot be made dynamic
+# again.
 _USUAL = {_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: 2 * _LARGEST, _TOP_PAD: 128 * 2**10}
 _OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 class _KeptMemory:
-    """While any block is entered, freed memory stays with the process; behind the last it is given back."""
+    """Keeps freed memory in the process while any block is entered, and returns it after the last one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

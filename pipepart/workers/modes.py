@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-_OWN = __name__.partition(".")[0] + "."  # modes of ours are there where a layer calls a pipeline of its own
+_OWN = __name__.partition(".")[0] + "."  # pipepart's own modes are active if a layer calls a pipeline
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Modes:
 
     @classmethod
     def current(cls) -> Modes:
-        """Return those of the calling thread.
+        """Return the modes of the calling thread.
 
         Raises:
-            RuntimeError: a mode is active that looks at each operation, such as FlopCounterMode. It would have to
-                look at those of several threads at once.
+            RuntimeError: a mode that intercepts each operation is active, such as FlopCounterMode. It cannot intercept
+                several threads.
         """
         accelerator = torch.accelerator.current_accelerator()
         kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)

@@ -60,8 +60,7 @@ MOST_BITS = 2**32
 
 @dataclass(frozen=True)
 class Effort:
-    """The work that a search may do before it returns with a bound. Work is counted, so that equal calls give equal
-    cuts.
+    """The work that a search may do, counted in steps, so that equal calls give equal cuts.
 
     Attributes:
         sets: downsets kept at once.

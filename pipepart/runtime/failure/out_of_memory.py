@@ -30,8 +30,7 @@ _WHAT_TO_DO = (
 
 
 def explained(step: Step, plan: Plan) -> BaseException:
-    """Return the failure of a step; if a device is out of memory, as ``torch.OutOfMemoryError`` with notes on its
-    contents.
+    """Return the failure of a step; out of memory becomes ``torch.OutOfMemoryError`` with notes.
 
     The local variables of the frames in its traceback are cleared in that case.
     """

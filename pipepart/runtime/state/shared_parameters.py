@@ -48,8 +48,9 @@ class GradientRoute(NamedTuple):
 
 
 class SharedParameters:
-    """The tensors that one stage shares with others. Used by the caller between steps, by the stage's worker at their
-    ends.
+    """The tensors that one stage shares with others.
+
+    Used by the caller between steps, and by the stage's worker at the end of a step.
 
     Args:
         layers: of the stage.
@@ -145,8 +146,9 @@ def share_parameters(
     names: Sequence[str] | None = None,
     first: int = 0,
 ) -> list[SharedParameters]:
-    """Return the shared tensors of each stage. Layers must be on their devices, shared tensors on that of the first
-    user.
+    """Return the shared tensors of each stage.
+
+    The layers must be on their devices, and shared tensors on the device of the first stage that uses them.
 
     Args:
         groups: the layers of each stage.

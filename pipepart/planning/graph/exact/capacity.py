@@ -54,9 +54,7 @@ class Capacity:
         self._slack = SLACK * float(self.total[0])
 
     def allows(self, inside: Floats, outside: Floats, crossing: Floats) -> NDArray[np.bool_]:
-        """Return which sets may be borders, given lower bounds of the work inside, the work outside and the crossing
-        seconds.
-        """
+        """Return which sets may be borders, from lower bounds of the work inside, outside and crossing."""
         result = np.zeros(len(inside), dtype=bool)
         for left, right, before, behind in self._splits:
             need = inside + self.transfer_weight * crossing if left else inside

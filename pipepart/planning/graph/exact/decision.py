@@ -31,9 +31,7 @@ class _Reached:
     types: list[int] = field(default_factory=list)
 
     def add(self, rows: Ints, origins: Ints, state: int, device_type: int) -> None:
-        """Record that ``rows`` were reached from ``origins``, which were reached in ``state``, by one stage on this
-        device type.
-        """
+        """Record that one stage on this device type leads from ``origins``, reached in ``state``, to ``rows``."""
         if len(rows):
             self.rows.append(rows)
             self.origins.append(origins)

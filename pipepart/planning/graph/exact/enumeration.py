@@ -184,9 +184,7 @@ class Block:
 
 
 def columns_of(problem: Problem) -> Floats:
-    """Return the values that are summed for each set, one row per node: work, 1, seconds on each type, 1 if banned
-    there.
-    """
+    """Return the values to sum for each set, one row per node: work, 1, seconds on each type, 1 if banned."""
     allowed = [np.isfinite(device_type.seconds) for device_type in problem.types]
     seconds = [
         np.where(ok, device_type.seconds, 0.0) for ok, device_type in zip(allowed, problem.types, strict=True)

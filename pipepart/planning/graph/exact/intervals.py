@@ -91,9 +91,7 @@ class _Stages:
         ]
 
     def crossing(self) -> Iterator[Floats]:
-        """Yield, for each start, the changes of the transfer seconds at each end. Their running sum is the transfer
-        cost.
-        """
+        """Yield, for each start, the changes of transfer seconds by end. Their running sum is the cost."""
         steps = np.zeros(len(self._order) + 1)
         for start in range(len(self._order) - 1, -1, -1):
             for net, index in self._nets_at[start]:
@@ -106,9 +104,7 @@ class _Stages:
             yield steps
 
     def loads(self, start: int, device_type: int, crossing: Floats, ceiling: float) -> Floats:
-        """Return the loads of the stages from ``start`` to each end, as long as their nodes alone stay under
-        ``ceiling``.
-        """
+        """Return the loads of the stages from ``start`` to each end whose nodes alone stay under ``ceiling``."""
         compute, wall = self._compute[device_type], int(self._wall[device_type][start])
         end = min(
             wall,

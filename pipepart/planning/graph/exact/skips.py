@@ -84,9 +84,7 @@ def stage_counts(work: Floats, near: Floats, limit: float, capacity: Capacity) -
 
 
 def _fewest(work: Floats, crossing_cost: Floats, start: int, step: float, device: float, most: Ints) -> Ints:
-    """Return the least number of stages from border ``start`` to each border; paths over ``most`` stages are not
-    followed.
-    """
+    """Return the least number of stages, up to ``most``, from border ``start`` to each border."""
     slack = 1e-11 * float(work.max())
     full, net = work + crossing_cost, work - crossing_cost
     found = np.full(len(work), np.iinfo(np.int32).max, dtype=np.int64)
