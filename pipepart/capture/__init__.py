@@ -1,8 +1,13 @@
 """Finds the layers of a module and describes them as a graph: names, shapes and bytes."""
 
-from .graph import LayerGraph, LayerInfo, SharedTensor, TensorSpec
+from typing import TYPE_CHECKING, Any
+
+from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .restore import bindings_restored, restored, shadow_parameters
 from .sequential import capture, describe, flatten, state_of, tensor_specs
+
+if TYPE_CHECKING:
+    from .graph import LayerGraph
 
 __all__ = [
     "LayerGraph",
@@ -18,3 +23,11 @@ __all__ = [
     "state_of",
     "tensor_specs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LayerGraph":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .graph import LayerGraph  # at its first use: networkx takes half a second to import
+
+    return LayerGraph

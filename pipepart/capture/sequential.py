@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,11 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..autograd.sparse import bytes_of
-from .graph import LayerGraph, LayerInfo, SharedTensor, TensorSpec
+from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .restore import shadow_parameters
+
+if TYPE_CHECKING:
+    from .graph import LayerGraph
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -110,6 +113,8 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
         TypeError: ``model`` is not an ``nn.Sequential``.
         Exception: whatever a layer raises, with a note that names the layer.
     """
+    from .graph import LayerGraph  # networkx takes half a second to import
+
     layers = flatten(model)
     outputs = []
     given = graph_cut.cut((args, kwargs))[0]

@@ -10,7 +10,7 @@ from schedules import Kind, Schedule, build
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from ..units import is_count
+from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import MODES, RecomputeChoice
 from .search.order_text import SEARCH
@@ -129,6 +129,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         check_devices(len(cluster), layers, replicas[-1])
     chunks = options.chunks or CHUNKS.get(options.schedule) or 1
     _check_stages(stages, len(cluster) // replicas[0], layers, chunks)
+    _check_pins(profile, options, constraints, len(cluster) // replicas[0])
     return Request(
         profile=profile,
         cluster=cluster,
@@ -207,6 +208,8 @@ def check_options(options: PlanOptions, devices: int) -> None:
             f"schedule {options.schedule!r} has one stage a device, got chunks={chunks}: schedules with several are "
             f"{several}"
         )
+    if options.schedule in CHUNKS:
+        build(options.schedule, devices=2, micro_batches=4, chunks=chunks)  # raises if it has another number
 
 
 def refuse_asynchronous(schedule: str) -> None:
@@ -244,6 +247,30 @@ def _check_stages(stages: int | Literal["auto"] | None, devices: int, layers: in
         raise ValueError(
             f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
         )
+
+
+def _check_pins(profile: Profile, options: PlanOptions, constraints: Constraints, devices: int) -> None:
+    """Check that each pinned layer can be in its stage.
+
+    Raises:
+        ValueError: too few layers come before it, or there are not that many stages.
+    """
+    names = CHUNKS if options.schedule in ("auto", SEARCH) else (options.schedule,)
+    chunks = options.chunks or max(CHUNKS.get(name) or 1 for name in names)
+    stages = constraints.stages or min(devices * chunks, len(profile.layers))
+    if is_count(options.stages):
+        stages = options.stages
+    for layer, stage in constraints.pins.items():
+        name = profile.layers[layer].name
+        if stage >= stages:
+            raise ValueError(
+                f"pin has layer {name!r} in stage {stage}, and schedule {options.schedule!r} has at most "
+                f"{counted(stages, 'stage')} on {counted(devices, 'device')}: stages count from 0"
+            )
+        if stage > layer:
+            raise ValueError(
+                f"pin has layer {name!r} in stage {stage}, and only {counted(layer, 'layer')} for the stages before it"
+            )
 
 
 def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from ..capture import LayerGraph, LayerInfo, TensorSpec
+from ..capture import LayerInfo, TensorSpec
 from ..document import Document
 from .costs import Costs
 from .profile_checks import profile_faults
+
+if TYPE_CHECKING:
+    from ..capture import LayerGraph
 
 
 class Profile(Document):
@@ -53,6 +56,8 @@ class Profile(Document):
     @property
     def graph(self) -> LayerGraph:
         """The layers as a graph."""
+        from ..capture import LayerGraph  # networkx takes half a second to import
+
         if not self.edges:
             return LayerGraph.chain(list(self.layers), self.inputs)
         return LayerGraph.branched(list(self.layers), self.edges, self.inputs)

@@ -116,3 +116,25 @@ def test_printing_a_plan_takes_a_line_a_stage():
     assert lines[0].startswith("Plan '1f1b', 4 micro-batches, 2 stages: ")
     assert lines[1].startswith("  stage 0 on virtual:0: layer0 to layer149 (150 layers), ")
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pin": {"layer0": 5}},
+            "pin has layer 'layer0' in stage 5, and schedule 'auto' has at most 4 stages",
+        ),
+        ({"pin": {"layer3": 2}, "schedule": "1f1b"}, "has at most 2 stages on 2 devices"),
+        (
+            {"pin": {"layer0": 1}},
+            "pin has layer 'layer0' in stage 1, and only 0 layers for the stages before it",
+        ),
+        ({"schedule": "zb-v", "chunks": 3}, "zb-v needs chunks=2, got chunks=3"),
+    ],
+)
+def test_what_no_memory_could_make_possible_is_a_wrong_request(options, message):
+    profile = profile_of([Layer()] * 5, [4])
+    with pytest.raises(ValueError, match=message) as caught:
+        pipepart.plan(profile, Cluster.virtual(2), **options)
+    assert not isinstance(caught.value, pipepart.InfeasiblePlanError)

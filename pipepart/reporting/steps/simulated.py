@@ -8,7 +8,7 @@ from rich.console import Group
 
 from schedules import Timeline
 
-from ...units import format_seconds
+from ...units import counted, format_seconds
 from ..kit.labels import labelled_lines
 from ..kit.quantity import TimeUnit, bar, percent, size
 from ..kit.table import Column, FittingTable
@@ -28,7 +28,8 @@ def simulation_summary(timeline: Timeline, bound: float = 0.0, own: Timeline | N
     lines = [
         (
             "schedule",
-            f"{schedule.name}, {schedule.micro_batches} micro-batches, {schedule.model_stages} stages on "
+            f"{schedule.name}, {counted(schedule.micro_batches, 'micro-batch', 'es')}, "
+            f"{counted(schedule.model_stages, 'stage')} on "
             f"{schedule.devices} devices{replicas}",
         ),
         ("makespan", f"{format_seconds(makespan)}{_against_own(timeline, own)}"),
@@ -126,7 +127,7 @@ def _against_own(timeline: Timeline, own: Timeline | None) -> str:
     what = "" if counts[0] == counts[1] else " a micro-batch"
     than = "as" if how == "as long" else "than"
     return (
-        f", {how}{what} {than} the plan's own {own.schedule.name} with {counts[1]} micro-batches "
+        f", {how}{what} {than} the plan's own {own.schedule.name} with {counted(counts[1], 'micro-batch', 'es')} "
         f"({format_seconds(own.makespan)})"
     )
 
