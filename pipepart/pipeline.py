@@ -56,7 +56,7 @@ LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
 class Pipeline(AsModule):
-    """Trains a model cut into stages, each on its device with a worker thread of its own.
+    """Trains a model that is cut into stages. Each device has a worker thread.
 
     The layers stay those of the model: optimizers over ``parameters()`` and checkpoints work as without a pipeline.
     One thread at a time may use a pipeline.
@@ -71,8 +71,9 @@ class Pipeline(AsModule):
         loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or as ``loss_fn(output)`` without a target.
             None for a model whose output is the loss. Returns a scalar, or ``(sum, count)``: the loss of the step is
             then the sum of all sums divided by the sum of all counts.
-        reduction: ``"mean"`` or ``"sum"`` over samples, for a loss that cannot be followed; ``"batch"`` to call
-            ``loss_fn`` once a step, on the gathered output, which any loss can be. None to follow it while it runs.
+        reduction: ``"mean"`` or ``"sum"`` over samples, if the loss is not recognized; ``"batch"`` to call
+            ``loss_fn`` once per step on the gathered output, which is right for any loss. None to detect it from the
+            operations of the loss.
         split: splits a mini-batch in place of the rule that all tensors are split along dimension 0. Called with
             ``(input, target)``, or ``(input, None)`` for a forward alone, and a number of parts; returns that many
             pairs or fewer. The input is the argument of the model, or :class:`pipepart.Arguments` if it has several.
@@ -165,7 +166,7 @@ class Pipeline(AsModule):
         split: Splitter | None = None,
         **options: Unpack[RunOptions],
     ) -> Pipeline:
-        """Profiles ``model`` on ``sample``, plans, and makes the pipeline.
+        """Profile ``model`` on ``sample``, plan, and make the pipeline.
 
         Args:
             model: an ``nn.Sequential``.
@@ -217,17 +218,17 @@ class Pipeline(AsModule):
         return self._traces.last
 
     def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
-        """Measures the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
+        """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
 
         With ``memory``, also counts the ``peak_bytes`` that each device keeps, which slows small layers down.
         """
         return self._traces.opened(memory)
 
     def memory(self) -> dict[str, MemoryUse]:
-        """The bytes in use on each virtual device and their peak, by its name, without what the caller has made.
+        """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
 
         Raises:
-            RuntimeError: nothing is counted: the pipeline was made without ``strict``, or its devices are real.
+            RuntimeError: the pipeline was made without ``strict``, or its devices are real.
         """
         return memory_of(self._emulation)
 
@@ -240,17 +241,18 @@ class Pipeline(AsModule):
         return_outputs: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Forward and backward of a mini-batch; adds the gradients of its loss to each parameter's ``grad``.
+        """Run forward and backward of a mini-batch; add the gradients of its loss to each parameter's ``grad``.
 
         The mini-batch is split into as many micro-batches as the plan has, or fewer if it has fewer samples. With
         BatchNorm in training each has at least two. A model in evaluation mode trains in that mode.
 
-        Optimizers of stages clear the gradients first and step at the end. Under an asynchronous schedule ``grad`` is
-        that of the last optimizer step, and the loss is the mean of all.
+        With ``optimizer=``, the optimizers of the stages clear the gradients first and step at the end. Under an
+        asynchronous schedule ``grad`` is the gradient of the last optimizer step, and the loss is the mean over all
+        optimizer steps.
 
         Args:
             args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions,
-                other values and what is marked as :class:`pipepart.Whole` go whole to every micro-batch.
+                other values and values marked as :class:`pipepart.Whole` are replicated to every micro-batch.
             target: the target of the loss, its tensors ``[samples, ...]``.
             scaler: scales the gradients as ``scaler.scale(loss).backward()`` does. Go on as in a plain loop:
                 ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
@@ -306,7 +308,7 @@ class Pipeline(AsModule):
 
     @frees_memory
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
-        """The loss of a mini-batch in evaluation mode, without a backward. Changes no gradient, mode or statistic.
+        """Return the loss of a mini-batch in evaluation mode. Changes no gradient, mode or running statistic.
 
         Args:
             args, kwargs, target, return_outputs: as for :meth:`step`.
@@ -327,7 +329,7 @@ class Pipeline(AsModule):
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output for a mini-batch, computed micro-batch by micro-batch.
+        """Return the model's output for a mini-batch, computed micro-batch by micro-batch.
 
         With gradients enabled the output can be differentiated once: its backward runs the backwards of all stages,
         after all forwards, and adds to the ``grad`` of the parameters. The parameters are not in the graph of the
@@ -356,7 +358,7 @@ class Pipeline(AsModule):
         return self._batching.joined(end.outputs, batch)
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
-        """Loads mini-batches and copies them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
+        """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
 
         Yields what the loader yields. Inputs are copied to the device of the first stage, targets to that of the last.
 
@@ -369,9 +371,9 @@ class Pipeline(AsModule):
         return Prefetch(loader, CopyAhead(first, last, target), self._passes, depth)
 
     def close(self) -> None:
-        """Ends the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
+        """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
 
-        A step that another thread is in, or the layer that calls this, goes on to its end and is the last.
+        A step that is running, in another thread or in the layer that calls this, is finished first.
         """
         self._passes.end("the pipeline is closed")
         self._close()
@@ -391,7 +393,7 @@ class Pipeline(AsModule):
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> MicroBatches:
-        """The micro-batches of a call, if the pipeline is open and the model is the one that it was made of."""
+        """Return the micro-batches of a call, after checking that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
         return self._batching.parts(args, kwargs, target)
@@ -401,7 +403,7 @@ class Pipeline(AsModule):
         return self._batching.joined(outputs, batch)
 
     def _unstepped(self) -> Iterable[nn.Parameter]:
-        """The parameters that no optimizer of a stage steps."""
+        """Return the parameters that no stage's optimizer updates."""
         return () if self._optimizers.by_stage else self.parameters()
 
     def _backward(self, forward: Step, end: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:

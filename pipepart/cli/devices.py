@@ -1,4 +1,4 @@
-"""The cluster that a command is given: a number of devices, a file, or a description of each."""
+"""Makes the cluster from command line options: a number of devices, a file, or a description of each device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_cluster(
 
     Raises:
         UsageError: not exactly one of the first three is given, or an option does not go with it.
-        ValueError: a size, speed or bandwidth is none.
+        ValueError: a size, speed or bandwidth cannot be parsed.
     """
     if sum(map(bool, (devices, cluster, described))) != 1:
         raise UsageError(

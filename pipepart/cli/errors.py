@@ -1,4 +1,4 @@
-"""Exit statuses: 2 and a message for bad input, 1 and a traceback for an exception in anybody's code."""
+"""Exit statuses of commands: 2 and a message for bad input, 1 and a traceback for any other exception."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _exit_with_traceback(error: Exception) -> None:
 
 
 def _raised_by_us(error: Exception) -> bool:
-    """Whether a ``raise`` statement of pipepart made the exception, and not a call that failed there."""
+    """Return True if a ``raise`` statement of pipepart raised the exception, and not a call that failed there."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

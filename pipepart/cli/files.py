@@ -90,7 +90,7 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Find out before anything is measured whether results can be saved.
+    """Check that results can be saved, before anything is measured.
 
     Raises:
         UsageError: a path is a directory, or its directory does not exist.
@@ -113,7 +113,7 @@ def _text(path: Path, what: str) -> str:
 
 
 def _kind_of(text: str) -> str | None:
-    """The kind of a JSON file by its fields; None if it cannot be told."""
+    """Return the kind of a JSON file from its fields; None if it is unknown."""
     try:
         fields: Any = json.loads(text)
     except ValueError:

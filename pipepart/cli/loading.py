@@ -1,4 +1,4 @@
-"""The model that a command is given as ``path/to/file.py:factory`` or ``package.module:factory``."""
+"""Loads the model of a command, given as ``path/to/file.py:factory`` or ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Given:
 
 
 def load_model(name: str) -> Given:
-    """Imports the file or module of ``name`` and calls its factory.
+    """Import the file or module of ``name`` and call its factory.
 
     Raises:
-        UsageError: there is no such file, module or factory, it wants arguments, or it returns no model.
+        UsageError: there is no such file, module or factory, the factory needs arguments, or it returns no model.
         Exception: whatever the user's code raises.
     """
     place, colon, attribute = name.rpartition(":")

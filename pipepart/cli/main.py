@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The ``pipepart`` application with all its commands."""
 
 from __future__ import annotations
 

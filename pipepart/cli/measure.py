@@ -1,4 +1,4 @@
-"""Profiles the model that a command was given."""
+"""Profiles the model of a command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measure(
 
     Args:
         name: file or module, and factory.
-        sample: a description of a sample to make up, instead of the factory's own.
+        sample: description of a random sample, instead of the factory's own.
         micro_batches: returns the numbers to measure, for the number of samples in the mini-batch.
         optimizer, threads, seconds, devices: as for :func:`pipepart.profile`.
 
@@ -98,7 +98,7 @@ def loss_or_mean_square(given: Given) -> Callable[..., Tensor] | None:
 
 
 def _mean_square(output: Any, target: Any = None) -> Tensor:
-    """Over all numbers of the output; a target is not looked at."""
+    """Return the mean square of all numbers of the output. The target is ignored."""
     tensors = [
         leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]

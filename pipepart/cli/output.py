@@ -1,4 +1,4 @@
-"""Where a command's result goes: tables or JSON on standard output, JSON in a file."""
+"""Prints the result of a command as tables or JSON, and saves JSON files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def user_output_to_stderr() -> Iterator[None]:
-    """Send what the user's code prints to standard error; standard output is for the result."""
+    """Redirect prints of the user's code to standard error; standard output is for the result."""
     with redirect_stdout(sys.stderr):
         yield
 

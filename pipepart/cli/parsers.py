@@ -1,4 +1,4 @@
-"""Parsers of option values. They import nothing heavy: a wrong value is answered at once."""
+"""Parsers of option values. They import no heavy modules, so a wrong value is reported at once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def costs(text: str) -> list[float]:
 
 
 def choice(*choices: str) -> Callable[[str], str]:
-    """A parser for one of some words."""
+    """Return a parser that accepts one of the given words."""
 
     def parse(text: str) -> str:
         if text in choices:

@@ -1,4 +1,4 @@
-"""A mini-batch of random numbers, described in a word: ``32x3x16x16`` or ``8x128:int64:50257``."""
+"""Makes a random mini-batch from a description such as ``32x3x16x16`` or ``8x128:int64:50257``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _INTEGERS = {
 
 
 def make_sample(text: str) -> Tensor:
-    """Numbers of a normal distribution, or whole ones below a bound: ``SHAPE[:DTYPE[:BOUND]]``.
+    """Make normally distributed numbers, or integers below a bound, from ``SHAPE[:DTYPE[:BOUND]]``.
 
-    The same text gives the same numbers. Without a bound, whole numbers are 0 and 1: every embedding has these.
+    The same text gives the same numbers. Without a bound, integers are 0 and 1, which every embedding has.
 
     Raises:
         UsageError: the text is not of this form.

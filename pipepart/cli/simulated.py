@@ -9,7 +9,7 @@ from .what_if import Played
 
 
 class DeviceFigures(Value):
-    """One device: its stages, the seconds it computes and waits, by cause, and the most stash that it holds."""
+    """One device: its stages, busy seconds, idle seconds by cause, and peak stash."""
 
     device: str
     stages: tuple[int, ...]
@@ -21,14 +21,14 @@ class DeviceFigures(Value):
 
 
 class Simulated(Document):
-    """A schedule that was played.
+    """The result of a simulation.
 
     Attributes:
-        schedule, micro_batches: what was played.
+        schedule, micro_batches: the simulated schedule.
         makespan_seconds: of one step.
-        bubble: idle part of the devices' time.
-        zero_bubble: the same if each device began its next step when it is done with this one.
-        bound_seconds: what no schedule of these stages on these devices can beat; 0 where that is not known.
+        bubble: idle fraction of the devices' time.
+        zero_bubble: the same if each device starts its next step as soon as it has finished this one.
+        bound_seconds: lower bound for any schedule of these stages on these devices; 0 if unknown.
         devices: one a row of the schedule.
         actions: of each device, in order.
     """
@@ -44,7 +44,7 @@ class Simulated(Document):
 
     @classmethod
     def of(cls, played: Played, timeline: Timeline) -> Simulated:
-        """The figures of a timeline."""
+        """Collect the figures of a timeline."""
         schedule = timeline.schedule
         return cls(
             schedule=schedule.name,

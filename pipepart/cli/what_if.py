@@ -25,7 +25,7 @@ from .files import read_schedule
 
 @dataclass(frozen=True)
 class Order:
-    """The schedule that the user asks for; None means the plan's, or what the schedule itself says.
+    """The requested schedule; None means the value of the plan, or of the schedule file.
 
     Attributes:
         name: of a schedule, or ``"search"``.
@@ -88,8 +88,8 @@ def play_numbers(order: Order, make_costs: Callable[[int], StageCosts]) -> Playe
         make_costs: the costs of so many stages.
 
     Raises:
-        UsageError: something is not said, or the file cannot be read.
-        ScheduleError: there is no such schedule for these numbers.
+        UsageError: an option is missing, or the file cannot be read.
+        ScheduleError: the schedule does not exist for these numbers.
     """
     if order.file is not None:
         schedule = read_schedule(order.file)
@@ -156,7 +156,7 @@ def play_plan(plan: Plan, order: Order) -> Played:
 
 
 def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: int) -> Schedule:
-    """The best that is found for the plan's stages where they are, within the memory of the devices."""
+    """Search the best schedule for the plan's stages on their devices, within the memory of the devices."""
     like = first_replica(plan).build_schedule()
     if chunks != plan.chunks:
         like = schedules.build("looped-bfs", len(workers), micro_batches, chunks)
@@ -168,7 +168,7 @@ def _search(plan: Plan, workers: Sequence[Device], micro_batches: int, chunks: i
 
 
 def _other_chunks(plan: Plan, chunks: int) -> str:
-    """Where the stages do not suit a schedule, the number of chunks that might."""
+    """Return a hint at a number of chunks that may suit the schedule."""
     stages, count = len(plan.stages), 1 if chunks > 1 else 2
     if stages % count or stages // count > len(plan.cluster):
         return ": plan for that schedule"
@@ -176,7 +176,7 @@ def _other_chunks(plan: Plan, chunks: int) -> str:
 
 
 def _workers(plan: Plan, devices: int) -> list[Device]:
-    """Those of the plan in its order, and then what else the cluster has."""
+    """Return the plan's devices in its order, then the other devices of the cluster."""
     own = list(plan.workers)
     own += [device for device in plan.cluster.devices if device not in own]
     if len(own) < devices:
@@ -187,7 +187,7 @@ def _workers(plan: Plan, devices: int) -> list[Device]:
 def _played(
     plan: Plan, schedule: Schedule, workers: Sequence[Device], early: Sequence[str] | None = ()
 ) -> Played:
-    """The plan's stages under a schedule with these early gradients; with None those that shorten it."""
+    """Put the plan's stages under a schedule with these split backwards; None to choose those that shorten the step."""
     own = [
         [plan.stages[stage % len(plan.stages)] for stage in schedule.stages_of(row)]
         for row in range(schedule.devices)
@@ -236,7 +236,7 @@ def _with_replicas(plan: Plan, order: Mapping[str, Any]) -> Played:
 
 
 def _costs(plan: Plan, schedule: Schedule, workers: Sequence[Device]) -> StageCosts:
-    """What the plan's stages cost where this schedule has them."""
+    """Return the costs of the plan's stages on the devices of this schedule."""
     homes = [workers[row] for row in schedule.device_of[: len(plan.stages)]]
     factors = [own.speed / home.speed for own, home in zip(plan.devices, homes, strict=True)]
     links = [[plan.cluster.link_between(one.name, other.name) for other in workers] for one in workers]

@@ -1,4 +1,4 @@
-"""Profiles, plans and timelines as people read them in a terminal or a log."""
+"""Formats profiles, plans and timelines as text for a terminal or a log."""
 
 from .kit.console import report_console, show
 from .layers import layer_table, size_table

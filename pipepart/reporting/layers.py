@@ -83,7 +83,7 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
 
 
 def size_table(profile: Profile) -> FittingTable:
-    """What a micro-batch of each profiled size costs the whole model on one device."""
+    """Make a table of the whole model's costs on one device, one row per profiled micro-batch size."""
     totals = [_total(costs) for costs in profile.costs]
     unit = TimeUnit.for_all(totals)
     whole = TimeUnit.for_all(

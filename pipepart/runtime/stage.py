@@ -55,7 +55,7 @@ class Made(NamedTuple):
 
     Attributes:
         output: of the last layer.
-        repeatable: whether a second forward would draw the same random numbers.
+        repeatable: whether a second forward draws the same random numbers.
         inputs: where the gradients of the stage's input will be.
         ends: the number of autograd's next node after each layer, to name the layer whose backward fails.
     """
@@ -139,7 +139,7 @@ class Stage:
             message = own_copy(message)
         awaited = self._input_gradients.await_for(graph_cut.leaves(message))
         pairs = overlaps(message)
-        # A hook of a layer's on its input must come before the one that catches the input's gradient.
+        # A layer's own hook on its input must run before the hook that catches the input's gradient.
         if writes is False and not self._flagged and awaited.caught is None and not pairs:
             return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()

@@ -6,10 +6,10 @@
     recompute         F: layers, graph dropped ─▶ RECOMPUTE: layers ──▶ B: graph                 inputs, then stashes
     split backward    F ─────────────────────────▶ I: graph, to the inputs ─▶ W: to the weights  stashes, then deferred
 
-With recompute both forwards run with gradients enabled and in the caller's autocast, so that layers which ask for
-either do the same twice. The loss runs once, behind the second forward of the last stage: until then neither it nor the
-output is needed. A forward that could not be repeated keeps its graph: one that wrote into its input or unexpectedly
-into a buffer, or whose compiled layers drew random numbers.
+With recompute, both forwards run with gradients enabled and in the caller's autocast, so that layers that query these
+modes behave equally. The loss runs once, after the second forward of the last stage. A forward that cannot be repeated
+keeps its graph: one that wrote into its input, wrote a buffer unexpectedly, or has compiled layers that drew random
+numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING = nullcontext()
 
 
 class Stash(NamedTuple):
-    """What a stage keeps of one micro-batch from its forward to its backward.
+    """The graph of one micro-batch, kept from its forward to its backward.
 
     Attributes:
         inputs: where the gradients of the stage's input will be.
@@ -60,13 +60,13 @@ class Stash(NamedTuple):
 
 
 class KeptInput(NamedTuple):
-    """What a stage keeps of one micro-batch between its two forwards.
+    """The input of one micro-batch, kept between its two forwards.
 
     Attributes:
         message: its input.
-        versions: of the tensors of its input, by which a write of another stage is noticed.
-        buffers: values that buffers had before the first forward, of those that it wrote.
-        roots: how many tensors of the output asked for a gradient; None if the output was not handed over.
+        versions: version counters of the input's tensors, to detect writes by another stage.
+        buffers: values before the first forward of the buffers that it wrote.
+        roots: number of output tensors that required a gradient; None if the output was not handed over.
     """
 
     message: Any
@@ -76,7 +76,7 @@ class KeptInput(NamedTuple):
 
 
 class Held(NamedTuple):
-    """How many micro-batches a stage holds as stashes, as inputs to recompute from and as deferred weight gradients."""
+    """Numbers of micro-batches that a stage holds: as stash, as input only, and as deferred weight gradients."""
 
     stashes: int
     inputs: int
@@ -84,11 +84,11 @@ class Held(NamedTuple):
 
 
 class LastStage(NamedTuple):
-    """What the last stage of each replica hands its output to.
+    """Receives the output of the last stage of each replica.
 
     Attributes:
         receive: called with stage, micro-batch and output; returns where gradients enter.
-        can_wait: whether an output that is made twice need only be received the second time.
+        can_wait: whether an output that is recomputed is only needed after its second forward.
     """
 
     receive: Callable[[int, int, Any], tuple[GradientEdge, ...]]
@@ -103,7 +103,7 @@ class StageRun:
         keys: the random numbers of the step.
         modes: of the caller.
         sink: takes the losses that layers add.
-        last: takes the output; None for a stage that is followed by another.
+        last: receives the output; None for all but the last stage.
         recomputed: the micro-batches whose forward runs twice.
         optimizer: of the stage, if it steps within the step.
         versions: the stage's weights, if the schedule changes them within the step.
@@ -166,7 +166,7 @@ class StageRun:
         """RECOMPUTE: run the layers again, for the graph that the backward needs.
 
         Raises:
-            RuntimeError: another stage has written over the input, or the layers do not do the same twice.
+            RuntimeError: another stage has overwritten the input, or the second forward differs from the first.
         """
         kept = self.inputs.pop(micro_batch, None)
         if kept is None:
@@ -190,7 +190,7 @@ class StageRun:
         self.stashes[micro_batch] = stash
 
     def backward(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
-        """B: run the backward from the gradients of the output; return those of the input."""
+        """B: run the backward from the gradients of the output; return the gradients of the input."""
         stash = self.stashes.pop(micro_batch)
         roots = stash.roots + stash.added
         try:
@@ -201,7 +201,7 @@ class StageRun:
         return self._input_gradients(stash)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
-        """I: the same, except for the weights that can wait."""
+        """I: run the backward without the deferred weight gradients; return the gradients of the input."""
         stash = self.stashes.pop(micro_batch)
         roots = stash.roots + stash.added
         try:
@@ -213,7 +213,7 @@ class StageRun:
         return self._input_gradients(stash)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
-        """W: the weights that have waited."""
+        """W: compute the deferred weight gradients."""
         deferred = self.deferred.pop(micro_batch)
         try:
             deferred.accumulate()
@@ -256,7 +256,7 @@ class StageRun:
         return Held(len(self.stashes), len(self.inputs), len(self.deferred))
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what the stage holds, beside what autograd does."""
+        """Yield the tensors that the stage itself holds, without those that autograd saved."""
         for stash in self.stashes.values():
             yield from stash.inputs.leaves
         for kept in self.inputs.values():
@@ -265,7 +265,7 @@ class StageRun:
             yield from deferred.tensors()
 
     def forget(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
 

@@ -1,4 +1,4 @@
-"""One step: each worker goes through the actions of its device, and the first failure ends the step for all.
+"""Step: each worker runs the actions of its device, and the first failure ends the step for all workers.
 
 ::
 
@@ -131,7 +131,7 @@ class Step:
             streams.begin(self._callers)
 
     def work(self, worker: int) -> None:
-        """Do the actions of one device, on its worker; raises nothing."""
+        """Run the actions of one device, on its worker. Does not raise."""
         streams = self._streams
         try:
             with quick_turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
@@ -152,11 +152,11 @@ class Step:
             self.fail(error, worker)
 
     def do(self, action: Action) -> None:
-        """Do one action.
+        """Run one action.
 
         Raises:
             Stopped: the step has failed elsewhere.
-            BaseException: what went wrong, with a note that names the action.
+            BaseException: the error of the action, with a note that names the action.
         """
         kind, stage, micro_batch, _ = action
         recv, compute, send = self._parts[kind]
@@ -211,7 +211,7 @@ class Step:
             waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
 
     def forget(self) -> None:
-        """Let go of the failure and of all tensors, which its traceback would keep alive."""
+        """Release the failure and all tensors, which its traceback would keep alive."""
         self.failure = None
         for run in self.runs:
             run.forget()
@@ -284,7 +284,7 @@ class Step:
         return message
 
     def _nothing(self, run: StageRun, micro_batch: int, made: None = None) -> None:
-        """The stage has all that it needs, or what it has made stays there."""
+        """Receive or send nothing."""
 
     def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
         stage = run.index
@@ -300,7 +300,7 @@ class Step:
             self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
 
     def _send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
-        """The same, and note when copies from the caller's pinned memory are done."""
+        """Send the output, and record when copies from the caller's pinned memory are done."""
         self._send_output(run, micro_batch, message)
         if self._streams and (run.is_last or self._is_first[run.index]):
             event = self._streams.behind_compute(self._worker_of[run.index])
@@ -377,7 +377,7 @@ PARTS: dict[Kind, tuple[Part, Part, Part]] = {
 
 
 def _receiver(sink: LossSink, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
-    """Return what hands an output over: last stages of several replicas share the sink, one at a time."""
+    """Return the function that passes an output to the sink; with replicas, one last stage at a time."""
     one_at_a_time = threading.Lock() if replicas > 1 else nullcontext()
 
     def receive(stage: int, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:

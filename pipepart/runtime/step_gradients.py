@@ -1,4 +1,4 @@
-"""The gradients that one step adds, so that they can be put right at its end or taken back if it is refused."""
+"""StepGradients: the gradients that a step adds, to correct them at its end or remove them if it fails."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..loss import LossError
 
 
 class StepGradients:
-    """Gradients from before a step, and those that it adds.
+    """The gradients from before a step, and those that the step adds.
 
     Args:
-        parameters: gives those of the model, but those that stages' own optimizers apply.
+        parameters: returns the parameters of the model, without those that stage optimizers update.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
@@ -26,8 +26,8 @@ class StepGradients:
         """Called before the first backward.
 
         Args:
-            certain: whether gradients will be right as they are. Those from before are set aside otherwise.
-            others: leaves beside the parameters that get a gradient from the loss.
+            certain: whether the gradients need no correction. Otherwise earlier gradients are set aside.
+            others: further leaves that get a gradient from the loss.
         """
         self._before = [(leaf, leaf.grad) for leaf in dict.fromkeys((*self._parameters(), *others))]
         self._apart = not certain
@@ -36,10 +36,10 @@ class StepGradients:
                 leaf.grad = None
 
     def finish(self, factor: float) -> None:
-        """Multiplies the gradients of the step by ``factor``, and adds those from before to them.
+        """Multiply the gradients of the step by ``factor``, and add the earlier gradients.
 
         Raises:
-            LossError: there are gradients from before that cannot be told apart from those of the step.
+            LossError: earlier gradients cannot be separated from those of the step.
         """
         if factor != 1.0:
             if not self._apart and any(before is not None for _, before in self._before):
@@ -55,7 +55,7 @@ class StepGradients:
         self._before = []
 
     def take_back(self) -> None:
-        """Removes what a step that has failed has added, where that can be told apart."""
+        """Remove the gradients of a failed step, if they can be separated from earlier ones."""
         for leaf, before in self._before:
             if self._apart or before is None:
                 leaf.grad = before
@@ -64,12 +64,12 @@ class StepGradients:
 
 @torch.no_grad()
 def scale_gradients(leaves: Iterable[Tensor], factor: float) -> None:
-    """Multiplies the gradients of tensors in place."""
+    """Multiply the gradients of tensors in place."""
     for leaf in leaves:
         if leaf.grad is not None:
             leaf.grad.mul_(factor)
 
 
 def scaled(gradient: Tensor | None, factor: float) -> Tensor | None:
-    """The gradient times the factor; itself where that is 1."""
+    """Return the gradient times the factor; the gradient itself if the factor is 1."""
     return gradient if gradient is None or factor == 1.0 else gradient * factor

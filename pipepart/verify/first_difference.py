@@ -110,7 +110,7 @@ class Difference:
 
     @property
     def what(self) -> str:
-        """What differs, in words."""
+        """The difference in words."""
         if not self.layer and self.part is Part.BACKWARD:
             return "the gradient of the model's output"
         if not self.tensors:
@@ -187,7 +187,7 @@ class _Comparison:
 def why_different(
     difference: Difference, plan: Plan, micro_batches: int, model: nn.Module, facts: PlainFacts
 ) -> str:
-    """Why a pipeline's numbers may differ from those of the plain model on the same micro-batches."""
+    """Explain why a pipeline's numbers may differ from those of the plain model on the same micro-batches."""
     if not facts.repeats:
         return facts.unsteady_text
     kept = [name for name in facts.remembers if name.startswith(f"{difference.layer}.")]
@@ -220,7 +220,7 @@ def why_different(
 
 
 def why_other_loss(loss_fn: Any, reduction: str | None, error: float) -> str:
-    """Why the losses of the micro-batches do not add up to the loss of the mini-batch."""
+    """Explain why the losses of the micro-batches do not add up to the loss of the mini-batch."""
     combined = reduction or declared_reduction(loss_fn)
     how = f"combined as a {combined} over samples" if combined else "combined as they were recognized"
     return (

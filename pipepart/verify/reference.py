@@ -22,8 +22,8 @@ class Reference:
 
     Attributes:
         micro_batched: run on the same micro-batches one after the other.
-        mini_batch: losses and gradients of the whole mini-batch; None if they cannot be had.
-        facts: what else was found.
+        mini_batch: losses and gradients of the whole mini-batch; None if they cannot be computed.
+        facts: further observations about the plain model.
         tolerance: the largest error that counts as rounding in this dtype.
     """
 

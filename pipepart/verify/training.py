@@ -29,7 +29,7 @@ Step = Callable[
 
 @dataclass(frozen=True)
 class Case:
-    """What each training of a check has in common.
+    """The settings that all trainings of a check share.
 
     Attributes:
         model, sample, target, loss_fn: the user's; the sample is one argument, or several as Arguments.

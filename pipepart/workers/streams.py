@@ -1,4 +1,4 @@
-"""Streams of accelerators, and the places where one of them waits for another or holds memory for it.
+"""Streams of accelerators, with every wait for a stream and every memory hold of the package.
 
 Every wait and every hold of the package goes through :data:`waits`, under a name. Tests leave out one at a time on
 simulated devices that run late, to see that numbers go wrong without it.
@@ -19,7 +19,7 @@ _WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
 
 
 class Wait(Enum):
-    """Where a stream, or the host, waits for a stream, or where memory is held for one."""
+    """The places where a stream or the host waits for a stream, or memory is held for one."""
 
     STEP_BEHIND_CALLER = auto()  # what workers queue, for what the caller has queued before the step
     CALLER_BEHIND_STEP = auto()  # what the caller queues behind the step, for the workers
@@ -39,13 +39,13 @@ class Wait(Enum):
 
 
 class Waits:
-    """Has streams wait and hold memory; ``left_out`` is for tests."""
+    """Makes streams wait and holds memory; ``left_out`` is for tests."""
 
     def __init__(self) -> None:
         self.left_out: frozenset[Wait] = frozenset()
 
     def wait(self, place: Wait, stream: torch.Stream, event: torch.Event) -> None:
-        """Have all that is queued on a stream from now on wait for an event."""
+        """Make everything that is queued on a stream from now on wait for an event."""
         if place not in self.left_out:
             stream.wait_event(event)
 
@@ -82,14 +82,14 @@ def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
 
 
 def recorded(stream: torch.Stream, timed: bool = False) -> torch.Event:
-    """Return an event behind what is queued on a stream, which takes the time if it is ``timed``."""
+    """Return an event after everything queued on a stream; it records the time if ``timed``."""
     event = torch.Event(device=stream.device, enable_timing=timed)
     event.record(stream)
     return event
 
 
 def sleeping_event(stream: torch.Stream) -> torch.Event | torch.cuda.Event:
-    """Return an event behind what is queued on a stream, for which the host waits asleep.
+    """Return an event after everything queued on a stream; the host sleeps while it waits for this event.
 
     ``torch.Event`` ignores its ``blocking``, and CUDA has the host spin for events without it.
     """
@@ -105,5 +105,5 @@ def sleeping_event(stream: torch.Stream) -> torch.Event | torch.cuda.Event:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether a device works behind the host, on streams."""
+    """Return True if a device runs asynchronously to the host, on streams."""
     return device.type != "cpu" and device.type not in _WITHOUT_STREAMS

@@ -1,4 +1,4 @@
-"""A thread that belongs to one device for as long as the pipeline lives."""
+"""Worker: the thread of one device, which lives as long as its pipeline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Jobs = SimpleQueue[tuple[Job, Job | None] | None]
 class Worker:
     """Runs jobs one after the other on its own thread, bound to one device.
 
-    Jobs must not raise. The thread holds its queue and nothing of the pipeline, so that a pipeline nobody holds any
-    more can be collected and its workers told to stop.
+    Jobs must not raise. The thread references its queue but not the pipeline, so an unreferenced pipeline is garbage
+    collected, which stops its workers.
     """
 
     def __init__(self, name: str, device: torch.device, threads: int | None) -> None:
@@ -34,30 +34,30 @@ class Worker:
         self._thread.start()
 
     def wait_until_bound(self) -> None:
-        """Waits until the thread is bound to its device.
+        """Wait until the thread is bound to its device.
 
         Raises:
-            BaseException: why it cannot be; the thread has ended.
+            BaseException: the device cannot be used; the thread has ended.
         """
         if (error := self._bound.get()) is not None:
             raise error
 
     def submit(self, job: Job, then: Job | None = None) -> None:
-        """Has ``job`` run when all before it are done, and ``then`` when the thread holds nothing of it any more."""
+        """Queue ``job``; ``then`` is called once the thread holds no reference to it any more."""
         self._jobs.put((job, then))
 
     def stop(self) -> None:
-        """Ends the thread when its jobs are done."""
+        """End the thread after its queued jobs."""
         self._jobs.put(None)
 
     def join(self, seconds: float | None = None) -> bool:
-        """Waits for the thread's end, for some seconds or any number; returns whether it has ended."""
+        """Wait for the end of the thread, at most ``seconds`` (None: no limit); return True if it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     @property
     def ident(self) -> int | None:
-        """The thread's number, as of ``threading.get_ident``."""
+        """The identifier of the thread, as from ``threading.get_ident``."""
         return self._thread.ident
 
 
@@ -92,7 +92,7 @@ def _work(
 
 
 def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> list[Worker]:
-    """One worker for each (name, torch device, intra-operation threads).
+    """Start one worker for each (name, torch device, intra-operation threads).
 
     ``torch.set_num_threads`` binds the calling thread and sets what threads started later get, so the caller's
     number is put back once every worker has set its own.

@@ -100,7 +100,7 @@ def simulate_command(
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Simulate a schedule; say what each device waits for.
+    """Simulate a schedule; show what each device waits for.
 
     With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
     Without: stages described by numbers, as in
@@ -175,7 +175,7 @@ def _stage_costs(
     latency: float,
     stash: str | None,
 ) -> StageCosts:
-    """Costs of so many stages. Without stash sizes each stash is 1, which counts micro-batches in flight."""
+    """Return the costs of ``stages`` stages. Without stash sizes each stash is 1: it counts micro-batches in flight."""
     from schedules import StageCosts
 
     from ...units import parse_bytes

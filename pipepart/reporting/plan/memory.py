@@ -51,7 +51,7 @@ def memory_table(plan: Plan) -> FittingTable:
 
 
 def _terms(stage: StagePlan) -> str:
-    """The micro-batches in flight that are kept whole, those of which the input is, and those whose weights wait."""
+    """Format the counts of full stashes, input-only stashes and deferred weight gradients."""
     kept = [
         (stage.full_stashes, stage.stash_bytes),
         (stage.input_only, stage.boundary_bytes),

@@ -1,4 +1,4 @@
-"""Which stages each device has, and how tables name stages and layers."""
+"""Maps devices to their stages, and formats the names of stages and layers in tables."""
 
 from __future__ import annotations
 

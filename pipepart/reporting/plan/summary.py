@@ -94,7 +94,7 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _split_critical(plan: Plan) -> list[tuple[str, str]]:
-    """How many full backwards run as I and W because the stage before waits for the gradient, and what that saves."""
+    """Describe the number of backwards on the critical path that are split into I and W, and the time it saves."""
     if not plan.split_critical:
         return []
     full = plan.model_copy(update={"split_critical": ()}).simulate().makespan
@@ -108,7 +108,7 @@ def _split_critical(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _memory(plan: Plan) -> str:
-    """The device with the largest share of its limit in use, or with the most bytes if there are no limits."""
+    """Describe the device that uses the largest fraction of its limit, or the most bytes if there are no limits."""
     needs = plan.device_bytes()
     limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
     parts = {name: needs[name] / limit for name, limit in limits.items() if limit}
@@ -126,7 +126,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _recompute(plan: Plan) -> list[tuple[str, str]]:
-    """Which stages recompute, what that costs, and what it saves."""
+    """Describe the stages that recompute, with the seconds that it costs and the bytes that it saves."""
     numbers = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
     if not numbers:
         return []
@@ -155,7 +155,7 @@ def _bottleneck(plan: Plan) -> str:
 
 
 def _proof(plan: Plan) -> str:
-    """Whether a cut with a smaller bottleneck can exist."""
+    """Return a sentence on whether a cut with a smaller bottleneck can exist."""
     predicted, stages = plan.predicted, len(plan.stages)
     if stages == 1:
         return "one stage holds every layer"

@@ -46,7 +46,7 @@ def trace_reports(trace: Trace) -> list[RenderableType]:
 
 
 def trace_summary(trace: Trace) -> Group:
-    """How long steps take, and how far that is from the prediction."""
+    """Summarise the measured step times and their ratio to the prediction."""
     steps, step, predicted = _whole(trace), trace.median, trace.predicted
     spans = [each.makespan for each in steps]
     what = f"{len(steps)} traced" if len(steps) > 1 else "1 traced"
@@ -73,7 +73,7 @@ def trace_summary(trace: Trace) -> Group:
 
 
 def action_table(trace: Trace) -> FittingTable:
-    """Each kind of action of each stage, measured and predicted, those first that change a step the most."""
+    """Make a table of measured and predicted action times, by stage and kind; largest effect on the step first."""
     measured = _durations(_whole(trace))
     predicted = _durations([trace.predicted] if trace.predicted else [])
     schedule = trace.median.schedule
@@ -112,7 +112,7 @@ def action_table(trace: Trace) -> FittingTable:
 
 
 def _whole(trace: Trace) -> list[Timeline]:
-    """Its steps of the plan's number of micro-batches."""
+    """Return the trace's steps with the plan's number of micro-batches."""
     return [step for step in trace.steps if step.schedule == trace.median.schedule]
 
 

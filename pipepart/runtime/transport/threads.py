@@ -48,17 +48,17 @@ class _Mailbox:
     stored.
     """
 
-    __slots__ = ("_arrivals", "_early")
+    __slots__ = ("_arrivals", "_stored")
 
     def __init__(self) -> None:
         self._arrivals: SimpleQueue[tuple[Key | None, Any]] = SimpleQueue()
-        self._early: dict[Key, Any] = {}
+        self._stored: dict[Key, Any] = {}
 
     def put(self, key: Key, message: Any) -> None:
         self._arrivals.put((key, message))
 
     def take(self, key: Key) -> Any:
-        message = self._early.pop(key, _MISSING)
+        message = self._stored.pop(key, _MISSING)
         if message is not _MISSING:
             return message
         while True:
@@ -68,10 +68,10 @@ class _Mailbox:
             if arrived is None:
                 self._arrivals.put((None, None))
                 raise Stopped
-            self._early[arrived] = message
+            self._stored[arrived] = message
 
     def stop(self) -> None:
-        self._early.clear()
+        self._stored.clear()
         try:
             while True:
                 self._arrivals.get_nowait()
