@@ -73,6 +73,15 @@ def part(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.data.requires_grad_(t.requires_grad), value)
 
 
+def fresh_leaves(message: Any) -> Any:
+    """The message as other leaves with the same memory and version counters.
+
+    For the first of two forwards: a hook that a layer puts on its input would stay on the leaf, and the second forward
+    puts it there again.
+    """
+    return pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), message)
+
+
 def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
     """Return the edge where the gradient of a tensor enters its graph; empty if it needs no gradient."""
     return (_root(tensor),) if tensor.requires_grad else ()

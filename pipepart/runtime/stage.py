@@ -130,6 +130,8 @@ class Stage:
         if self.guard is not None:
             self.guard.received(message)
         ends: list[int] = []
+        if which is ForwardPass.FIRST:
+            message = graph_cut.fresh_leaves(message)
         if not torch.is_grad_enabled():
             awaited = self._input_gradients.await_for(())
             return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)

@@ -106,3 +106,14 @@ def test_a_layer_with_a_generator_of_its_own(recompute: Recompute):
             plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
     assert noisy.generator.get_state().equal(theirs.generator.get_state())
+
+
+def test_a_hook_that_a_layer_puts_on_its_input_runs_once():
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient * 1.5)
+            return x * 2
+
+    model = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 3))
+    check_all_modes(model, borders=(1, 2), data=lambda: (torch.randn(8, 4), torch.randint(3, (8,))))

@@ -305,3 +305,21 @@ def test_a_layer_that_begins_to_draw_is_keyed_from_the_next_micro_batch_on():
     torch.manual_seed(1)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, drawing=True)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_rate_that_rises_between_steps_draws_the_same_under_every_cut(schedule: str):
+    found = []
+    for border, recompute in ((1, "never"), (2, "never"), (2, "always")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
+        options = {"micro_batches": 4, "schedule": schedule, "recompute": recompute}
+        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), **options) as pipe:
+            for rate in (0.0, 0.0, 0.5):
+                model[1].rate = rate  # type: ignore[assignment]
+                model.zero_grad()
+                torch.manual_seed(1)
+                pipe.step(X.double(), target=Y.double())
+        found.append(plain.gradients(model))
+    for other in found[1:]:
+        plain.assert_same(other, found[0])

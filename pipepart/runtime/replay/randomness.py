@@ -14,9 +14,10 @@ Catching draws costs a Python call per operation, so only some layers run under 
     dropout and the like              yes                             yes
     any other                         until it has drawn nothing      yes
 
-A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. Recompute is
-exact then, as both forwards are caught. Else torch's generator is seen to have moved, and the layer is caught from the
-next micro-batch on.
+A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. It is caught
+again throughout a step before which a number in its attributes changed, such as that rate. If it begins for another
+reason, recompute is exact, as both forwards are caught. Else torch's generator is seen to have moved, and the layer is
+caught from the next micro-batch on.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class KeyedLayers:
         self._of_known_types = [all(type(part) in _NEVER_DRAWING for part in parts) for parts in self._parts]
         # Whether a layer draws, by its position and mode; None until it has run in that mode.
         self._draws: list[list[bool | None]] = [[None, _may_draw(parts) or None] for parts in self._parts]
+        self._settings = [_settings(parts) for parts in self._parts]
+        self._changed = [False] * len(modules)  # whether a layer's settings have, since the step before
         self._watches = False
         self._unkeyed: list[bool] = []
         self._never: list[bool] = []
@@ -101,6 +104,13 @@ class KeyedLayers:
         """Look at the layers' modes and hooks, before a step."""
         never = zip(self._of_known_types, self._parts, strict=True)
         self._never = [known and not any(map(_has_hooks, parts)) for known, parts in never]
+        for index, (parts, before) in enumerate(zip(self._parts, self._settings, strict=True)):
+            if self._of_known_types[index]:
+                continue
+            self._settings[index] = _settings(parts)
+            self._changed[index] = self._settings[index] != before
+            if self._changed[index]:
+                self.look_again(index)
         self._decide()
 
     def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
@@ -115,7 +125,7 @@ class KeyedLayers:
         with keys.of(self._first + index, micro_batch, which) as draws:
             yield draws
         known, training = self._draws[index], self._modules[index].training
-        if known[training] is None:
+        if known[training] is None and (draws.used or not self._changed[index]):
             known[training] = draws.used
             self._decide()
 
@@ -209,6 +219,13 @@ class KeyedDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         finally:
             generator.set_state(now)
+
+
+def _settings(parts: Sequence[nn.Module]) -> list[Any]:
+    """Return the numbers in the attributes of modules; a rate of dropout may be among them."""
+    return [
+        value for part in parts for value in part.__dict__.values() if isinstance(value, bool | int | float)
+    ]
 
 
 def draws_now(module: nn.Module) -> bool:
