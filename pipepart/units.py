@@ -1,4 +1,4 @@
-"""Sizes and times as people write them, and back."""
+"""Parses and formats sizes, bandwidths and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules: what order, how long, how much memory, and what is the best there can be."""
+"""Pipeline schedules: generators, validation, simulation of time and memory, search and lower bounds."""
 
 from .analysis.compare_traces import side_by_side
 from .analysis.idle import Idle

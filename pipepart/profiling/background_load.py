@@ -22,7 +22,7 @@ _LARGEST_COPIES_BYTES = 2**30
 
 @contextmanager
 def background_load(model: nn.Module, micro_batch: Any, workers: int, threads: int | None) -> Iterator[None]:
-    """Within the block, ``workers`` threads train copies of ``model`` on ``micro_batch``, without a loss.
+    """Train copies of ``model`` on ``micro_batch`` in ``workers`` threads within the block, without a loss.
 
     Virtual devices share caches, memory bandwidth and often the execution units of a core, so a layer takes longer
     beside others than alone: up to a third longer was measured on two virtual CPUs. There is no load if the model

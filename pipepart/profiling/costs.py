@@ -1,4 +1,4 @@
-"""What the layers of a model cost for one micro-batch: seconds and bytes."""
+"""Costs of the layers of a model for one micro-batch: seconds and bytes."""
 
 from __future__ import annotations
 

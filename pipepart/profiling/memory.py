@@ -92,7 +92,7 @@ class _Token:
 
 
 class _Kept:
-    """What autograd holds in place of a saved tensor, for as long as it would hold the tensor."""
+    """Replaces a saved tensor in autograd; it is deleted when autograd would free the tensor."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -104,7 +104,7 @@ class _Kept:
 
 
 class _Counter(TorchDispatchMode, Observer):
-    """Sees when each storage is allocated and freed, and which storages autograd saves for the backward."""
+    """Observes when each storage is allocated and freed, and which storages autograd saves for the backward."""
 
     def __init__(self, layers: int, state: set[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Profile: the layers of a model with what each of them costs, as a value that can be saved as JSON."""
+"""Profile: the layers of a model and their costs, as a value that can be saved as JSON."""
 
 from __future__ import annotations
 

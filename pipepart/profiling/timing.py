@@ -29,8 +29,8 @@ class LayerTimes(NamedTuple):
 class LayerTimer:
     """Runs passes over a chain and keeps the seconds of each layer.
 
-    There are four kinds of passes, and they take turns: the backward whole or in two parts, for the first micro-batch
-    of a step, which finds no gradients, and for a later one, which adds to them.
+    Four kinds of passes alternate: with a whole or a split backward, for the first micro-batch of a step (no gradients
+    yet) or a later one (which adds to gradients).
 
     Attributes:
         repeats: how many passes were timed.

@@ -1,1 +1,1 @@
-"""Timelines and what they show: idle time, critical path, drawings, traces."""
+"""Timelines and their analysis: idle time, critical path, drawings, traces."""

@@ -1,4 +1,4 @@
-"""Matches the messages of a timeline with the edges of its schedule: when what each action waits for arrives."""
+"""Finds when the inputs of each action arrive, from the messages of a timeline."""
 
 from __future__ import annotations
 

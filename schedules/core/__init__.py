@@ -1,1 +1,1 @@
-"""The values that schedules are made of, and the rule of what waits for what."""
+"""Actions, schedules, costs, and the rule of dependencies between actions."""

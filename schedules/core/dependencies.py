@@ -1,4 +1,4 @@
-"""The rule of what waits for what: the results that an action needs before it can start on its device."""
+"""Dependencies: the results that an action needs before it can start on its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight versions of asynchronous schedules: which are needed at once, and which gradients each step applies."""
+"""Weight versions of asynchronous schedules: which must coexist, and which gradients each step applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search makes as short as possible: the makespan, or the longest span of one device."""
+"""Objectives that a search minimises: the makespan, or the longest span of one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits the full backwards on the critical path, so that their gradient leaves before W is done."""
+"""Splits full backwards on the critical path into I and W, so that the gradient is sent before W runs."""
 
 from __future__ import annotations
 

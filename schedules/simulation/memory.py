@@ -1,4 +1,4 @@
-"""Counts what a schedule keeps between forwards and backwards; the order decides, not the time."""
+"""Counts the stashes that a schedule keeps between forwards and backwards. They depend on its order, not on times."""
 
 from __future__ import annotations
 

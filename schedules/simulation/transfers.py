@@ -1,4 +1,4 @@
-"""The messages of a simulated step, made when they are asked for."""
+"""The messages of a simulated step, computed on first use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checks that say why a schedule cannot run."""
+"""Checks that a schedule can run, and explains why not."""

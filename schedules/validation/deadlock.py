@@ -1,4 +1,4 @@
-"""Finds out whether the devices of a schedule would wait for each other for ever."""
+"""Detects deadlocks: devices of a schedule that wait for each other forever."""
 
 from __future__ import annotations
 

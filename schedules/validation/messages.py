@@ -1,4 +1,4 @@
-"""Checks that the sends and receives of a schedule fit together."""
+"""Checks that the sends and receives of a schedule match."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def plan_by_hand(
 
 
 def on_device(plan: Plan, torch_device: str) -> Plan:
-    """The same plan for devices that are all this one."""
+    """Return the plan with all stages on the given torch device."""
     devices = [
         device.model_copy(update={"torch_device": torch_device, "threads": None})
         for device in plan.cluster.devices
@@ -67,7 +67,7 @@ def cut_by_hand(
     reduction: Literal["mean", "sum"] | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The model as a pipeline whose stages begin at layer 0 and at each of ``borders``; others are its options."""
+    """Return a pipeline whose stages begin at layer 0 and at each of ``borders``; ``options`` are those of Pipeline."""
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(
         names,

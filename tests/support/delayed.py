@@ -1,4 +1,4 @@
-"""The oracle of asynchronous training: a loop that keeps all versions of all weights and knows no pipeline."""
+"""The oracle of asynchronous training: a plain loop that keeps all versions of all weights."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -31,7 +31,7 @@ class DelayedTraining:
         self.versions: list[list[dict[str, Tensor]]] = []
 
     def version(self, stage: int, micro_batch: int) -> int:
-        """How many steps the weights have taken that a micro-batch uses."""
+        """Return the number of steps taken by the weights that a micro-batch uses."""
         if self.schedule == "pipedream":
             return max(micro_batch - (len(self.stages) - 1 - stage), 0)
         return max(micro_batch // self.every - 1, 0)
@@ -44,7 +44,7 @@ class DelayedTraining:
         micro_batches: int,
         weigh: Callable[[Tensor], float] = len,
     ) -> Tensor:
-        """Trains on one mini-batch; returns the mean of the losses of the optimizer steps."""
+        """Train on one mini-batch; return the mean of the losses of the optimizer steps."""
         self.versions = [[_copies(stage)] for stage in self.stages]
         xs, ys = x.tensor_split(micro_batches), y.tensor_split(micro_batches)
         losses = []
@@ -85,7 +85,7 @@ def _copies(stage: nn.Module) -> dict[str, Tensor]:
 
 
 def batches(count: int, samples: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """Mini-batches of five numbers a sample."""
+    """Return mini-batches with five numbers per sample."""
     return [
         (torch.randn(samples, 5, dtype=torch.double), torch.randn(samples, 5, dtype=torch.double))
         for _ in range(count)

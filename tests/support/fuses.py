@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Trouble(Exception):
-    """An exception that cannot be made again from its message alone."""
+    """An exception that cannot be constructed from its message alone."""
 
     def __init__(self, code: int, *, reason: str) -> None:
         super().__init__(f"trouble {code}")
@@ -18,7 +18,7 @@ class Trouble(Exception):
 
 
 class Fuse(nn.Module):
-    """Passes its input on; raises in the forward or the backward of call ``at`` when it is armed.
+    """A layer that returns its input, and raises in the forward or backward of call ``at`` if it is armed.
 
     ``where`` is ``"forward"``, ``"function"`` for the backward of a function, or ``"tensor hook"``.
     """
@@ -60,7 +60,7 @@ class Burning(torch.autograd.Function):
 
 
 def notes(error: BaseException) -> str:
-    """What has been noted on an exception, a line each."""
+    """Return the notes of an exception, one line each."""
     return "\n".join(error.__notes__)
 
 

@@ -1,6 +1,6 @@
-"""What a caller does with late devices, each written so that one wait or hold too few gives wrong numbers.
+"""Scenarios for simulated asynchronous devices: a missing wait or memory hold gives wrong numbers in each.
 
-Each takes the seed of an order of events, None for devices as late as they can be, and asserts on the numbers.
+Each takes the seed of an order of events, or None for maximal delays, and asserts on the numbers.
 """
 
 from collections.abc import Callable

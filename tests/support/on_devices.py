@@ -1,4 +1,4 @@
-"""Pipelines on other devices than the virtual ones that plans by hand are for, and their numbers on the CPU."""
+"""Pipelines on given torch devices, and their numbers on the CPU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ AND_BACK = ("vdev:0", "vdev:1", "vdev:0")
 
 
 def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
-    """The plan with these devices in the place of its own, in their order; one that is named twice is shared."""
+    """Return the plan on these devices instead of its own, in order; a device named twice is shared."""
     cluster = Cluster.of(devices)
     names = {old.name: new.name for old, new in zip(plan.cluster.devices, cluster.devices, strict=True)}
     return plan.model_copy(
@@ -58,7 +58,7 @@ def cut_on(
     recompute: Recompute = "never",
     **options: Any,
 ) -> Pipeline:
-    """The model as a pipeline on these devices, whose stages begin at layer 0 and at each of ``borders``."""
+    """Return a pipeline on these devices whose stages begin at layer 0 and at each of ``borders``."""
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(
         names, borders, micro_batches=micro_batches, schedule=schedule, chunks=chunks, recompute=recompute
@@ -68,22 +68,22 @@ def cut_on(
 
 @contextmanager
 def late(seed: int | None) -> Iterator[None]:
-    """Devices as late as they can be, or in an order that the seed draws."""
+    """Simulate devices with maximal delays, or with an order of events drawn from the seed."""
     with vdev.delayed(seed or 0, lateness=1.0 if seed is None else None):
         yield
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    """Those of the parameters, on the CPU."""
+    """Return the gradients of the parameters, on the CPU."""
     return {name: None if g is None else g.cpu() for name, g in plain.gradients(model).items()}
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, on the CPU."""
+    """Return parameters and buffers, on the CPU."""
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 
 def sample(samples: int, width: int, out: int | None = None) -> tuple[Tensor, Tensor]:
-    """An input and a target in float64, on the CPU."""
+    """Return an input and a target in float64, on the CPU."""
     x = torch.randn(samples, width, dtype=torch.double)
     return x, torch.randn(samples, out or width, dtype=torch.double)

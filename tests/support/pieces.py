@@ -1,4 +1,4 @@
-"""Layers of every sort that take and give ``WIDTH`` numbers a sample, to throw chains together from."""
+"""Layers of every sort with ``WIDTH`` inputs and outputs per sample, to build random chains from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of training: the same model without a pipeline, whole or micro-batch by micro-batch."""
+"""The oracle of training: the plain model on the whole mini-batch, or micro-batch by micro-batch."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -15,12 +15,12 @@ _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what i
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """A copy with parameters of its own."""
+    """Return a copy with parameters of its own."""
     return copy.deepcopy(model)
 
 
 def whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor]) -> Tensor:
-    """Forward and backward of the whole mini-batch; gradients are added to the model's."""
+    """Run forward and backward of the whole mini-batch; add the gradients to the model's."""
     loss = loss_fn(model(x), y)
     loss.backward()
     return loss.detach()
@@ -69,7 +69,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Fails unless both hold the same tensors bit for bit, and None in the same places."""
+    """Assert that both hold the same tensors bit for bit, and None in the same places."""
     assert ours.keys() == theirs.keys()
     wrong = [
         name
@@ -80,7 +80,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], relative: float = 1e-12) -> None:
-    """Fails unless the difference is at most ``relative`` times the norm, tensor by tensor."""
+    """Assert that the difference is at most ``relative`` times the norm, tensor by tensor."""
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert (tensor is None) == (ours[name] is None), name
@@ -97,7 +97,7 @@ def assert_near(ours: Tensor, theirs: Tensor, relative: float = 1e-12, what: str
 
 
 def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
-    """The modules as one chain in float64."""
+    """Return the modules as one chain in float64."""
     return nn.Sequential(*modules).double()
 
 
@@ -108,5 +108,5 @@ def _split(nest: Any, parts: int) -> list[Any]:
 
 
 def copied(nest: Any) -> Any:
-    """The nest with tensors of their own, for layers that write into their input."""
+    """Copy the tensors of a nest, for layers that write into their input."""
     return pytree.tree_map_only(Tensor, torch.clone, nest)

@@ -1,4 +1,4 @@
-"""Models whose layers share parameters or state, and what checks their training."""
+"""Models whose layers share parameters or state, and a check of their training."""
 
 from typing import Any
 

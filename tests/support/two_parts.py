@@ -1,4 +1,4 @@
-"""Backwards in one part and in two, of the same model on the same samples."""
+"""Runs whole and split backwards of the same model on the same samples."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ splits = pytest.mark.skipif(not SPLITS, reason="this torch does not say how a sa
 
 
 class Outcome(NamedTuple):
-    """What two micro-batches leave behind, and how many uses of weights waited in all."""
+    """Gradients after two micro-batches, and the number of deferred uses of weights."""
 
     inputs: dict[str, Tensor | None]
     weights: dict[str, Tensor | None]
