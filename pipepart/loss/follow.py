@@ -277,6 +277,8 @@ class Follower(TorchFunctionMode):
         call = self._call(ran, None)._replace(args=bare[0], kwargs=bare[1])
         key = self._key(ran)
         try:
+            if any(isinstance(one, Sum) for one in ran.known):
+                raise LostError("takes a sum over samples, which differs from that of the mini-batch")
             result, found = torch_losses.called(call, key, self._trusted, self._expressions.replays.get)
             return result, Samples(found, key) if isinstance(found, Place) else found
         except LostError as error:

@@ -63,7 +63,7 @@ def reduced(
     order = place.order
     masked = isinstance(order, tuple) and order[0] == "masked"
     mask = replay_of(order[1]) if masked and isinstance(order, tuple) else None
-    rest = number // max(tensor.shape[place.dim], 1)
+    rest = prod(tensor.shape[dim] for dim in dims if dim != place.dim)
     predict = (lambda target: on_host(mask(target).sum() * rest)) if mask is not None else None  # type: ignore[union-attr]
     count = Count(float(number), predict=predict, steady=not masked)
     return Sum((Term(call.result, divisor=count, divided=True),), key)

@@ -16,9 +16,9 @@ Loss = Callable[[Tensor, Tensor], Any]
 
 
 def tokens() -> tuple[Tensor, Tensor]:
-    """Logits and targets of sequences with unlike numbers of padded tokens, one of nothing else."""
+    """Logits and targets of sequences with unlike numbers of padded tokens; the first and last have nothing else."""
     y = torch.randint(CLASSES, (6, 5))
-    y[0, 1:] = y[1, 2:] = y[5] = -100
+    y[0] = y[1, 2:] = y[5] = -100
     return torch.randn(6, 5, CLASSES).double(), y
 
 
@@ -138,6 +138,7 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.mse_loss(o.softmax(1), F.one_hot(t, CLASSES).double()), classes),
     (lambda o, t: F.nll_loss(F.log_softmax(o, dim=1), t), classes),
     (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()), tokens),
+    (lambda o, t: F.cross_entropy(o.mT, t, reduction="none")[t != -100].mean(), tokens),
     (lambda o, t: F.cross_entropy(o.reshape(o.shape[0] * o.shape[1], -1), t.reshape(-1)), tokens),
     (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.T.reshape(-1)), tokens),
     *((loss, tokens) for loss in (shifted, with_penalty, masked, masked_and_clamped, picked, pair_of_target)),
@@ -247,6 +248,10 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.mse_loss(Mixing.apply(o), t), numbers),
     (lambda o, t: F.cross_entropy(o, t, weight=1 / t.bincount(minlength=4).clamp(min=1).double()), classes),
     (lambda o, t: F.mse_loss(o, t).clamp(min=0.5), numbers),
+    (
+        lambda o, t: F.binary_cross_entropy_with_logits(o, t.sigmoid(), pos_weight=t.exp().sum() / t.abs().sum()),
+        numbers,
+    ),
     *((loss, numbers) for loss in (dice, contrastive, read_first, detached_ratio, hooked)),
     *((loss, numbers) for loss in (Counting(), Averaging())),
     (hardest, classes),
