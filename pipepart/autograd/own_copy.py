@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Copy = Callable[[Tensor], Tensor]  # of a detached tensor
+_ALIGNMENT = 64  # bytes, of memory that torch allocates on the CPU
 
 
 def tensors(message: Any) -> Sequence[Tensor]:
@@ -41,11 +42,19 @@ def own_copy(message: Any, copy: Copy = Tensor.clone) -> Any:
 
 @torch.no_grad()
 def _copies(group: Sequence[Tensor], copy: Copy) -> list[tuple[Tensor, Tensor]]:
-    """Copy tensors of one storage: copy the range that holds them all, and make a view of it for each tensor."""
+    """Copy tensors of one storage: copy the range that holds them all, and make a view of it for each tensor.
+
+    The range starts at a multiple of 64 bytes, so that each copy is aligned as its original: vectorized kernels of
+    the CPU round differently at other alignments.
+    """
     filled = [tensor for tensor in group if tensor.numel()]
-    if len(filled) < 2 and all(tensor.is_contiguous() for tensor in filled):
+    if not filled:
         return [(tensor, copy(tensor.detach())) for tensor in group]
     first = min(tensor.storage_offset() for tensor in filled)
+    lead = first % max(_ALIGNMENT // filled[0].element_size(), 1)
+    if len(filled) == 1 and filled[0].is_contiguous() and not lead:
+        return [(tensor, copy(tensor.detach())) for tensor in group]
+    first -= lead
     end = max(_end(tensor) for tensor in filled)
     stretch = copy(filled[0].detach().as_strided((end - first,), (1,), first))
     found = []
