@@ -249,7 +249,9 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.cross_entropy(o, t, weight=1 / t.bincount(minlength=4).clamp(min=1).double()), classes),
     (lambda o, t: F.mse_loss(o, t).clamp(min=0.5), numbers),
     (
-        lambda o, t: F.binary_cross_entropy_with_logits(o, t.sigmoid(), pos_weight=t.exp().sum() / t.abs().sum()),
+        lambda o, t: F.binary_cross_entropy_with_logits(
+            o, t.sigmoid(), pos_weight=t.exp().sum() / t.abs().sum()
+        ),
         numbers,
     ),
     *((loss, numbers) for loss in (dice, contrastive, read_first, detached_ratio, hooked)),

@@ -15,7 +15,9 @@ from tests.support.chains import cut_by_hand
 def check_every_border(model: nn.Module, x: Any, y: Any, loss_fn: Any, layers: int) -> None:
     """Two stages, each border in turn: bit for bit the gradients and buffers of micro-batched training."""
     reference = plain.twin(model)
-    norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules())
+    norms = any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules()
+    )
     # A micro-batch of a BatchNorm in training has two samples at least.
     plain.micro_batched_step(reference, plain.copied(x), y, loss_fn, min(3, len(y) // 2 if norms else len(y)))
     for border in range(1, layers):
