@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import errno
 import sys
 import traceback
 from collections.abc import Iterator
@@ -47,6 +48,10 @@ def user_errors() -> Iterator[None]:
         if not _raised_by_us(error):
             _exit_with_traceback(error)
         raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            _exit_with_traceback(error)
+        raise UsageError("cannot write the output: no space is left on the device") from None
     except Exception as error:
         _exit_with_traceback(error)
 

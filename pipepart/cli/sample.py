@@ -48,7 +48,10 @@ def make_sample(text: str) -> Tensor:
         raise UsageError(f"--input {text!r} holds nothing: each number of the shape must be at least 1")
     generator = torch.Generator().manual_seed(0)
     if dtype in _FLOATS and match[3] is None:
-        return torch.randn(shape, generator=generator).to(_FLOATS[dtype])
+        try:
+            return torch.randn(shape, generator=generator).to(_FLOATS[dtype])
+        except RuntimeError as error:  # torch cannot allocate it
+            raise UsageError(f"--input {text!r} does not fit in memory: {error}") from None
     if dtype in _FLOATS:
         raise UsageError(f"--input {text!r}: a bound is for whole numbers, {dtype} takes none")
     if dtype not in _INTEGERS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group
 from rich.text import Text
 
+from ..units import counted
 from ..verify import CheckReport, CheckRow
 from .kit.quantity import NONE
 from .kit.table import Column, FittingTable
@@ -32,7 +33,8 @@ def check_table(report: CheckReport) -> Group:
     ]
     steps = f"{report.steps} step{'s' if report.steps != 1 else ''} of {report.optimizer}"
     table = FittingTable(
-        f"Check of {report.model}: {steps}, {report.samples} samples in {report.micro_batches} micro-batches, "
+        f"Check of {report.model}: {steps}, {report.samples} samples in "
+        f"{counted(report.micro_batches, 'micro-batch', 'es')}, "
         f"{len(report.devices)} devices",
         columns,
         notes=[

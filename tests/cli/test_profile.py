@@ -86,6 +86,7 @@ def test_a_missing_loss_is_mentioned(run: Run) -> None:
         ("models.py:other_target", "the target has 11 samples where the input has 12"),
         ("models.py:layers --input 4by8", "'4by8' is not a shape"),
         ("models.py:layers --input 0x8", "at least 1"),
+        ("models.py:layers --input 999999999x999999", "does not fit in memory"),
         ("models.py:layers --input 4x8:float31", "no dtype 'float31'"),
         ("models.py:layers --input 4x8:float32:9", "a bound is for whole numbers"),
         ("models.py:layers --input 4x8:int8:999", "between 1 and 127"),

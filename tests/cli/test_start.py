@@ -80,6 +80,16 @@ def test_output_that_nobody_reads_on_is_no_failure(run: Run, monkeypatch: pytest
     assert not result.output
 
 
+def test_a_full_device_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*reports: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pipepart.reporting.show", full)
+    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
+    assert result.exit_code == 2
+    assert "no space is left on the device" in result.stderr
+
+
 def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> list[object]:
         return list(zip([1], [1, 2], strict=True))
