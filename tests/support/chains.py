@@ -64,7 +64,7 @@ def cut_by_hand(
     chunks: int = 1,
     recompute: Recompute | tuple[Recompute, ...] = "never",
     trace: bool = False,
-    reduction: Literal["mean", "sum"] | None = None,
+    reduction: Literal["mean", "sum", "batch"] | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline whose stages begin at layer 0 and at each of ``borders``; ``options`` are those of Pipeline."""
