@@ -19,7 +19,8 @@ def check_every_border(model: nn.Module, x: Any, y: Any, loss_fn: Any, layers: i
         isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in model.modules()
     )
     # A micro-batch of a BatchNorm in training has two samples at least.
-    plain.micro_batched_step(reference, plain.copied(x), y, loss_fn, min(3, len(y) // 2 if norms else len(y)))
+    parts = min(3, max(1, len(y) // 2) if norms else len(y))
+    plain.micro_batched_step(reference, plain.copied(x), y, loss_fn, parts)
     for border in range(1, layers):
         ours = plain.twin(model)
         with cut_by_hand(ours, [border], loss_fn=loss_fn, micro_batches=3) as pipe:

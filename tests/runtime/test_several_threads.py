@@ -48,8 +48,10 @@ def test_a_step_within_a_step(where):
     holder: list[Pipeline] = []
     with cut(Calls(where, lambda: holder[0].step(X, target=Y))) as pipe:
         holder.append(pipe)
+        # A hook runs where gradients are disabled, which is found first.
+        reason = "busy" if where == "forward" else "gradients are disabled"
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="busy"):
+            with pytest.raises(RuntimeError, match=reason):
                 pipe.step(X, target=Y)
         holder.clear()
 

@@ -112,12 +112,6 @@ def test_a_thread_of_autograd_is_on_the_streams_of_the_workers_that_it_stands_fo
     assert is_wrong(differentiated_again)
 
 
-def test_a_backward_begins_and_ends_on_the_streams_of_its_forward(monkeypatch):
-    begin = Streams.begin
-    monkeypatch.setattr(Streams, "begin", lambda streams, _: begin(streams, streams.callers()))
-    assert is_wrong(zeroed_aside)
-
-
 def test_a_backward_on_a_thread_of_autograd_ends_on_the_streams_of_that_too(monkeypatch):
     begun: list[Mapping[Any, Any]] = []
     begin, end = Streams.begin, Streams.end
