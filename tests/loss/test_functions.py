@@ -151,7 +151,8 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
 @pytest.mark.parametrize("case", range(len(EXACT)))
 def test_what_adds_up_is_exact(case, micro_batches):
     loss_fn, batch = EXACT[case]
-    by_parts.check(loss_fn, *batch(), micro_batches)
+    x, y = batch()
+    by_parts.check(loss_fn, x, y, micro_batches)
 
 
 class Mixing(torch.autograd.Function):
@@ -265,7 +266,8 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
 def test_what_does_not_add_up_is_refused_with_the_choices(case, micro_batches):
     loss_fn, batch = REFUSED[case]
     with pytest.raises(LossError, match="cannot be split into micro-batches") as caught:
-        by_parts.check(loss_fn, *batch(), micro_batches)
+        x, y = batch()
+        by_parts.check(loss_fn, x, y, micro_batches)
     assert 'reduction="batch"' in str(caught.value)
 
 
