@@ -265,8 +265,8 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_does_not_add_up_is_refused_with_the_choices(case, micro_batches):
     loss_fn, batch = REFUSED[case]
+    x, y = batch()
     with pytest.raises(LossError, match="cannot be split into micro-batches") as caught:
-        x, y = batch()
         by_parts.check(loss_fn, x, y, micro_batches)
     assert 'reduction="batch"' in str(caught.value)
 
