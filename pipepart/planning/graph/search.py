@@ -121,7 +121,8 @@ def initial_split(
 ) -> Split | None:
     """A good cut, or None if no intervals of the orders tried fit."""
     best: Split | None = None
-    limit, most = math.inf, simple_upper_bound(problem)
+    # Loads are differences of running sums, which can round to a little more than the bound.
+    limit, most = math.inf, simple_upper_bound(problem) * (1 + RESOLUTION)
     tried: set[tuple[int, ...]] = set()
     for order in [range(len(problem))] if one_order else topological_orders(problem):
         if tuple(order) in tried:

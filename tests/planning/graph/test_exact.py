@@ -45,6 +45,11 @@ def test_thousands_of_graphs_are_cut_as_well_as_they_can_be(block: int):
         check_against_every_cut(seed, chain=seed % 5 == 0)
 
 
+@pytest.mark.parametrize("seed", [622975411, 868150760])
+def test_a_sum_that_rounds_up_does_not_make_a_chain_impossible(seed: int):
+    check_against_every_cut(seed, chain=True)
+
+
 def test_the_same_arguments_give_the_same_cut():
     graph, cluster, tensors = random_problem(3)
     assert cut(graph, cluster, tensors) == cut(graph, cluster, tensors)
