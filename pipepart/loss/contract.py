@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ..data.split import MicroBatches
 from .buffers import buffers_on_device_of
-from .follow import Expressions, Follower, Lost
+from .expressions import Expressions
+from .follow import Follower, Lost
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .refusal import LossError, refusal, title
 from .scalar import check_gradient, check_scalar, is_pair

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import sums, torch_losses
-from .buffers import original_of
+from .expressions import Expressions
 from .extent import Extent
 from .operations import FACTORIES, RANDOM, RULES, Call, LostError, Place, factory, major, names, pointwise
 from .refusal import line_of_user
@@ -51,25 +51,6 @@ class Lost(NamedTuple):
 
 
 Known = Samples | Sum | Lost
-
-
-class Expressions:
-    """Numbers for the expressions of a loss, kept for a step: equal numbers, equal computations in micro-batches."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._held: dict[int, Tensor] = {}
-        self.replays: dict[Hashable, Predict] = {}
-
-    def number(self, key: Hashable) -> int:
-        """The number of an expression."""
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def outside(self, tensor: Tensor) -> Hashable:
-        """What names a constant, or the buffer that it copies; it is held, so that no other gets its identity."""
-        tensor = original_of(tensor)
-        self._held[id(tensor)] = tensor
-        return "outside", id(tensor), tensor._version
 
 
 @dataclass(frozen=True, slots=True)
