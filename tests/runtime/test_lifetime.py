@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support.chains import cut_by_hand
+from tests.support.copies import cut_copies
 
 
 def workers() -> list[threading.Thread]:
@@ -95,6 +96,14 @@ def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
     shared = nn.BatchNorm1d(4)
     with pytest.raises(ValueError, match="share"):
         cut_by_hand(nn.Sequential(shared, shared), [1])
+    with pytest.raises(ValueError, match="deferred_batch_norm"):
+        cut_copies(
+            nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
+            [1],
+            2,
+            loss_fn=nn.MSELoss(),
+            deferred_batch_norm=True,
+        )
     assert workers() == []
 
 

@@ -56,11 +56,12 @@ def cut_copies(
     *,
     loss_fn: Any = None,
     trace: bool = False,
+    deferred_batch_norm: bool = False,
     **how: Any,
 ) -> Pipeline:
     """The model as a pipeline of so many copies; ``how`` as for :func:`plan_copies`."""
     plan = plan_copies([name for name, _ in flatten(model)], borders, copies, **how)
-    return Pipeline(model, plan, loss_fn=loss_fn, trace=trace)
+    return Pipeline(model, plan, loss_fn=loss_fn, trace=trace, deferred_batch_norm=deferred_batch_norm)
 
 
 def summed_step(model: nn.Module, x: Tensor, y: Tensor, loss_fn: nn.Module, copy_of: Sequence[int]) -> Tensor:
