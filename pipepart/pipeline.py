@@ -135,11 +135,12 @@ class Pipeline(AsModule):
         super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
         self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
         self._orders = Orders(plan, with_optimizers=optimizer is not None)
-        guard = guard_stages(self._stages) if nan_guard else None
+        if nan_guard:
+            guard_stages(self._stages)
         norms = DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages)
         streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
         # Last of what can fail: it starts the workers.
-        self._engine = Engine(plan, timeout, guard)
+        self._engine = Engine(plan, timeout)
         self._runner = Runner(
             self._engine, self._stages, self._orders, self._traces, norms, streams, self._emulation
         )

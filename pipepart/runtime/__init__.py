@@ -1,11 +1,10 @@
 """Runs a schedule in one process, with one worker thread per device."""
 
-from .build import build_stages
+from .build import build_stages, guard_stages
 from .compiled import CompileOptions
 from .differentiable import differentiable, gradients_kept
 from .emulation import MemoryUse, emulation_of, memory_of
 from .engine import Engine
-from .failure.nonfinite import guard_stages
 from .failure.out_of_memory import frees_memory
 from .failure.stalled import check_timeout
 from .grouped_loss import make_loss_sink

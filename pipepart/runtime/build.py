@@ -13,6 +13,7 @@ from ..capture import flatten
 from ..cluster import Device
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
+from .failure.nonfinite import StageGuard
 from .stage import Stage
 from .state.replicas import CopiedLayers, Layers, copied_groups
 from .state.shared_parameters import check_nothing_shared, check_shared, share_parameters
@@ -63,6 +64,15 @@ def build_stages(
         devices, of_copies = of_copies[:first], of_copies[first:]
         stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, options, apart)
     return stages
+
+
+def guard_stages(stages: Sequence[Stage]) -> None:
+    """Check the numbers that stages make from now on; ``stages`` are those of all replicas."""
+    in_model = sum(stage.copied is None for stage in stages)
+    for number, stage in enumerate(stages):
+        place = number % in_model
+        where = f"stage {place} of {in_model} on {stage.where}"
+        stage.guard = StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1)
 
 
 def _stages_of_copy(

@@ -13,7 +13,7 @@ import torch
 from ..planning import Plan
 from ..workers.forks import FORKED, listen_for_forks
 from ..workers.worker import Job, Worker, start_workers
-from .failure.nonfinite import NanGuard
+from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, Watchdog
 from .step import Step
@@ -27,14 +27,12 @@ class Engine:
     Args:
         plan: has the devices.
         timeout: a run is given up if no action ends for this many seconds; None for no limit.
-        guard: checks the numbers of each run.
     """
 
-    def __init__(self, plan: Plan, timeout: float | None = None, guard: NanGuard | None = None) -> None:
+    def __init__(self, plan: Plan, timeout: float | None = None) -> None:
         self.closed: str = ""
         self._plan = plan
         self._timeout = timeout
-        self._guard = guard
         # Either all workers get a job or none. Reentrant, as a signal handler may close the pipeline meanwhile.
         self._lock = threading.RLock()
         self._handing_out = False
@@ -65,8 +63,7 @@ class Engine:
         """
         self.check_open()
         done: SimpleQueue[None] = SimpleQueue()
-        if self._guard is not None:
-            self._guard.begin(step.schedule, scaled)
+        step.begin_guards(scaled)
         try:
             # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
             jobs = (
@@ -99,8 +96,7 @@ class Engine:
             BaseException: the error of the step.
         """
         self.check_open()
-        if self._guard is not None:
-            self._guard.begin(step.schedule, scaled=False)
+        step.begin_guards(scaled=False)
         try:
             step.backward_here()
         except Exception as error:
@@ -108,8 +104,8 @@ class Engine:
         self._raise_failure(step)
 
     def _raise_failure(self, step: Step) -> None:
-        if self._guard is not None:
-            step.failure = self._guard.verdict(step.sink, step.failure)
+        if step.guards:
+            step.failure = first_not_finite(step.guards, step.sink, step.failure)
         if step.failure is not None:
             failure = explained(step, self._plan)
             step.forget()

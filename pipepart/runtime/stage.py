@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node
-
-from schedules import Action
 
 from ..autograd import graph_cut
 from ..autograd.in_place import check_not_overwritten, overlaps, version, written
@@ -20,6 +18,7 @@ from ..data.arguments import Arguments, call
 from ..loss import added_so_far
 from .compiled import Region, Regions
 from .failure.blame import failed_layers
+from .failure.nonfinite import StageGuard
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
 from .replay.buffers import Buffers
@@ -28,26 +27,6 @@ from .state.replicas import CopiedLayers
 from .state.shared_parameters import SharedParameters
 
 _NO_REGIONS: Mapping[int, Region] = {}
-
-
-class Guard(Protocol):
-    """Checks what a stage computes. Called on the stage's worker."""
-
-    def enter(self, action: Action) -> None:
-        """Called before an action of the stage."""
-        ...
-
-    def received(self, message: Any) -> None:
-        """Called with the input of a micro-batch, before its forward."""
-        ...
-
-    def made(self, index: int, value: Any) -> None:
-        """Called with the output of a layer and the layer's position in the stage."""
-        ...
-
-    def went_back(self, gradients: Iterable[Tensor | None] = ()) -> None:
-        """Called after a backward or a part of it, with the gradients of the stage's input."""
-        ...
 
 
 class Made(NamedTuple):
@@ -104,7 +83,7 @@ class Stage:
         self.buffers = Buffers(self.layers)
         self.copied = copied
         self.repeats = False
-        self.guard: Guard | None = None
+        self.guard: StageGuard | None = None
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         self._calls: list[Callable[[Any], Any]] = list(self._modules)
@@ -128,7 +107,7 @@ class Stage:
         check_not_overwritten(message)
         message = graph_cut.move(message, self.device)
         if self.guard is not None:
-            self.guard.received(message)
+            self.guard.received(micro_batch, message)
         ends: list[int] = []
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
@@ -180,7 +159,7 @@ class Stage:
                         repeatable = repeatable and same
                     ends.extend([_get_sequence_nr()] * len(running))
                     if self.guard is not None:
-                        self.guard.made(index, value)
+                        self.guard.made(micro_batch, index, value)
                 return value, repeatable
             unkeyed = self._keyed.unkeyed(which)
             with self._keyed.watched_generators(which):

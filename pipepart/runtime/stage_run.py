@@ -198,7 +198,7 @@ class StageRun:
         except BaseException as error:
             self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
             raise
-        return self._input_gradients(stash)
+        return self._input_gradients(micro_batch, stash)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
@@ -210,7 +210,7 @@ class StageRun:
             self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
             raise
         self.deferred[micro_batch] = deferred
-        return self._input_gradients(stash)
+        return self._input_gradients(micro_batch, stash)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
@@ -221,7 +221,7 @@ class StageRun:
             self.stage.blame_weights(error, deferred.computed)
             raise
         if self.stage.guard is not None:
-            self.stage.guard.went_back()
+            self.stage.guard.went_back(micro_batch)
 
     def reduce(self, _: None, arrived: Sequence[tuple[CopiedLayers | None, Any]]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
@@ -234,6 +234,8 @@ class StageRun:
 
     def update(self, _: None = None, __: None = None) -> None:
         """OPT_STEP: the stage's optimizer steps; the stages of further replicas have none."""
+        if self.stage.guard is not None:
+            self.stage.guard.check()
         try:
             if self.versions:
                 self.versions.step()
@@ -290,10 +292,10 @@ class StageRun:
             message, roots = None, self._last.receive(self.index, micro_batch, made.output)
         return message, Stash(made.inputs, roots, made.ends, added)
 
-    def _input_gradients(self, stash: Stash) -> list[Tensor | None]:
+    def _input_gradients(self, micro_batch: int, stash: Stash) -> list[Tensor | None]:
         found = self.stage.input_gradients(stash.inputs)
         if self.stage.guard is not None:
-            self.stage.guard.went_back(found)
+            self.stage.guard.went_back(micro_batch, found)
         return found
 
 

@@ -70,6 +70,7 @@ class Step:
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
         held: what each stage held when it was raised.
+        guards: of the stages, if they are guarded against numbers that are not finite.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Step:
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
         self.held: list[Held] = []
+        self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[Action | None] = [None for _ in schedule.actions]
         self.awaiting: list[Key | None] = [None for _ in schedule.actions]
         self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
@@ -130,6 +132,12 @@ class Step:
         if streams:
             streams.begin(self._callers)
 
+    def begin_guards(self, scaled: bool) -> None:
+        """Before the step, on the caller's thread; ``scaled`` gradients may overflow."""
+        backwards = any(action.kind in (Kind.B, Kind.I) for row in self.schedule.actions for action in row)
+        for guard in self.guards:
+            guard.begin(scaled, backwards)
+
     def work(self, worker: int) -> None:
         """Run the actions of one device, on its worker. Does not raise."""
         streams = self._streams
@@ -162,8 +170,6 @@ class Step:
         recv, compute, send = self._parts[kind]
         run = self.runs[stage]
         try:
-            if run.stage.guard is not None:
-                run.stage.guard.enter(action)
             send(self, run, micro_batch, compute(run, micro_batch, recv(self, run, micro_batch)))
         except Stopped:
             raise

@@ -1,4 +1,4 @@
-"""Finds the first number of a run that is not finite, and the layer that made it.
+"""Finds the first number of a step that is not finite, and the layer that made it.
 
 Workers compute the largest magnitude in each tensor that their layers make, and leave it on the device: nobody waits,
 and the step goes on to its end. Then all magnitudes are read, once per device. "First" refers to plain training on the
@@ -20,39 +20,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from schedules import Action, Kind, Schedule
-
 from ...autograd.own_copy import tensors
 from ..loss_sink import LossSink
-from ..stage import Stage
 
-_BEFORE = -1  # stands for a micro-batch before the step
+_BEFORE_STEP = -1  # stands for a micro-batch
 _FORWARD, _LOSS, _BACKWARD = range(3)
-
-
-class _Place(NamedTuple):
-    """A number's place in the order of plain training, and the text that reports it."""
-
-    micro_batch: int
-    phase: int
-    layer: int  # counted from the end in the backward
-    rank: int  # among several of one layer
-    text: str
+_Order = tuple[int, int, int, int]  # micro-batch, phase, layer (counted from the end in the backward), rank
 
 
 class _Peak(NamedTuple):
-    """The largest magnitude in a tensor.
+    """The largest magnitude in a tensor, a tensor of one number, and how to report it.
 
-    Attributes:
-        place: of the tensor.
-        value: a tensor of one number.
-        sum_of: the parameter whose gradient it is, a sum over micro-batches; "" for others. Once such a sum is not
-            finite it stays so, and only the first of its peaks counts.
+    ``parameter`` is that whose gradient it is, which is a sum over micro-batches: once such a sum is not finite it
+    stays so, and only the first of its peaks counts.
     """
 
-    place: _Place
+    order: _Order
+    text: str
     value: Tensor
-    sum_of: str = ""
+    parameter: Tensor | None = None
 
 
 class StageGuard:
@@ -60,7 +46,7 @@ class StageGuard:
 
     Args:
         layers: of the stage, by name.
-        first: which layer of the model is the first of them.
+        first: the position of the first of them in the model.
         where: the stage and its device, in words.
         is_last: whether the loss takes its output.
     """
@@ -69,177 +55,124 @@ class StageGuard:
         self, layers: Sequence[tuple[str, nn.Module]], first: int, where: str, is_last: bool
     ) -> None:
         self._layers = layers
+        self._makers = [f"layer {name!r} ({type(layer).__name__})" for name, layer in layers]
+        self._makers += ["the loss"] if is_last else []
         self._first = first
         self._where = where
-        self._is_last = is_last
-        self._micro_batch = _BEFORE
         self._gradients = True
         self.peaks: list[_Peak] = []
 
     def begin(self, scaled: bool, backwards: bool) -> None:
         """Before a step. ``scaled`` gradients are not checked; ``backwards`` says whether the step makes any."""
         self.peaks.clear()
-        self._micro_batch = _BEFORE
         self._gradients = not scaled
         if backwards:
-            self.went_back()
+            self.went_back(_BEFORE_STEP)
 
-    def enter(self, action: Action) -> None:
-        """Note the micro-batch of an action.
-
-        Raises:
-            FloatingPointError: an optimizer would apply gradients that are not finite.
-        """
-        if action.micro_batch is not None:
-            self._micro_batch = action.micro_batch
-        if action.kind is Kind.OPT_STEP and (first := _first_of(self.peaks)):
-            raise FloatingPointError(first)
-
-    def received(self, message: Any) -> None:
-        """Note the input of a micro-batch, before the stage's forward."""
+    def received(self, micro_batch: int, message: Any) -> None:
+        """Note the input of the stage, before its forward."""
         if self._first == 0:
-            self._note(message, _FORWARD, -1, 0, "the mini-batch has {value} in its input{place}")
+            self._note((micro_batch, _FORWARD, -1, 0), "the mini-batch has {} in its input", message)
 
-    def made(self, index: int, value: Any) -> None:
-        """Note the output of a layer."""
-        text = f"{self._name(index)} made {{value}} in its output, from finite input{{place}}"
-        self._note(value, _FORWARD, self._first + index, 0, text)
-        if self._is_last or index + 1 < len(self._layers):
-            self._await(value, index + 1)
+    def made(self, micro_batch: int, index: int, value: Any) -> None:
+        """Note a layer's output, and in the backward the gradient that the next layer or the loss makes for it."""
+        text = f"{self._makers[index]} made {{}} in its output, from finite input"
+        self._note((micro_batch, _FORWARD, self._first + index, 0), text, value)
+        if self._gradients and torch.is_grad_enabled() and index + 1 < len(self._makers):
+            nodes = {tensor.grad_fn for tensor in tensors(value)}
+            for node in filter(None, nodes):
+                node.register_prehook(partial(self._arrived, micro_batch, index + 1))  # after all hooks
 
-    def went_back(self, gradients: Iterable[Tensor | None] = ()) -> None:
+    def went_back(self, micro_batch: int, gradients: Iterable[Tensor | None] = ()) -> None:
         """Note the gradients after a backward or a part of it; ``gradients`` are those of the stage's input."""
         if not self._gradients:
             return
-        for gradient in gradients:
-            if gradient is not None:
-                self._arrived(self._micro_batch, 0, (gradient,))
+        self._arrived(micro_batch, 0, gradients)
         for index, (name, layer) in enumerate(self._layers):
+            order = micro_batch, _BACKWARD, -self._first - index, 1
             for key, parameter in layer.named_parameters(prefix=name):
-                if parameter.grad is None:
-                    continue
-                text = f"{self._name(index)} made {{value}} in the gradient of its parameter {key!r}{{place}}"
-                if self._micro_batch == _BEFORE:
+                text = f"{self._makers[index]} made {{}} in the gradient of its parameter {key!r}"
+                if micro_batch == _BEFORE_STEP:
                     text = (
-                        f"the gradient of parameter {key!r} has {{value}} from before the step: clear the gradients "
-                        "after a step that failed"
+                        f"the gradient of parameter {key!r} has {{}} from before the step: clear the gradients after "
+                        "a step that failed"
                     )
-                self._note(parameter.grad, _BACKWARD, -self._first - index, 1, text, key)
+                self._note(order, text, parameter.grad, parameter)
 
-    def _await(self, value: Any, maker: int) -> None:
-        """Have the gradient of a layer's input noted as made by that layer, after all hooks."""
-        if self._gradients and torch.is_grad_enabled():
-            for node in {tensor.grad_fn for tensor in tensors(value)}:
-                if node is not None:
-                    node.register_prehook(partial(self._arrived, self._micro_batch, maker))
+    def check(self) -> None:
+        """Check what was noted so far, before an optimizer steps.
 
-    def _arrived(self, micro_batch: int, maker: int, gradients: Sequence[Tensor | None]) -> None:
-        if not self._gradients:
-            return
-        self._micro_batch = micro_batch
-        name = self._name(maker) if maker < len(self._layers) else "the loss"
-        text = f"{name} made {{value}} in the gradient of its input, from a finite one of its output{{place}}"
-        found = [gradient for gradient in gradients if gradient is not None]
-        self._note(found, _BACKWARD, -self._first - maker, 0, text)
-
-    def _note(self, value: Any, phase: int, layer: int, rank: int, text: str, parameter: str = "") -> None:
-        for tensor in tensors(value):
-            peak = _peak(tensor, signed=phase == _FORWARD and not tensor.requires_grad)
-            if peak is not None:
-                place = f"; {self._where}, micro-batch {self._micro_batch}"
-                found = _Place(self._micro_batch, phase, layer, rank, text.replace("{place}", place))
-                self.peaks.append(_Peak(found, peak, f"{self._where} {parameter}" if parameter else ""))
-
-    def _name(self, index: int) -> str:
-        name, layer = self._layers[index]
-        return f"layer {name!r} ({type(layer).__name__})"
-
-
-def guard_stages(stages: Sequence[Stage]) -> NanGuard:
-    """Guard the stages of all replicas from now on."""
-    in_model = sum(stage.copied is None for stage in stages)
-    guards = []
-    for number, stage in enumerate(stages):
-        place = number % in_model
-        where = f"stage {place} of {in_model} on {stage.where}"
-        stage.guard = guard = StageGuard(stage.layers, stage.first, where, place == in_model - 1)
-        guards.append(guard)
-    return NanGuard(guards)
-
-
-class NanGuard:
-    """The guards of all stages.
-
-    Args:
-        guards: of the stages, in their order.
-    """
-
-    def __init__(self, guards: Sequence[StageGuard]) -> None:
-        self._guards = guards
-
-    def begin(self, schedule: Schedule, scaled: bool) -> None:
-        """Before a step, whose gradients are not checked if they are scaled."""
-        backwards = any(action.kind in (Kind.B, Kind.I) for row in schedule.actions for action in row)
-        for guard in self._guards:
-            guard.begin(scaled, backwards)
-
-    def verdict(self, sink: LossSink, failure: BaseException | None) -> BaseException | None:
-        """After a step: the error for its first number that is not finite, otherwise the failure as it is.
-
-        If the step ended with an exception, that is the cause of the returned error: layers may refuse such numbers.
+        Raises:
+            FloatingPointError: a number is not finite.
         """
-        peaks = [peak for guard in self._guards for peak in guard.peaks]
-        for guard in self._guards:
-            guard.peaks.clear()
-        if failure is not None and not isinstance(failure, Exception):
-            return failure
-        peaks += _losses(sink)
-        first = _first_of(peaks)
-        if first is None:
-            return failure
-        found = FloatingPointError(first)
-        found.__cause__ = None if isinstance(failure, FloatingPointError) else failure
-        return found
+        if first := _first_of(self.peaks):
+            raise FloatingPointError(first)
+
+    def _arrived(self, micro_batch: int, maker: int, gradients: Iterable[Tensor | None]) -> None:
+        text = (
+            f"{self._makers[maker]} made {{}} in the gradient of its input, from a finite one of its output"
+        )
+        self._note((micro_batch, _BACKWARD, -self._first - maker, 0), text, list(gradients))
+
+    def _note(self, order: _Order, text: str, value: Any, parameter: Tensor | None = None) -> None:
+        place = "" if order[0] == _BEFORE_STEP else f"; {self._where}, micro-batch {order[0]}"
+        for tensor in tensors(value):
+            is_mask = order[1] == _FORWARD and not tensor.requires_grad
+            if (peak := _peak(tensor, is_mask)) is not None:
+                self.peaks.append(_Peak(order, text + place, peak, parameter))
 
 
-def _losses(sink: LossSink) -> Iterable[_Peak]:
+def first_not_finite(
+    guards: Sequence[StageGuard], sink: LossSink, failure: BaseException | None
+) -> BaseException | None:
+    """After a step: return the error for its first number that is not finite; if all are, the failure as it is.
+
+    If the step ended with an exception, that is the cause of the returned error: layers may refuse such numbers.
+    """
+    peaks = [peak for guard in guards for peak in guard.peaks]
+    for guard in guards:
+        guard.peaks.clear()
+    if failure is not None and not isinstance(failure, Exception):
+        return failure
     for micro_batch, which, loss in sink.losses():
-        text = f"{which} made {{value}}, from finite numbers; micro-batch {micro_batch}"
-        peak = _peak(loss, signed=False)
-        if peak is not None:
-            yield _Peak(_Place(micro_batch, _LOSS, 0, 0, text), peak)
+        if (peak := _peak(loss)) is not None:
+            text = f"{which} made {{}}, from finite numbers; micro-batch {micro_batch}"
+            peaks.append(_Peak((micro_batch, _LOSS, 0, 0), text, peak))
+    if (first := _first_of(peaks)) is None:
+        return failure
+    found = FloatingPointError(first)
+    found.__cause__ = None if isinstance(failure, FloatingPointError) else failure
+    return found
 
 
-def _peak(tensor: Tensor, signed: bool) -> Tensor | None:
-    """The largest magnitude, below infinity if all numbers are finite; ``signed`` accepts -inf, as in masks."""
-    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
+def _peak(tensor: Tensor, is_mask: bool = False) -> Tensor | None:
+    """Return a number that is below infinity if all of a tensor are finite, or minus infinity in a mask."""
     values = tensor.detach()
     if values.layout is torch.sparse_coo:
         values = values._values()
     if values.layout is not torch.strided or values.dtype.itemsize == 1 or values.numel() == 0:
         return None
+    if not (values.is_floating_point() or values.is_complex()):
+        return None
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-        if signed and not values.is_complex():
+        if is_mask and not values.is_complex():
             return values.amax()
         return torch.linalg.vector_norm(values, math.inf)
 
 
 def _first_of(peaks: Iterable[_Peak]) -> str | None:
-    """The report of the first peak that is not finite, None if all are; reads them once per device."""
+    """Return the report of the first peak that is not finite, None if all are; reads them once per device."""
     of_device: dict[torch.device, list[_Peak]] = {}
     for peak in peaks:
         of_device.setdefault(peak.value.device, []).append(peak)
-    bad: list[tuple[_Place, float]] = []
-    bad_sums: set[str] = set()
+    bad: list[tuple[_Order, str]] = []
+    bad_sums: set[Tensor] = set()
     for own in of_device.values():
         values = torch.stack([peak.value for peak in own]).tolist()
-        for peak, value in zip(own, values, strict=True):
-            if value < math.inf or peak.sum_of in bad_sums:
+        for (order, text, _, parameter), value in zip(own, values, strict=True):
+            if value < math.inf or parameter in bad_sums:
                 continue
-            bad.append((peak.place, value))
-            bad_sums |= {peak.sum_of} - {""}
-    if not bad:
-        return None
-    place, value = min(bad, key=lambda one: one[0])
-    return place.text.replace("{value}", "nan" if math.isnan(value) else "an infinite number")
+            if parameter is not None:
+                bad_sums.add(parameter)
+            bad.append((order, text.replace("{}", "nan" if math.isnan(value) else "an infinite number", 1)))
+    return min(bad)[1] if bad else None
