@@ -16,7 +16,7 @@ from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
-from ..planning import Plan, StagePlan
+from ..planning import Plan, StagePlan, warn_of_changes
 from ..planning.stage_plan import Recompute
 from .first_difference import (
     Difference,
@@ -94,9 +94,13 @@ def check(
     _require(steps >= 1, f"steps must be at least 1, got {steps}")
     _require_known("optimizer", optimizer, get_args(Optimizer))
     labels = _labels(dtypes, own_dtype(model, value))
-    plans = (
-        [plan] if plan is not None else _plans(model, devices, schedules, micro_batches, recompute, samples)
-    )
+    if plan is None:
+        plans = _plans(model, devices, schedules, micro_batches, recompute, samples)
+    else:
+        warn_of_changes(plan, model)
+        plans = [
+            plan.model_copy(update={"profile": None})
+        ]  # copies in another dtype are no changes of the model
     home = torch.device(plans[0].workers[0].torch_device or "cpu")
     parts = plans[0].micro_batches
     cases = {

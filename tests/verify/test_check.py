@@ -277,6 +277,17 @@ def test_a_plan_of_ones_own() -> None:
     assert row.same
 
 
+def test_a_plan_for_the_model_warns_of_no_change_in_another_dtype(recwarn: pytest.WarningsRecorder) -> None:
+    model, (x, y) = faults.chain(), faults.batch()
+    profile = pipepart.profile(model, x, target=y, loss_fn=nn.CrossEntropyLoss(), micro_batches=2)
+    made = pipepart.plan(profile, pipepart.Cluster.virtual(2), schedule="1f1b")
+    assert checked(model, plan=made).ok
+    assert not [warning for warning in recwarn if warning.category is pipepart.planning.ModelChanged]
+    model[0] = nn.Linear(6, 8, bias=False)
+    with pytest.warns(pipepart.planning.ModelChanged, match="layer '0'"):
+        checked(model, plan=made)
+
+
 def test_a_report_goes_through_json() -> None:
     report = checked(faults.chain(faults.ForwardOfMainThread()), schedules=["1f1b"], dtypes=["float64"])
     assert CheckReport.model_validate_json(report.model_dump_json()) == report
