@@ -47,7 +47,6 @@ from .runtime import (
     scaled,
 )
 from .runtime.as_module import AsModule
-from .runtime.kept_outputs import KeptOutputs
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions, check_runs, check_types
 from .runtime.runner import Runner
@@ -279,18 +278,17 @@ class Pipeline(AsModule):
         with self._runner.claimed():
             order = self._orders.step(len(batch.inputs))
             gradients = StepGradients(self._unstepped)
-            end = make_loss_sink(self._loss, batch, order.schedule, scaler, gradients.begin, self._merge)
-            kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
+            sink = make_loss_sink(
+                self._loss, batch, order.schedule, scaler, gradients.begin, self._merge, return_outputs
+            )
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
-            step = self._runner.new_step(
-                order, messages, kept or end, None, recorder, optimizers, batch.targets
-            )
+            step = self._runner.new_step(order, messages, sink, None, recorder, optimizers, batch.targets)
             try:
                 self._engine.execute(step, scaled=scaler is not None)
-                factor = end.correction()
+                factor = sink.correction()
                 gradients.finish(factor)
             except LossError:
                 gradients.take_back()
@@ -298,11 +296,11 @@ class Pipeline(AsModule):
             found = (scaled(gradient, factor) for part in step.input_gradients for gradient in part)
             graph_cut.backward_inputs(batch.inputs, found)
         self._traces.add_step(recorder)
-        if not end.trains and any(parameter.requires_grad for parameter in self.parameters()):
+        if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
             raise LossError(
                 "nothing was trained: the output of the model has no gradient, as if it were detached"
             )
-        return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
+        return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
 
     @frees_memory
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -320,10 +318,11 @@ class Pipeline(AsModule):
         with torch.inference_mode(False), torch.no_grad(), self._runner.claimed(), self.evaluating():
             batch = self._parts(args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
-            end = make_loss_sink(self._loss, batch, order.schedule, merge=self._merge)
-            kept = KeptOutputs(end, len(batch.inputs)) if return_outputs else None
-            self._runner.forwards([graph_cut.part(one) for one in batch.inputs], kept or end)
-            return (end.total, self._joined(kept.outputs, batch)) if kept else end.total
+            sink = make_loss_sink(
+                self._loss, batch, order.schedule, merge=self._merge, keep_outputs=return_outputs
+            )
+            self._runner.forwards([graph_cut.part(one) for one in batch.inputs], sink)
+            return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -349,11 +348,11 @@ class Pipeline(AsModule):
                 named if recomputes else (),
             )
             return self._batching.joined(outputs, batch)
-        end = OutputSink(batch.sizes)
-        self._runner.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], end)
-        if (added := end.added.total()) is not None:
+        sink = OutputSink(batch.sizes)
+        self._runner.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
+        if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return self._batching.joined(end.outputs, batch)
+        return self._batching.joined(sink.outputs, batch)
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -404,6 +403,6 @@ class Pipeline(AsModule):
         """Return the parameters that no stage's optimizer updates."""
         return () if self._optimizers.by_stage else self.parameters()
 
-    def _backward(self, forward: Step, end: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
+    def _backward(self, forward: Step, sink: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with nullcontext() if parameters else gradients_kept(self.parameters()):
-            return self._runner.backwards(forward, end)
+            return self._runner.backwards(forward, sink)

@@ -188,24 +188,17 @@ class MiniBatchLoss:
         ).sum()
         return (total + first.shift).to(dtype)
 
-    def share_of_samples(self, micro_batch: int) -> float:
-        """What part of the mini-batch's samples are the micro-batch's."""
-        return self._batch.sizes[micro_batch] / sum(self._batch.sizes)
-
-    def values(self) -> list[tuple[int, Tensor]]:
-        """The loss of each micro-batch, without those in which nothing counts."""
-        found = []
-        for micro_batch, taken in sorted(self._taken.items()):
-            value = taken.value.detach()
-            for term in taken.terms:
-                if term.divisor is not None and term.divided:
-                    share = term.divisor.value
-                    if isinstance(share, Tensor):
-                        value = torch.where(share == 0, torch.zeros_like(value), value)
-                    elif not share:
-                        value = torch.zeros_like(value)
-            found.append((micro_batch, value))
-        return found
+    def value(self, micro_batch: int) -> Tensor | None:
+        """The loss of a micro-batch, 0 where nothing counts; None if it has not been taken."""
+        taken = self._taken.get(micro_batch)
+        if taken is None:
+            return None
+        value = taken.value.detach()
+        for term in taken.terms:
+            if term.divisor is not None and term.divided:
+                nothing = torch.as_tensor(term.divisor.value, device=value.device) == 0
+                value = value.masked_fill(nothing, 0.0)
+        return value
 
     def _terms_of(self, value: Any, samples: int, alone: bool, follower: Follower | None) -> Taken:
         """What a loss is made of: as it is declared or returned, or as it was seen."""

@@ -7,8 +7,7 @@ from .emulation import MemoryUse, emulation_of, memory_of
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
 from .failure.stalled import check_timeout
-from .grouped_loss import make_loss_sink
-from .loss_sink import MicroBatchLossSink, OutputSink
+from .loss_sink import MicroBatchLossSink, OutputSink, make_loss_sink
 from .observe.recorder import Recorder
 from .order import Orders
 from .stage import Stage

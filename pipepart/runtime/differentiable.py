@@ -88,7 +88,7 @@ class _Call:
             (name, tensor, version(tensor))
             for name, tensor in [*(("the input", t) for one in inputs for t in tensors(one)), *read_again]
         ]
-        self._end = OutputSink(sizes)
+        self._sink = OutputSink(sizes)
         self._collects = collecting()
         self._forward, self._backward = forward, backward
         self._run: Step | None = None
@@ -98,19 +98,19 @@ class _Call:
     def forward(self) -> tuple[list[Tensor], list[bool]]:
         """Return the tensors of all outputs, and which of them can be differentiated."""
         with torch.enable_grad():
-            self._run = self._forward(self._inputs, self._end)
+            self._run = self._forward(self._inputs, self._sink)
         self._inputs = []
-        self._nests = [pytree.tree_flatten(output) for output in self._end.outputs]
-        self._end.outputs = [None] * len(self._nests)  # a second forward replaces them
+        self._nests = [pytree.tree_flatten(output) for output in self._sink.outputs]
+        self._sink.outputs = [None] * len(self._nests)  # a second forward replaces them
         found = [[item for item in nest if isinstance(item, Tensor)] for nest, _ in self._nests]
         self._asking = [[tensor.requires_grad for tensor in row] for row in found]
         made = [tensor.detach() for row in found for tensor in row]
         asking = [asks for row in self._asking for asks in row]
-        added = self._end.added.total() if self._collects else None
+        added = self._sink.added_total() if self._collects else None
         if added is None:
             self._collects = False
             return made, asking
-        return [*made, added], [*asking, self._end.added.have_graph]
+        return [*made, added], [*asking, self._sink.added_have_graph]
 
     def rebuild(self, made: Sequence[Tensor]) -> list[Any]:
         """Return the outputs of the micro-batches, with their tensors replaced by those of the node."""
@@ -133,13 +133,13 @@ class _Call:
             )
         self._check_unwritten()
         if self._collects:
-            *gradients, self._end.gradient_of_added = gradients
+            *gradients, self._sink.gradient_of_added = gradients
         given = iter(gradients)
         rows = [[(next(given), asks) for asks in row] for row in self._asking]
-        self._end.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
+        self._sink.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
         run, self._run = self._run, None
         self._read = []
-        found = self._backward(run, self._end, parameters)
+        found = self._backward(run, self._sink, parameters)
         return graph_cut.gradients_home((gradient for part in found for gradient in part), self._homes)
 
     def _check_unwritten(self) -> None:

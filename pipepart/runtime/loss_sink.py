@@ -4,96 +4,239 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
+
+from schedules import Schedule, stepped_together
 
 from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
-from ..data.split import Apart, Merger, MicroBatches, gather
-from ..loss import Added, LossError, MiniBatchLoss, StepLoss, check_gradient, value_of
-from .added import AddedByStages
+from ..data.split import Apart, Merger, MicroBatches, gather, joined
+from ..loss import Added, LossError, Reduction, StepLoss, check_gradient, value_of
+from ..planning.request import runs_forwards_first
 from .failure.notes import LAYER, add_note
 
 BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
 
 
-class LossSink(Protocol):
-    """Receives the outputs of the last stage. Used by that stage's worker during a run, and by the caller after it.
+def make_loss_sink(
+    loss: StepLoss,
+    batch: MicroBatches,
+    schedule: Schedule,
+    scaler: torch.amp.GradScaler | None = None,
+    before_backward: BeforeBackward | None = None,
+    merge: Merger | None = None,
+    keep_outputs: bool = False,
+) -> MicroBatchLossSink | BatchLossSink:
+    """Return the loss sink of a step, which receives the outputs of the last stage.
+
+    Raises:
+        LossError: the loss is computed once on the whole output, and the schedule begins backwards before it is
+            complete.
+    """
+    if loss.reduction is Reduction.BATCH:
+        check_forwards_first(schedule)
+        return BatchLossSink(loss, batch, scaler, merge, keep_outputs)
+    return MicroBatchLossSink(loss, batch, scaler, before_backward, keep_outputs, stepped_together(schedule))
+
+
+def check_forwards_first(schedule: Schedule) -> None:
+    """Check that a schedule allows a loss that is computed once on the output of all micro-batches.
+
+    Raises:
+        LossError: the last stage begins a backward before it has run all forwards, or there are replicas.
+    """
+    if not runs_forwards_first(schedule):
+        raise LossError(
+            "reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule has "
+            "replicas or begins backwards before: "
+            "plan = pipepart.plan(profile, cluster, reduction='batch')"
+        )
+
+
+class LossSink:
+    """Base of the sinks: the outputs and the auxiliary losses of one run, and the gradients that backwards start from.
+
+    A sink is used by the workers during a run, and by the caller after it. Each worker writes the auxiliary losses of
+    its own stages. A recomputed forward writes the same values again.
+
+    Args:
+        sizes: the samples in each micro-batch.
+        groups: the micro-batches of each optimizer step, which form a mini-batch; None for one group of all.
+        scaler: scales the gradients.
+        keep_outputs: keep the outputs of the last stage, detached.
 
     Attributes:
         can_wait: whether an output that is made twice need only be received the second time.
+        outputs: of the micro-batches, without a graph, where they are kept.
+        added_have_graph: whether any auxiliary loss can be differentiated.
     """
 
-    can_wait: bool
+    can_wait = False
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        groups: Sequence[range] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        keep_outputs: bool = False,
+    ) -> None:
+        self.outputs: list[Any] = [None] * len(sizes)
+        self.added_have_graph = False
+        groups = groups or [range(len(sizes))]
+        totals = [sum(sizes[group.start : group.stop]) for group in groups]
+        self._shares = [
+            sizes[index] / total for group, total in zip(groups, totals, strict=True) for index in group
+        ]
+        self._scaler = scaler
+        self._keeps = keep_outputs
+        self._trains = False
+        self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
+        self._seeds = _Seeds()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Receive the output of one micro-batch; return the roots: tensors where its gradients enter the graph."""
-        ...
+        raise NotImplementedError
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """The gradients for those roots."""
-        ...
+        """Return the gradients for those roots."""
+        raise NotImplementedError
 
     def correction(self) -> float:
         """Return the factor for the gradients of the run, after all micro-batches were received."""
-        ...
+        return 1.0
 
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
     ) -> tuple[GradientEdge, ...]:
         """Receive the auxiliary losses of a stage's layers, on that stage's worker; return their roots."""
-        ...
+        self._added[stage, micro_batch] = [
+            (
+                loss.detach(),
+                1.0 if reduction is Reduction.SUM else self._shares[micro_batch],
+                loss.requires_grad,
+            )
+            for loss, reduction in losses
+        ]
+        roots = tuple(root for loss, _ in losses for root in graph_cut.roots(loss))
+        self.added_have_graph |= bool(roots)
+        return roots
 
     def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """The gradients for those roots."""
-        ...
+        """Return the gradients for those roots."""
+        return [
+            self._added_seed(weight, loss)
+            for loss, weight, has_graph in self._added[stage, micro_batch]
+            if has_graph
+        ]
+
+    def added_total(self) -> Tensor | None:
+        """Return the sum of the auxiliary losses, each with its weight; None if there are none."""
+        weighed = [(loss, weight) for key in sorted(self._added) for loss, weight, _ in self._added[key]]
+        if not weighed:
+            return None
+        total = weighed[0][0] * weighed[0][1]
+        for loss, weight in weighed[1:]:
+            total = total + (loss * weight).to(total.device)
+        return total
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return micro-batch, description and value of everything received that counts in the loss."""
-        ...
+        for stage, micro_batch in sorted(self._added):
+            for loss, *_ in self._added[stage, micro_batch]:
+                yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient of any loss has gone into the model."""
+        return self._trains or self.added_have_graph
+
+    def _keep(self, micro_batch: int, value: Any) -> None:
+        if self._keeps:
+            self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
+
+    def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
+        return self._seed(weight, loss)
+
+    def _seed(self, weight: float | Tensor, like: Tensor) -> Tensor:
+        """Return a weight as a gradient of ``like``, scaled."""
+        if isinstance(weight, Tensor):
+            return self._scaled(weight.to(like.device, like.dtype))
+        key, made = (weight, like.dtype, like.device), self._seeds.made
+        if key not in made:
+            made[key] = self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
+        return made[key]
+
+    def _scaled(self, seed: Tensor) -> Tensor:
+        return self._scaler.scale(seed).to(seed.dtype) if self._scaler else seed
+
+    def _with_added(self, total: Tensor, parts: int = 1) -> Tensor:
+        """Return the loss plus the auxiliary losses of as many mini-batches, a mean over these."""
+        added = self.added_total()
+        return total if added is None else total + added.to(total.device, total.dtype) / parts
 
 
-class MicroBatchLossSink:
-    """Computes the loss of each micro-batch in training; its gradient is its (scaled) weight in the mini-batch's loss.
+class _Seeds(threading.local):
+    """Creates the gradients of losses, once per worker: streams of one worker do not wait for those of another."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+class MicroBatchLossSink(LossSink):
+    """Computes the loss of each micro-batch; its gradient is its (scaled) weight in the mini-batch's loss.
 
     Args:
-        loss: of the mini-batch.
-        targets: of the micro-batches.
-        scaler: scales the gradients.
+        loss: of the steps.
+        batch: the mini-batch.
+        scaler, keep_outputs, groups: as for :class:`LossSink`. An asynchronous schedule has several groups.
         before_backward: called once, by the worker that begins the first backward of the run, with two arguments:
-            whether :meth:`correction` is certain to be 1, and the leaves of the loss.
+            whether :meth:`correction` is certain to be 1, and the leaves of the loss. Not called with several groups,
+            which are never corrected.
     """
 
     can_wait = True
 
     def __init__(
         self,
-        loss: MiniBatchLoss,
-        targets: Sequence[Any],
+        loss: StepLoss,
+        batch: MicroBatches,
         scaler: torch.amp.GradScaler | None = None,
         before_backward: BeforeBackward | None = None,
+        keep_outputs: bool = False,
+        groups: Sequence[range] | None = None,
     ) -> None:
-        self._loss = loss
-        self._targets = targets
-        self._scaler = scaler
-        self._before_backward = before_backward
+        super().__init__(batch.sizes, groups, scaler, keep_outputs)
+        groups = groups or [range(len(batch.sizes))]
+        self._losses = [loss.of_batch(_of_group(batch, group)) for group in groups]
+        self._places = [
+            (one, number)
+            for one, group in zip(self._losses, groups, strict=True)
+            for number in range(len(group))
+        ]
+        self._targets = batch.targets
+        self._before_backward = before_backward if len(groups) == 1 else None
         self._roots: dict[int, list[Tensor]] = {}
-        self._trains = False
-        self._added = AddedByStages(loss.share_of_samples)
-        self._seeds = _Seeds()
         self._lock = threading.Lock()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Computes the loss of the micro-batch."""
+        """Compute the loss of the micro-batch."""
+        self._keep(micro_batch, value)
+        loss, number = self._places[micro_batch]
         try:
-            target = on_device_of(value, self._targets[micro_batch])
-            taken = self._loss.take(micro_batch, value, target)
+            taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of the loss")
             raise
+        if len(self._losses) > 1 and loss.correction() != 1.0:
+            raise LossError(
+                "what the loss is divided by was only known behind the first backward of its group, too late for an "
+                "asynchronous schedule: return (sum, count) with a count of the target alone"
+            )
         roots = [root for root in taken.roots if root.requires_grad]
         self._trains |= bool(roots)
         self._roots[micro_batch] = [root.detach() for root in roots]
@@ -101,10 +244,11 @@ class MicroBatchLossSink:
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the weights of the micro-batch's terms."""
+        loss, number = self._places[micro_batch]
         with self._lock:
-            weights = self._loss.weights(micro_batch)
+            weights = loss.weights(number)
             if self._before_backward is not None:
-                self._before_backward(self._loss.certain, self._loss.leaves.values())
+                self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
         roots = self._roots.pop(micro_batch)
         return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
@@ -115,59 +259,37 @@ class MicroBatchLossSink:
         Raises:
             LossError: no single factor corrects the gradients.
         """
+        if len(self._losses) > 1:
+            return 1.0
         with self._lock:
-            factor = self._loss.correction()
-        if factor != 1.0 and self._added.have_graph:
+            factor = self._losses[0].correction()
+        if factor != 1.0 and self.added_have_graph:
             raise LossError(
                 "layers add losses, and what the loss is divided by was only known when all losses were: use "
                 "schedule='gpipe' with recompute='never'"
             )
         return factor
 
-    def receive_added(
-        self, stage: int, micro_batch: int, losses: Sequence[Added]
-    ) -> tuple[GradientEdge, ...]:
-        """Keeps their values."""
-        return self._added.receive(stage, micro_batch, losses)
-
-    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """Their weights."""
-        return [self._seed(weight, loss) for loss, weight in self._added.weighed(stage, micro_batch)]
-
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return the loss of each micro-batch, and the auxiliary losses."""
-        for micro_batch, loss in self._loss.values():
-            yield micro_batch, "the loss", loss
-        yield from self._added.losses()
-
-    @property
-    def trains(self) -> bool:
-        """Whether a gradient of any loss has gone into the model."""
-        return self._trains or self._added.have_graph
+        for micro_batch, (loss, number) in enumerate(self._places):
+            if (value := loss.value(number)) is not None:
+                yield micro_batch, "the loss", value
+        yield from super().losses()
 
     @property
     def total(self) -> Tensor:
-        """The loss of the mini-batch, when all micro-batches have been received."""
-        return with_added(self._loss.total(), self._added)
-
-    def _seed(self, weight: float | Tensor, like: Tensor) -> Tensor:
-        if isinstance(weight, Tensor):
-            seed = weight.to(like.device, like.dtype)
-            return self._scaler.scale(seed).to(like.dtype) if self._scaler else seed
-        key, made = (weight, like.dtype, like.device), self._seeds.made
-        if key not in made:
-            seed = torch.full((), weight, dtype=like.dtype, device=like.device)
-            made[key] = self._scaler.scale(seed).to(like.dtype) if self._scaler else seed
-        return made[key]
+        """The loss of the mini-batch, when all micro-batches have been received; of several groups the mean."""
+        totals = [loss.total() for loss in self._losses]
+        total = totals[0] if len(totals) == 1 else torch.stack(totals).mean()
+        return self._with_added(total, len(totals))
 
 
-class BatchLossSink:
+class BatchLossSink(LossSink):
     """Computes the loss once, on the gathered output of all micro-batches, for ``reduction="batch"``.
 
     All forwards run before the first backward, which needs the gradient of the whole output.
     """
-
-    can_wait = False  # the loss needs all outputs, before the second forward of any
 
     def __init__(
         self,
@@ -175,25 +297,27 @@ class BatchLossSink:
         batch: MicroBatches,
         scaler: torch.amp.GradScaler | None = None,
         merge: Merger | None = None,
+        keep_outputs: bool = False,
     ) -> None:
+        super().__init__(batch.sizes, None, scaler, keep_outputs)
+        if isinstance(batch.target, Apart) or not batch.by_samples:
+            raise LossError(
+                "reduction='batch' needs the target of all samples, which the parts of the split do not make up"
+            )
         self._loss_fn = loss.function
         self._batch, self._merge = batch, merge
-        self._target = whole_target(batch)
-        self._scaler = scaler
-        self._outputs: dict[int, Any] = {}
-        self._parts = len(batch.sizes)
+        self._received: dict[int, Any] = {}
         self._value: Tensor | None = None
-        self._trains = False
-        self._added = AddedByStages(lambda index: batch.sizes[index] / sum(batch.sizes))
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Keep the output. After the last one, compute the loss and the gradients of all outputs."""
+        self._keep(micro_batch, value)
         output, roots = graph_cut.cut(value)
         self._trains |= bool(roots)
         if self._value is not None:  # a second forward
             return roots
-        self._outputs[micro_batch] = output
-        if len(self._outputs) == self._parts:
+        self._received[micro_batch] = output
+        if len(self._received) == len(self._batch.sizes):
             try:
                 self._compute()
             except BaseException as error:
@@ -202,11 +326,11 @@ class BatchLossSink:
         return roots
 
     def _compute(self) -> None:
-        output = gather([self._outputs[index] for index in range(self._parts)], self._batch, self._merge)
-        target = on_device_of(output, self._target)
+        received = [self._received[index] for index in range(len(self._received))]
+        output = gather(received, self._batch, self._merge)
+        target = on_device_of(output, self._batch.target)
         assert self._loss_fn is not None
-        value = self._loss_fn(output) if target is None else self._loss_fn(output, target)
-        loss = value_of(value)
+        loss = value_of(self._loss_fn(output) if target is None else self._loss_fn(output, target))
         if torch.is_grad_enabled():
             check_gradient(loss, self._loss_fn)
             (self._scaler.scale(loss) if self._scaler else loss).backward()
@@ -214,87 +338,31 @@ class BatchLossSink:
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients of the micro-batch's part of the output."""
-        return [leaf.grad for leaf in graph_cut.leaves(self._outputs.pop(micro_batch))]
-
-    def correction(self) -> float:
-        """None is needed."""
-        return 1.0
-
-    def receive_added(
-        self, stage: int, micro_batch: int, losses: Sequence[Added]
-    ) -> tuple[GradientEdge, ...]:
-        """Keeps their values."""
-        return self._added.receive(stage, micro_batch, losses)
-
-    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """Return their weights, scaled like the loss."""
-        seeds = [torch.full_like(loss, weight) for loss, weight in self._added.weighed(stage, micro_batch)]
-        return [self._scaler.scale(seed).to(seed.dtype) for seed in seeds] if self._scaler else seeds
+        return [leaf.grad for leaf in graph_cut.leaves(self._received.pop(micro_batch))]
 
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return the loss, and the auxiliary losses."""
         if self._value is not None:
             yield 0, "the loss", self._value
-        yield from self._added.losses()
-
-    @property
-    def trains(self) -> bool:
-        """Whether a gradient of any loss has gone into the model."""
-        return self._trains or self._added.have_graph
+        yield from super().losses()
 
     @property
     def total(self) -> Tensor:
         """The loss of the mini-batch, when all micro-batches have been received."""
         assert self._value is not None
-        return with_added(self._value, self._added)
+        return self._with_added(self._value)
 
 
-def whole_target(batch: MicroBatches) -> Any:
-    """Return the target of the mini-batch.
-
-    Raises:
-        LossError: its parts cannot be joined.
-    """
-    if isinstance(batch.target, Apart) or not batch.by_samples:
-        raise LossError(
-            "reduction='batch' needs the target of all samples, which the parts of the split do not make up"
-        )
-    return batch.target
-
-
-def on_device_of(output: Any, target: Any) -> Any:
-    """Return the target on the device of the first tensor of the output."""
-    found = tensors(output)
-    return target if target is None or not found else graph_cut.move(target, found[0].device)
-
-
-def with_added(total: Tensor, added: AddedByStages) -> Tensor:
-    """Return the loss plus the auxiliary losses."""
-    more = added.total()
-    return total if more is None else total + more.to(total.device, total.dtype)
-
-
-class _Seeds(threading.local):
-    """Creates the gradients of losses, once per worker: streams of one worker do not wait for those of another."""
-
-    def __init__(self) -> None:
-        self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
-
-
-class OutputSink:
+class OutputSink(LossSink):
     """Keeps the outputs for the caller: for a forward alone, or one whose backward the caller runs later.
 
-    Args:
-        sizes: samples in each micro-batch.
+    Attributes:
+        received_gradients: of the roots of each micro-batch; the caller sets them.
+        gradient_of_added: of the sum of the auxiliary losses; None if the caller has not set it.
     """
 
-    can_wait = False
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.outputs: list[Any] = [None] * len(sizes)
-        self.received_gradients: Sequence[graph_cut.Gradients] = ()
-        self.added = AddedByStages(lambda micro_batch: sizes[micro_batch] / sum(sizes))
-        self.gradient_of_added: Tensor | None = None
+    received_gradients: Sequence[graph_cut.Gradients] = ()
+    gradient_of_added: Tensor | None = None
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Keep the output, detached from its graph."""
@@ -305,24 +373,23 @@ class OutputSink:
         """Return the gradients that the caller has set."""
         return self.received_gradients[micro_batch]
 
-    def correction(self) -> float:
-        """Return 1: the caller provides the gradients."""
-        return 1.0
+    def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
+        given = self.gradient_of_added
+        return None if given is None else given.to(loss.device, loss.dtype) * weight
 
-    def receive_added(
-        self, stage: int, micro_batch: int, losses: Sequence[Added]
-    ) -> tuple[GradientEdge, ...]:
-        """Keeps their values."""
-        return self.added.receive(stage, micro_batch, losses)
 
-    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """Return the gradient that the caller has set for their sum, times their weights; None if it was not set."""
-        gradient = self.gradient_of_added
-        return [
-            None if gradient is None else gradient.to(loss.device, loss.dtype) * weight
-            for loss, weight in self.added.weighed(stage, micro_batch)
-        ]
+def on_device_of(output: Any, target: Any) -> Any:
+    """Return the target on the device of the first tensor of the output."""
+    found = tensors(output)
+    return target if target is None or not found else graph_cut.move(target, found[0].device)
 
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return the auxiliary losses."""
-        return self.added.losses()
+
+def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
+    """Return some micro-batches as a mini-batch of their own."""
+    if len(group) == len(batch.sizes):
+        return batch
+    part = slice(group.start, group.stop)
+    targets = batch.targets[part]
+    return batch._replace(
+        inputs=batch.inputs[part], targets=targets, sizes=batch.sizes[part], target=joined(targets)
+    )

@@ -9,7 +9,7 @@ from ..data.split import Merger
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout
-from .grouped_loss import check_forwards_first
+from .loss_sink import check_forwards_first
 from .state.optimizers import OptimizerFactory, check_optimizer
 
 

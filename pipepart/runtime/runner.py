@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..autograd import graph_cut
 from .emulation import DeviceEmulation
 from .engine import Engine
-from .loss_sink import OutputSink
+from .loss_sink import LossSink, OutputSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
 from .order import Order, Orders
@@ -79,7 +79,7 @@ class Runner:
         self,
         order: Order,
         inputs: Sequence[Any],
-        end: Any,
+        sink: LossSink,
         forward: Step | None = None,
         recorder: Recorder | None = None,
         optimizers: Sequence[Optimizer | None] = (),
@@ -90,7 +90,7 @@ class Runner:
             order,
             self._stages,
             inputs,
-            end,
+            sink,
             forward=forward,
             optimizers=optimizers,
             recorder=recorder,
@@ -99,27 +99,27 @@ class Runner:
             emulation=self._emulation,
         )
 
-    def forwards(self, inputs: Sequence[Any], end: Any) -> Step:
+    def forwards(self, inputs: Sequence[Any], sink: LossSink) -> Step:
         """Run all forwards of a mini-batch."""
         order = self._orders.forwards(len(inputs))
         recorder = self._traces.recorder(order.schedule, self._stages)
-        step = self.new_step(order, inputs, end, recorder=recorder)
+        step = self.new_step(order, inputs, sink, recorder=recorder)
         self._engine.execute(step)
         self._traces.add_forward(recorder)
         return step
 
-    def forwards_for_caller(self, inputs: Sequence[Any], end: OutputSink) -> Step:
+    def forwards_for_caller(self, inputs: Sequence[Any], sink: OutputSink) -> Step:
         """Run all forwards of a mini-batch and give the outputs to the caller."""
         with self.claimed():
-            step = self.forwards(inputs, end)
-            self.hold_for_caller(end.outputs)
+            step = self.forwards(inputs, sink)
+            self.hold_for_caller(sink.outputs)
         return step
 
-    def backwards(self, forward: Step, end: OutputSink) -> Sequence[graph_cut.Gradients]:
+    def backwards(self, forward: Step, sink: OutputSink) -> Sequence[graph_cut.Gradients]:
         """Run the backwards of such forwards; return the gradients of the inputs, one entry per micro-batch."""
         with self.claimed():
             parts = len(forward.input_gradients)
-            step = self.new_step(self._orders.backwards(parts), [None] * parts, end, forward)
+            step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward)
             if all(stage.device.type == "cpu" for stage in self._stages):
                 self._engine.execute(step)
             else:

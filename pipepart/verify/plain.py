@@ -36,20 +36,20 @@ def micro_batched(training: Training) -> Step:
     def step(x: Any, y: Any) -> Tensor:
         batch = case.split_up(x, y)
         gradients = StepGradients(training.model.parameters)
-        end = MicroBatchLossSink(loss.of_batch(batch), batch.targets, before_backward=gradients.begin)
+        sink = MicroBatchLossSink(loss, batch, before_backward=gradients.begin)
         draws = RngKeys()
         for index, part in enumerate(batch.inputs):
             with collect_losses() as added:
                 output = _forward(training.layers, graph_cut.part(part), index, draws, training.drawn)
-            roots = end.receive(index, output)
-            weights = end.gradients(index) if roots else ()
+            roots = sink.receive(index, output)
+            weights = sink.gradients(index) if roots else ()
             if added.found:
-                roots = (*roots, *end.receive_added(0, index, added.found))
-                weights = (*weights, *end.added_gradients(0, index))
+                roots = (*roots, *sink.receive_added(0, index, added.found))
+                weights = (*weights, *sink.added_gradients(0, index))
             graph_cut.backward(roots, weights)
-        gradients.finish(end.correction())
+        gradients.finish(sink.correction())
         draws.finish()
-        return end.total
+        return sink.total
 
     return step
 
