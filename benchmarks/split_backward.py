@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from benchmarks.models import SEQUENCE, WIDTH, Block
 from pipepart.autograd import graph_cut
 from pipepart.autograd.split_backward import backward_inputs
-from pipepart.workers.host_memory import kept_memory
+from pipepart.workers.process_settings import kept_memory
 
 Roots = tuple[GradientEdge, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -34,9 +34,7 @@ from .runtime import (
     StageOptimizers,
     Step,
     StepGradients,
-    Streams,
     build_stages,
-    check_timeout,
     differentiable,
     emulation_of,
     frees_memory,
@@ -48,8 +46,7 @@ from .runtime import (
 )
 from .runtime.as_module import AsModule
 from .runtime.observe.trace import Trace, Traces
-from .runtime.options import RunOptions, check_runs, check_types
-from .runtime.runner import Runner
+from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -83,8 +80,9 @@ class Pipeline(AsModule):
             in both cases.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
-        optimizer: makes an optimizer for a list of parameters. Each stage then has its own, which steps within
-            :meth:`step` as soon as the last gradient of the stage is there.
+        optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
+            has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
+            gradient of the stage is there.
         timeout: seconds after which a step in which no action ends fails with a TimeoutError that says which device
             waits for what. A backward of ``pipe(x)`` on accelerators has no timeout.
         nan_guard: raise FloatingPointError at the first number of a step that is not finite, with its layer, stage and
@@ -120,10 +118,9 @@ class Pipeline(AsModule):
         timeout: float | None = None,
         nan_guard: bool = False,
     ) -> None:
-        check_types(plan, loss_fn=loss_fn, split=split, merge=merge)
         check_runs(plan, reduction, optimizer, timeout)
+        check_functions(loss_fn=loss_fn, split=split, merge=merge)
         self._plan = plan
-        self._loss_fn = loss_fn
         self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
         self._merge = merge
         self._traces = Traces(plan, always=trace)
@@ -132,19 +129,21 @@ class Pipeline(AsModule):
         self._batching = Batching(layers[0], model.modules(), plan.micro_batches, split, merge)
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
-        self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
-        self._orders = Orders(plan, with_optimizers=optimizer is not None)
         if nan_guard:
             guard_stages(self._stages)
-        norms = DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages)
-        streams = Streams.of([torch.device(d.torch_device or "cpu") for d in plan.workers])
-        # Last of what can fail: it starts the workers.
-        self._engine = Engine(plan, timeout)
-        self._runner = Runner(
-            self._engine, self._stages, self._orders, self._traces, norms, streams, self._emulation
-        )
+        self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
+        self._orders = Orders(plan, with_optimizers=optimizer is not None)
         self._passes = Passes()
-        self._close = weakref.finalize(self, self._engine.close, "the pipeline is closed")
+        # Last of what can fail: it starts the workers.
+        self._engine = Engine(
+            plan,
+            self._stages,
+            self._orders,
+            self._traces,
+            DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages),
+            self._emulation,
+            timeout,
+        )
 
     @classmethod
     def auto(
@@ -185,8 +184,8 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan` do.
         """
-        check_types(None, loss_fn=loss_fn, split=split, merge=options.get("merge"))
-        check_timeout(options.get("timeout"))
+        check_keywords(options, inspect.signature(cls.auto).parameters)
+        check_functions(loss_fn=loss_fn, split=split)
         made = plan_for(
             model,
             sample,
@@ -275,9 +274,10 @@ class Pipeline(AsModule):
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
-        with self._runner.claimed():
+        with self._engine.claimed():
             order = self._orders.step(len(batch.inputs))
-            gradients = StepGradients(self._unstepped)
+            # Without those that the optimizers of the stages update.
+            gradients = StepGradients(lambda: () if self._optimizers.by_stage else self.parameters())
             sink = make_loss_sink(
                 self._loss, batch, order.schedule, scaler, gradients.begin, self._merge, return_outputs
             )
@@ -285,7 +285,7 @@ class Pipeline(AsModule):
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
-            step = self._runner.new_step(order, messages, sink, None, recorder, optimizers, batch.targets)
+            step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, batch.targets)
             try:
                 self._engine.execute(step, scaled=scaler is not None)
                 factor = sink.correction()
@@ -297,9 +297,7 @@ class Pipeline(AsModule):
             graph_cut.backward_inputs(batch.inputs, found)
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
-            raise LossError(
-                "nothing was trained: the output of the model has no gradient, as if it were detached"
-            )
+            raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
         return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
 
     @frees_memory
@@ -315,13 +313,13 @@ class Pipeline(AsModule):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        with torch.inference_mode(False), torch.no_grad(), self._runner.claimed(), self.evaluating():
+        with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
             batch = self._parts(args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
             sink = make_loss_sink(
                 self._loss, batch, order.schedule, merge=self._merge, keep_outputs=return_outputs
             )
-            self._runner.forwards([graph_cut.part(one) for one in batch.inputs], sink)
+            self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink)
             return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
 
     @frees_memory
@@ -338,18 +336,13 @@ class Pipeline(AsModule):
         batch = self._parts(args, kwargs)
         if torch.is_grad_enabled():
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
-            named = [(f"parameter {name!r}", parameter) for name, parameter in self.named_parameters()]
-            outputs = differentiable(
-                batch.inputs,
-                batch.sizes,
-                self._runner.forwards_for_caller,
-                self._backward,
-                (s.device for s in self._stages),
-                named if recomputes else (),
-            )
+            named = ((f"parameter {name!r}", parameter) for name, parameter in self.named_parameters())
+            devices = (stage.device for stage in self._stages)
+            forward, read_again = self._engine.forwards_for_caller, named if recomputes else ()
+            outputs = differentiable(batch.inputs, batch.sizes, forward, self._backward, devices, read_again)
             return self._batching.joined(outputs, batch)
         sink = OutputSink(batch.sizes)
-        self._runner.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
+        self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
         return self._batching.joined(sink.outputs, batch)
@@ -373,7 +366,7 @@ class Pipeline(AsModule):
         A step that is running, in another thread or in the layer that calls this, is finished first.
         """
         self._passes.end("the pipeline is closed")
-        self._close()
+        self._engine.close("the pipeline is closed")
         self._engine.join()
 
     def __enter__(self) -> Self:
@@ -390,19 +383,15 @@ class Pipeline(AsModule):
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> MicroBatches:
-        """Return the micro-batches of a call, after checking that the pipeline is open and its layers are unchanged."""
+        """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
         return self._batching.parts(args, kwargs, target)
 
     def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
-        self._runner.hold_for_caller(outputs)
+        self._engine.hold_for_caller(outputs)
         return self._batching.joined(outputs, batch)
-
-    def _unstepped(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that no stage's optimizer updates."""
-        return () if self._optimizers.by_stage else self.parameters()
 
     def _backward(self, forward: Step, sink: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with nullcontext() if parameters else gradients_kept(self.parameters()):
-            return self._runner.backwards(forward, sink)
+            return self._engine.backwards(forward, sink)

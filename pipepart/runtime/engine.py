@@ -1,47 +1,84 @@
-"""Engine: the workers of a pipeline, which execute one run at a time."""
+"""Engine: the workers of a pipeline, which run one step at a time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
+from ..autograd import graph_cut
 from ..planning import Plan
 from ..workers.forks import FORKED, listen_for_forks
 from ..workers.worker import Job, Worker, start_workers
+from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, Watchdog
+from .loss_sink import LossSink, OutputSink
+from .observe.recorder import Recorder
+from .observe.trace import Traces
+from .order import Order, Orders
+from .stage import Stage
+from .state.batch_norm import DeferredBatchNorm
 from .step import Step
+from .transport.cuda import Streams, any_pinned
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out
 
 
 class Engine:
-    """One worker per device. The caller's thread starts a run on them, waits, and raises the first failure.
+    """One worker per device. The caller's thread starts a step on them, waits, and raises the first failure.
 
     Args:
         plan: has the devices.
-        timeout: a run is given up if no action ends for this many seconds; None for no limit.
+        stages: all stages of the plan's schedule.
+        orders: the orders of actions.
+        traces: record the steps while a trace is open.
+        batch_norms: BatchNorm layers whose statistics are updated once per step.
+        emulation: of virtual devices, if they are emulated.
+        timeout: a step is given up if no action ends for this many seconds; None for no limit.
     """
 
-    def __init__(self, plan: Plan, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[Stage],
+        orders: Orders,
+        traces: Traces,
+        batch_norms: DeferredBatchNorm,
+        emulation: DeviceEmulation | None = None,
+        timeout: float | None = None,
+    ) -> None:
         self.closed: str = ""
         self._plan = plan
+        self._stages = stages
+        self._orders = orders
+        self._traces = traces
+        self._batch_norms = batch_norms
+        self._emulation = emulation
         self._timeout = timeout
+        self._claim_lock = threading.Lock()
+        self._claim: object | None = None
         # Either all workers get a job or none. Reentrant, as a signal handler may close the pipeline meanwhile.
         self._lock = threading.RLock()
         self._handing_out = False
         self._stuck: set[int] = set()  # workers that the engine no longer waits for
         self._names = [device.name for device in plan.workers]
-        self.workers: list[Worker] = start_workers(
-            [(d.name, torch.device(d.torch_device or "cpu"), d.threads) for d in plan.workers]
-        )
+        homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
+        self._streams = Streams.of(homes)
+        threads = [device.threads for device in plan.workers]
+        # Last of what can fail: it starts the threads.
+        self.workers: list[Worker] = start_workers(list(zip(self._names, homes, threads, strict=True)))
         listen_for_forks(self)
+        weakref.finalize(self, _stop, self.workers).atexit = False
 
     def check_open(self) -> None:
         """Raise if the engine is closed.
@@ -52,58 +89,110 @@ class Engine:
         if self.closed:
             raise RuntimeError(self.closed)
 
-    def execute(self, step: Step, scaled: bool = False) -> None:
-        """Run a schedule to its end. ``scaled``: gradients are scaled, so they may overflow.
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Give the calling thread exclusive use of the stages within the block.
+
+        Raises:
+            RuntimeError: the engine is closed, or another thread has them.
+        """
+        self.check_open()
+        claim = object()
+        try:  # before the claim: an interrupt may come between any two instructions
+            with self._claim_lock:
+                self._claim = self._claim or claim
+            if self._claim is not claim:
+                raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
+            with self._batch_norms.gathering():
+                yield
+        finally:
+            if self._claim is claim:
+                self._claim = None
+
+    def new_step(
+        self,
+        order: Order,
+        inputs: Sequence[Any],
+        sink: LossSink,
+        forward: Step | None = None,
+        recorder: Recorder | None = None,
+        optimizers: Sequence[Optimizer | None] = (),
+        targets: Any = (),
+    ) -> Step:
+        """Create a step of these actions, which is executed later."""
+        return Step(
+            order,
+            self._stages,
+            inputs,
+            sink,
+            forward=forward,
+            optimizers=optimizers,
+            recorder=recorder,
+            streams=self._streams,
+            reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
+            emulation=self._emulation,
+        )
+
+    def forwards(self, inputs: Sequence[Any], sink: LossSink) -> Step:
+        """Run all forwards of a mini-batch."""
+        order = self._orders.forwards(len(inputs))
+        recorder = self._traces.recorder(order.schedule, self._stages)
+        step = self.new_step(order, inputs, sink, recorder=recorder)
+        self.execute(step)
+        self._traces.add_forward(recorder)
+        return step
+
+    def forwards_for_caller(self, inputs: Sequence[Any], sink: OutputSink) -> Step:
+        """Run all forwards of a mini-batch and give the outputs to the caller."""
+        with self.claimed():
+            step = self.forwards(inputs, sink)
+            self.hold_for_caller(sink.outputs)
+        return step
+
+    def backwards(self, forward: Step, sink: OutputSink) -> Sequence[graph_cut.Gradients]:
+        """Run the backwards of such forwards; return the gradients of the inputs, one entry per micro-batch.
+
+        With accelerators they run on the calling thread: see :meth:`pipepart.runtime.step.Step.backward_here`.
+        """
+        with self.claimed():
+            parts = len(forward.input_gradients)
+            step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward)
+            on_workers = all(stage.device.type == "cpu" for stage in self._stages)
+            self.execute(step, on_workers=on_workers)
+        return step.input_gradients
+
+    def hold_for_caller(self, outputs: Any) -> None:
+        """Keep the memory of outputs until the caller's streams have read them."""
+        if self._streams:
+            self._streams.hold_for_caller(outputs)
+
+    def execute(self, step: Step, scaled: bool = False, on_workers: bool = True) -> None:
+        """Run a step to its end.
+
+        Args:
+            step: a step that has not run.
+            scaled: whether gradients are scaled, so that they may overflow.
+            on_workers: otherwise it is a backward that runs on the calling thread, without a timeout.
 
         Raises:
             RuntimeError: the engine is closed.
             TimeoutError: no action has ended for too long.
             BaseException: the first failure on any device, with its own type and traceback. By then every worker has
-            left the run, or the engine is closed.
+                left the step, or the engine is closed.
         """
         self.check_open()
-        done: SimpleQueue[None] = SimpleQueue()
         step.begin_guards(scaled)
+        if on_workers:
+            self._run_on_workers(step)
         try:
-            # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
-            jobs = (
-                partial(copy_context().run, partial(step.work, number)) for number in range(len(self.workers))
-            )
-            self._hand_out(jobs, partial(done.put, None))
-            if self._timeout is None:
-                for _ in self.workers:
-                    done.get()
+            if on_workers:
+                step.finish()
             else:
-                Watchdog(self._timeout, step, self.workers, self._names).wait(done)
-        except BaseException as interrupt:  # KeyboardInterrupt, in this thread, or the watchdog's
-            step.fail(interrupt)
-            self._wait_until_idle(
-                _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
-            )
-            step.forget()
-            raise
-        try:
-            step.finish()
-        except BaseException as error:  # caused by a failed device: the worker's own error says more
+                step.backward_here()
+        except (
+            BaseException
+        ) as error:  # after the workers, of a failed device: the worker's own error says more
             step.fail(error)
-        self._raise_failure(step)
-
-    def execute_here(self, step: Step) -> None:
-        """Run the backward of all stages on the calling thread.
-
-        Raises:
-            RuntimeError: the engine is closed.
-            BaseException: the error of the step.
-        """
-        self.check_open()
-        step.begin_guards(scaled=False)
-        try:
-            step.backward_here()
-        except Exception as error:
-            step.fail(error)
-        self._raise_failure(step)
-
-    def _raise_failure(self, step: Step) -> None:
         if step.guards:
             step.failure = first_not_finite(step.guards, step.sink, step.failure)
         if step.failure is not None:
@@ -121,7 +210,7 @@ class Engine:
                 return
             self.closed = reason
             if not self._handing_out:
-                self._stop()
+                _stop(self.workers)
 
     def join(self) -> None:
         """Wait until the workers of a closed engine have ended, except those that are stuck.
@@ -140,6 +229,28 @@ class Engine:
         self._stuck = set(range(len(self.workers)))
         self.closed = FORKED
 
+    def _run_on_workers(self, step: Step) -> None:
+        """Give the step to every worker and wait for all of them. An interrupt in this thread ends the step."""
+        done: SimpleQueue[None] = SimpleQueue()
+        try:
+            # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
+            jobs = (
+                partial(copy_context().run, partial(step.work, number)) for number in range(len(self.workers))
+            )
+            self._hand_out(jobs, partial(done.put, None))
+            if self._timeout is None:
+                for _ in self.workers:
+                    done.get()
+            else:
+                Watchdog(self._timeout, step, self.workers, self._names).wait(done)
+        except BaseException as interrupt:  # KeyboardInterrupt, or the watchdog's
+            step.fail(interrupt)
+            self._wait_until_idle(
+                _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
+            )
+            step.forget()
+            raise
+
     def _hand_out(self, jobs: Iterable[Job], then: Job | None = None) -> None:
         with self._lock:
             self.check_open()
@@ -150,11 +261,7 @@ class Engine:
             finally:
                 self._handing_out = False
                 if self.closed:  # by the handler of a signal
-                    self._stop()
-
-    def _stop(self) -> None:
-        for worker in self.workers:
-            worker.stop()
+                    _stop(self.workers)
 
     def _wait_until_idle(self, seconds: float | None) -> None:
         """Wait until every worker is idle.
@@ -183,3 +290,8 @@ class Engine:
     def _give_up(self, workers: set[int], reason: str) -> None:
         self._stuck |= workers
         self.close(f"the pipeline is closed: {reason}")
+
+
+def _stop(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.stop()

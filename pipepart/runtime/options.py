@@ -1,7 +1,9 @@
-"""RunOptions: the keywords that :class:`pipepart.Pipeline` and ``Pipeline.auto`` share."""
+"""The keywords that :class:`pipepart.Pipeline` and ``Pipeline.auto`` share, and checks of all arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
@@ -27,15 +29,32 @@ class RunOptions(TypedDict, total=False):
     nan_guard: bool
 
 
-def check_types(plan: Any, **functions: Any) -> None:
-    """Check that ``plan`` is a Plan (unless it is still to be made) and that functions are callable.
+def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:
+    """Check the keywords of ``Pipeline.auto`` before anything is measured.
+
+    Args:
+        options: those that go to the pipeline.
+        others: the names of its other parameters.
 
     Raises:
-        TypeError: an argument has the wrong type.
+        TypeError: a keyword is unknown, or an argument has the wrong type.
+        ValueError: ``timeout`` is no positive, finite number.
     """
-    if plan is not None and not isinstance(plan, Plan):
-        hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
-        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
+    for name in options.keys() - RunOptions.__annotations__.keys():
+        near = get_close_matches(name, [*others, *RunOptions.__annotations__], n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"Pipeline.auto() got an unexpected keyword argument {name!r}{hint}")
+    check_functions(merge=options.get("merge"))
+    check_optimizer(options.get("optimizer"))
+    check_timeout(options.get("timeout"))
+
+
+def check_functions(**functions: Any) -> None:
+    """Check that functions are callable or None.
+
+    Raises:
+        TypeError: one is not.
+    """
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r:.80}")
@@ -44,13 +63,16 @@ def check_types(plan: Any, **functions: Any) -> None:
 def check_runs(
     plan: Plan, reduction: str | None, optimizer: OptimizerFactory | None, timeout: float | None
 ) -> None:
-    """Refuses what a pipeline cannot run, before anything is moved to a device.
+    """Refuse what a pipeline cannot run, before anything is moved to a device.
 
     Raises:
-        TypeError: ``optimizer`` cannot be called.
+        TypeError: ``plan`` is no Plan, or ``optimizer`` cannot be called.
         ValueError: the plan has branches, or does not go with the optimizers or the reduction; or ``timeout`` is no
             positive, finite number.
     """
+    if not isinstance(plan, Plan):
+        hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
+        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
     if plan.edges:
         raise ValueError(
             f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "

@@ -10,9 +10,10 @@ from schedules import Kind, Schedule
 from ..planning import Plan
 
 _MOST = 32  # size of the cache, by number of micro-batches: small mini-batches have fewer
-_COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _FORWARDS = frozenset({Kind.F})
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
+# All but sends and receives: the transport sends messages when they are made and receives them when they are needed.
+_STEP = _FORWARDS | _BACKWARDS | {Kind.OPT_STEP}
 
 
 @dataclass(frozen=True)
@@ -40,43 +41,40 @@ class Orders:
     def __init__(self, plan: Plan, with_optimizers: bool = False) -> None:
         self._plan = plan
         self._with_optimizers = with_optimizers
-        self._steps: dict[int, Order] = {}
-        self._parts: dict[tuple[int, frozenset[Kind]], Order] = {}
+        self._built: dict[int, tuple[Order, Order, Order]] = {}
 
     def step(self, micro_batches: int) -> Order:
         """Return the order of a whole step, for any number of micro-batches up to the plan's."""
-        if micro_batches not in self._steps:
+        return self._of(micro_batches)[0]
+
+    def forwards(self, micro_batches: int) -> Order:
+        """Return the forwards of a step, in its order."""
+        return self._of(micro_batches)[1]
+
+    def backwards(self, micro_batches: int) -> Order:
+        """Return the backwards of a step, in its order."""
+        return self._of(micro_batches)[2]
+
+    def _of(self, micro_batches: int) -> tuple[Order, Order, Order]:
+        if micro_batches not in self._built:
             schedule = self._plan.build_schedule(micro_batches)
             if self._with_optimizers and not schedule.versions:
                 schedule = schedules.insert_optimizer_step(schedule)
             schedules.check(schedule)
-            schedule = _without_communication(schedule)
-            if len(self._steps) >= _MOST:
-                self._steps.clear()
-                self._parts.clear()
-            actions = (action for row in schedule.actions for action in row)
-            repeated = [(a.stage, a.micro_batch or 0) for a in actions if a.kind is Kind.RECOMPUTE]
-            self._steps[micro_batches] = Order(schedules.split_overlaps(schedule), frozenset(repeated))
-        return self._steps[micro_batches]
-
-    def forwards(self, micro_batches: int) -> Order:
-        """Return the forwards of a step, in its order."""
-        return self._part(micro_batches, _FORWARDS)
-
-    def backwards(self, micro_batches: int) -> Order:
-        """Return the backwards of a step, in its order."""
-        return self._part(micro_batches, _BACKWARDS)
-
-    def _part(self, micro_batches: int, kinds: frozenset[Kind]) -> Order:
-        key = micro_batches, kinds
-        if key not in self._parts:
-            whole = self.step(micro_batches)
-            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in whole.schedule.actions)
-            self._parts[key] = replace(whole, schedule=replace(whole.schedule, actions=rows))
-        return self._parts[key]
+            schedule = _only(schedules.split_overlaps(schedule), _STEP)
+            again = [a for row in schedule.actions for a in row if a.kind is Kind.RECOMPUTE]
+            whole = Order(schedule, frozenset((a.stage, a.micro_batch or 0) for a in again))
+            forwards, backwards = _only(schedule, _FORWARDS), _only(schedule, _BACKWARDS)
+            if len(self._built) >= _MOST:
+                self._built.clear()
+            self._built[micro_batches] = (
+                whole,
+                replace(whole, schedule=forwards),
+                replace(whole, schedule=backwards),
+            )
+        return self._built[micro_batches]
 
 
-def _without_communication(schedule: Schedule) -> Schedule:
-    """Remove sends and receives: the transport sends messages when they are made and receives them when needed."""
-    rows = tuple(tuple(a for a in row if a.kind not in _COMMUNICATION) for row in schedule.actions)
+def _only(schedule: Schedule, kinds: frozenset[Kind]) -> Schedule:
+    rows = tuple(tuple(action for action in row if action.kind in kinds) for row in schedule.actions)
     return schedule if rows == schedule.actions else replace(schedule, actions=rows)

@@ -40,6 +40,9 @@ from .state.replicas import CopiedLayers
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
+# Takes the number of a micro-batch and its output; returns where gradients enter.
+Receive = Callable[[int, Any], tuple[GradientEdge, ...]]
+
 _NOTHING = nullcontext()
 
 
@@ -83,18 +86,6 @@ class Held(NamedTuple):
     weights: int
 
 
-class LastStage(NamedTuple):
-    """Receives the output of the last stage of each replica.
-
-    Attributes:
-        receive: called with stage, micro-batch and output; returns where gradients enter.
-        can_wait: whether an output that is recomputed is only needed after its second forward.
-    """
-
-    receive: Callable[[int, int, Any], tuple[GradientEdge, ...]]
-    can_wait: bool
-
-
 class StageRun:
     """One stage during one step. Called on the stage's worker.
 
@@ -103,7 +94,7 @@ class StageRun:
         keys: the random numbers of the step.
         modes: of the caller.
         sink: takes the losses that layers add.
-        last: receives the output; None for all but the last stage.
+        receive: takes the output of the last stage of a replica; None for other stages.
         recomputed: the micro-batches whose forward runs twice.
         optimizer: of the stage, if it steps within the step.
         versions: the stage's weights, if the schedule changes them within the step.
@@ -120,14 +111,14 @@ class StageRun:
         keys: RngKeys,
         modes: Modes,
         sink: LossSink,
-        last: LastStage | None,
+        receive: Receive | None,
         recomputed: frozenset[int] = frozenset(),
         optimizer: Optimizer | None = None,
         versions: Versions | None = None,
     ) -> None:
         self.index = stage.index
         self.stage = stage
-        self.is_last = last is not None
+        self.is_last = receive is not None
         self.versions = versions
         self.routes = stage.shared.refresh()
         self.stashes: dict[int, Stash] = {}
@@ -136,7 +127,7 @@ class StageRun:
         self._keys = keys
         self._modes = modes
         self._sink = sink
-        self._last = last
+        self._receive = receive
         self._recomputed = recomputed
         self._optimizer = optimizer
         self._added = losses_of_stage()
@@ -152,7 +143,7 @@ class StageRun:
                 else:
                     made = self.stage.run(message, micro_batch, self._keys)
             losses = self._added.taken()
-            if kept and self._last and self._last.can_wait and graph_cut.leaves(made.output):
+            if kept and self._receive and self._sink.can_wait and graph_cut.leaves(made.output):
                 self.inputs[micro_batch] = kept
                 return None
             output, stash = self._pass_on(micro_batch, made, losses)
@@ -248,6 +239,17 @@ class StageRun:
             add_note(error, f"{LAYER}in the step of its optimizer ({type(self._optimizer).__name__})")
             raise
 
+    def settle(self) -> None:
+        """Called after the last action, also of a failed step: the parameters hold the newest weights again."""
+        if self.versions:
+            self.versions.settle()
+
+    def finish(self) -> None:
+        """Called after the last forward: take over what the forwards have set, and check what they must not write."""
+        self.stage.shared.finish()
+        if self.stage.copied:
+            self.stage.copied.finish()
+
     def add_root(self, micro_batch: int, tensor: Tensor) -> None:
         """Have the backward of a micro-batch start at one more tensor."""
         stash = self.stashes[micro_batch]
@@ -285,11 +287,11 @@ class StageRun:
     def _pass_on(self, micro_batch: int, made: Made, losses: Sequence[Added]) -> tuple[Any, Stash]:
         """Return the message for the next stage, or hand the output over; and what the backward needs."""
         added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
-        if self._last is None:
+        if self._receive is None:
             check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
         else:
-            message, roots = None, self._last.receive(self.index, micro_batch, made.output)
+            message, roots = None, self._receive(micro_batch, made.output)
         return message, Stash(made.inputs, roots, made.ends, added)
 
     def _input_gradients(self, micro_batch: int, stash: Stash) -> list[Tensor | None]:

@@ -6,9 +6,14 @@
     F(0, 3) ── output under (F, 1, 3) ─────▶ recv, F(1, 3), loss
     recv, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
 
-An action has three parts: it *receives* what its stage needs, and waits for it; the stage *computes*; and it *sends*
-what other stages need. A message is keyed by the action that receives it. What a stage keeps from one of its actions to
-the next is in its :class:`StageRun`, which its worker alone uses, so workers share nothing but messages.
+An action has three parts, in the table ``PARTS``: it *receives* what its stage needs, and waits for it; the stage
+*computes*; and it *sends* what other stages need. A message is keyed by the action that receives it. What a stage keeps
+from one of its actions to the next is in its :class:`StageRun`, which its worker alone uses, so workers share nothing
+but messages.
+
+The way of one micro-batch through a stage: ``Step.work`` picks the action, ``Step.do`` runs its three parts,
+``StageRun.forward`` keeps what the backward needs, ``Stage.run`` prepares the input, ``Stage.run_layers`` calls the
+layers.
 
 A forward alone, and the backward that autograd asks for later, are steps too: the second goes on with the stages of the
 first.
@@ -17,8 +22,9 @@ first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,22 +35,25 @@ from schedules import Action, Kind
 
 from ..autograd import graph_cut
 from ..workers.modes import Modes
+from ..workers.process_settings import quick_turns
 from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .loss_sink import LossSink
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .order import Order
-from .parts import Part, Parts, emulated, on_version
-from .quick_turns import quick_turns
 from .replay.randomness import RngKeys
 from .stage import Stage
-from .stage_run import Held, LastStage, StageRun
+from .stage_run import Held, StageRun
 from .state.replicas import CopiedLayers
 from .state.weight_versions import Versions
 from .transport.base import Key, Stopped, Transport
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.threads import ThreadTransport
+
+# What a kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)`` and ``send(step, run, k, made)``.
+Part = Callable[..., Any]
+Parts = Mapping[Kind, tuple[Part, Part, Part]]
 
 
 class Step:
@@ -104,20 +113,20 @@ class Step:
         self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
         self._worker_of = schedule.device_of
         self._parts: Parts = PARTS
-        watch = Watch.wanted(schedule, stages, recorder)
+        self._host_copies: list[torch.Event | torch.cuda.Event] = []
         transport: Transport = ThreadTransport(schedule)
         if streams is not None:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
+            if reads_pinned:
+                self._parts = {**PARTS, Kind.F: (*PARTS[Kind.F][:2], Step._send_output_and_note)}
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
-            self._parts = {kind: emulated(emulation, kind, *parts) for kind, parts in self._parts.items()}
-        self._host_copies: list[torch.Event | torch.cuda.Event] = []
-        if streams is not None and reads_pinned:
-            self._parts = {**self._parts, Kind.F: (*self._parts[Kind.F][:2], Step._send_output_and_note)}
-        if watch is not None:
-            self._parts, transport = watch.parts(self._parts), WatchedTransport(transport, schedule, watch)
+            self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
+        if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
+            transport = WatchedTransport(transport, schedule, watch)
+            self._parts = watch.parts(self._parts)
         if schedule.versions:
-            self._parts = {kind: on_version(kind, *parts) for kind, parts in self._parts.items()}
+            self._parts = _within(self._parts, _on_version)
         self._transport = transport
         self._inputs = inputs
         for stage in stages:
@@ -151,8 +160,10 @@ class Step:
                         self.current[worker] = action
                         do(action)
                 finally:
-                    self._settle(worker)
-                self._finish(worker)
+                    for run in self.runs_on(worker):
+                        run.settle()
+                for run in self.runs_on(worker) if self._has_forwards else ():
+                    run.finish()
                 self.current[worker] = None
         except Stopped:
             pass
@@ -235,7 +246,7 @@ class Step:
         self, order: Order, stages: Sequence[Stage], sink: LossSink, optimizers: Sequence[Optimizer | None]
     ) -> list[StageRun]:
         schedule = self.schedule
-        last = LastStage(_receiver(sink, schedule.replicas), sink.can_wait)
+        receive = partial(_receive, threading.Lock(), sink)
         again: list[set[int]] = [set() for _ in stages]
         for stage, micro_batch in order.repeated if self.modes.grad else ():
             again[stage].add(micro_batch)
@@ -246,24 +257,13 @@ class Step:
                 self.keys,
                 self.modes,
                 sink,
-                last if schedule.next_stage(stage.index) is None else None,
+                receive if schedule.next_stage(stage.index) is None else None,
                 frozenset(again[stage.index]),
-                of_stages[stage.index],
-                Versions(schedule, stage.index, of_stages[stage.index]) if schedule.versions else None,
+                optimizer,
+                Versions(schedule, stage.index, optimizer) if schedule.versions else None,
             )
-            for stage in stages
+            for stage, optimizer in zip(stages, of_stages, strict=True)
         ]
-
-    def _settle(self, worker: int) -> None:
-        for run in self.runs_on(worker):
-            if run.versions:
-                run.versions.settle()
-
-    def _finish(self, worker: int) -> None:
-        for run in self.runs_on(worker) if self._has_forwards else ():
-            run.stage.shared.finish()
-            if run.stage.copied:
-                run.stage.copied.finish()
 
     def _end(self) -> None:
         if self._streams:
@@ -293,12 +293,9 @@ class Step:
         """Receive or send nothing."""
 
     def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
-        stage = run.index
-        return (
-            self._inputs[micro_batch]
-            if self._is_first[stage]
-            else self._recv(stage, (Kind.F, stage, micro_batch))
-        )
+        if self._is_first[run.index]:
+            return self._inputs[micro_batch]
+        return self._recv(run.index, (Kind.F, run.index, micro_batch))
 
     def _send_output(self, run: StageRun, micro_batch: int, message: Any) -> None:
         if not run.is_last:
@@ -360,15 +357,13 @@ class Step:
             self._transport.send(run.index, first, (Kind.REDUCE_GRAD, run.index, first), gradients)
 
     def _place(self, action: Action) -> str:
-        replica, stage = divmod(action.stage, self.schedule.model_stages)
-        which = f" of copy {replica}" if self.schedule.replicas > 1 else ""
+        of, micro_batch, where = self.schedule, action.micro_batch, self.runs[action.stage].stage.where
+        replica, stage = divmod(action.stage, of.model_stages)
+        which = f" of copy {replica}" if of.replicas > 1 else ""
         part = (
-            "all micro-batches"
-            if action.micro_batch is None
-            else f"micro-batch {action.micro_batch} of {self.schedule.micro_batches}"
+            "all micro-batches" if micro_batch is None else f"micro-batch {micro_batch} of {of.micro_batches}"
         )
-        where = self.runs[action.stage].stage.where
-        return f"{PLACE}stage {stage} of {self.schedule.model_stages}{which} on {where}, {part} (action {action})"
+        return f"{PLACE}stage {stage} of {of.model_stages}{which} on {where}, {part} (action {action})"
 
 
 PARTS: dict[Kind, tuple[Part, Part, Part]] = {
@@ -382,12 +377,24 @@ PARTS: dict[Kind, tuple[Part, Part, Part]] = {
 }
 
 
-def _receiver(sink: LossSink, replicas: int) -> Callable[[int, int, Any], tuple[GradientEdge, ...]]:
-    """Return the function that passes an output to the sink; with replicas, one last stage at a time."""
-    one_at_a_time = threading.Lock() if replicas > 1 else nullcontext()
+def _within(parts: Parts, entered: Callable[[Kind, StageRun, Any], AbstractContextManager[object]]) -> Parts:
+    """Return the parts with each computation within a context."""
 
-    def receive(stage: int, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        with one_at_a_time:
-            return sink.receive(micro_batch, value)
+    def computed(kind: Kind, compute: Part, run: StageRun, micro_batch: int | None, given: Any) -> Any:
+        with entered(kind, run, micro_batch):
+            return compute(run, micro_batch, given)
 
-    return receive
+    return {kind: (recv, partial(computed, kind, part), send) for kind, (recv, part, send) in parts.items()}
+
+
+def _on_version(kind: Kind, run: StageRun, micro_batch: int) -> AbstractContextManager[object]:
+    """Set the weights to the version of the micro-batch, in an asynchronous schedule."""
+    if run.versions is None or kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
+        return nullcontext()
+    return run.versions.used(micro_batch)
+
+
+def _receive(lock: threading.Lock, sink: LossSink, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+    """Pass an output to the sink. The last stages of replicas do so on several workers: one at a time."""
+    with lock:
+        return sink.receive(micro_batch, value)

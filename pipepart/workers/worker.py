@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import torch
 
-from .host_memory import kept_memory
+from .process_settings import kept_memory
 
 Job = Callable[[], None]
 Jobs = SimpleQueue[tuple[Job, Job | None] | None]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -251,6 +252,18 @@ def test_plain_mistakes_in_making_a_pipeline_are_told():
         unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=2.0)
     with pytest.raises(TypeError, match="optimizer_state must be the name of an optimizer"):
         unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), optimizer_state=torch.optim.Adam)
+    assert_untouched(model)
+
+
+def test_auto_refuses_wrong_keywords_before_it_measures():
+    model = network()
+    auto: Any = partial(Pipeline.auto, model, X, target=Y, loss_fn=nn.MSELoss())
+    with pytest.raises(TypeError, match=r"Pipeline\.auto\(\) .* 'schedul': did you mean 'schedule'\?"):
+        auto(schedul="1f1b")
+    with pytest.raises(TypeError, match=r"Pipeline\.auto\(\) .* 'colour'$"):
+        auto(colour=1)
+    with pytest.raises(TypeError, match=r"got SGD: Pipeline\(\.\.\., optimizer=lambda params: "):
+        auto(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert_untouched(model)
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from pipepart.workers import host_memory, worker
+from pipepart.workers import process_settings, worker
 from pipepart.workers.worker import start_workers
 
 
@@ -45,7 +45,7 @@ class Library:
 
 
 def test_freed_memory_is_kept_while_a_worker_of_the_cpu_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, kept = Library(), host_memory._KeptMemory()
+    library, kept = Library(), process_settings._KeptMemory()
     monkeypatch.setattr(kept, "_library", library)
     monkeypatch.setattr(worker, "kept_memory", kept)
     workers = start_workers([(str(number), torch.device("cpu"), 1) for number in range(2)])
@@ -61,4 +61,4 @@ def test_freed_memory_is_kept_while_a_worker_of_the_cpu_lives(monkeypatch: pytes
 
 def test_settings_of_the_users_own_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
-    assert host_memory._glibc() is None
+    assert process_settings._glibc() is None

@@ -13,7 +13,8 @@ import schedules
 from schedules import Timeline
 
 from ...planning import Plan
-from .. import Recorder, Stage
+from ..stage import Stage
+from .recorder import Recorder
 
 
 class Trace:

@@ -18,7 +18,7 @@ _LIKE_THIS = "Pipeline(..., optimizer=lambda params: torch.optim.SGD(params, lr=
 _OTHERWISE = "make the pipeline without optimizer=, and step one optimizer over pipe.parameters()"
 
 
-def check_optimizer(factory: OptimizerFactory | None, plan: Plan) -> None:
+def check_optimizer(factory: OptimizerFactory | None, plan: Plan | None = None) -> None:
     """Check the optimizer factory before anything is moved.
 
     Raises:
@@ -29,7 +29,7 @@ def check_optimizer(factory: OptimizerFactory | None, plan: Plan) -> None:
         raise TypeError(
             f"optimizer must make an optimizer of the parameters of a stage, got {type(factory).__name__}: {_LIKE_THIS}"
         )
-    if factory is None and plan.asynchronous:
+    if factory is None and plan is not None and plan.asynchronous:
         raise ValueError(
             f"schedule {plan.schedule!r} is asynchronous: stages change their weights within a step, by an optimizer "
             f"each; {_LIKE_THIS}. Its numbers are not those of plain training: for these choose '1f1b', or another"
