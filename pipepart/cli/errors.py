@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dis
 import errno
+import functools
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import ParamSpec
 
 import typer
 
-if TYPE_CHECKING:
-    from ..planning import InfeasiblePlanError
-
-_OUR_PACKAGES = {"pipepart", "schedules"}
+_Parameters = ParamSpec("_Parameters")
+_OUR_PACKAGES = ("pipepart", "schedules")
 # Frames between ours and the first one of a user's module, layer or loss.
 _IN_BETWEEN = ("importlib", "threading", "contextlib", "torch.nn.modules.module")
 
@@ -25,72 +23,76 @@ class UsageError(typer.BadParameter):
     """Bad input of a command. The message says what is wrong and what to write instead."""
 
     def format_message(self) -> str:
-        """The message, without a prefix."""
+        """Return the message without a prefix."""
         return self.message
 
 
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """End the command with status 2 for bad input, and with status 1 and a traceback for everything else.
+def with_exit_status(command: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
+    """Decorate a command to end with status 2 for bad input, and with 1 and a traceback for everything else.
 
     Bad input is a :class:`UsageError`, a model that does not fit, or a ValueError or TypeError that a ``raise`` of
     pipepart made. Exceptions from further in (a layer, a loss, the factory) and our own bugs keep their traceback.
     """
-    try:
-        yield
-    except (typer.TyperException, typer.Exit, BrokenPipeError):
-        raise
-    except (ValueError, TypeError) as error:
-        from ..planning import InfeasiblePlanError
 
-        if isinstance(error, InfeasiblePlanError):
-            _exit_infeasible(error)
-        if not _raised_by_us(error):
-            _exit_with_traceback(error)
-        raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            _exit_with_traceback(error)
+    @functools.wraps(command)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (
+            typer.BadParameter,
+            typer.Exit,
+            BrokenPipeError,
+        ):  # Typer ends the process quietly at a closed pipe
+            raise
+        except Exception as error:
+            _raise_bad_input(error)
+            _print_traceback(error)
+            raise typer.Exit(1) from None
+
+    return run
+
+
+def _raise_bad_input(error: Exception) -> None:
+    """Raise what ends the command with status 2 if the error is bad input."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         raise UsageError("cannot write the output: no space is left on the device") from None
-    except Exception as error:
-        _exit_with_traceback(error)
+    if not isinstance(error, ValueError | TypeError):
+        return
+    from ..planning import InfeasiblePlanError
+
+    if isinstance(error, InfeasiblePlanError):
+        from ..reporting import infeasible_report, show
+
+        show(infeasible_report(error, "Error: "), file=sys.stderr)
+        raise typer.Exit(2) from None
+    if _is_raised_by_us(error):
+        raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
 
 
-def _exit_infeasible(error: InfeasiblePlanError) -> None:
-    from ..reporting import infeasible_report, show
-
-    show(infeasible_report(error, "Error: "), file=sys.stderr)
-    raise typer.Exit(2) from None
-
-
-def _exit_with_traceback(error: Exception) -> None:
-    error.__traceback__ = _from_user_code(error)
-    typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    raise typer.Exit(1) from None
-
-
-def _raised_by_us(error: Exception) -> bool:
+def _is_raised_by_us(error: Exception) -> bool:
     """Return True if a ``raise`` statement of pipepart raised the exception, and not a call that failed there."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or not _is_ours(last.tb_frame.f_globals.get("__name__", "")):
+    if last is None or _package(last) not in _OUR_PACKAGES:
         return False
-    instruction = last.tb_frame.f_code.co_code[last.tb_lasti]
-    return dis.opname[instruction] == "RAISE_VARARGS"
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in _OUR_PACKAGES
-
-
-def _from_user_code(error: Exception) -> TracebackType | None:
-    """The traceback from the user's code on, or all of it if none of the user's code is in it."""
-    rest = error.__traceback__
-    while rest is not None:
-        module = rest.tb_frame.f_globals.get("__name__", "")
-        if not _is_ours(module) and not module.startswith(_IN_BETWEEN):
-            return rest
-        rest = rest.tb_next
+def _print_traceback(error: Exception) -> None:
+    """Print the traceback from the user's code on, or all of it if none of the user's code is in it."""
+    own = error.__traceback__
+    while own is not None and (_package(own) in _OUR_PACKAGES or _module(own).startswith(_IN_BETWEEN)):
+        own = own.tb_next
     # A SyntaxError's own message has the place in the user's file.
-    return None if isinstance(error, SyntaxError) else error.__traceback__
+    if own is not None or isinstance(error, SyntaxError):
+        error.__traceback__ = own
+    typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+
+
+def _module(entry: TracebackType) -> str:
+    return entry.tb_frame.f_globals.get("__name__", "")
+
+
+def _package(entry: TracebackType) -> str:
+    return _module(entry).partition(".")[0]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import schedules
 from schedules import Schedule, ScheduleError, Timeline
 
 from ..document import Document
+from ..planning import Plan
 from .errors import UsageError
-
-if TYPE_CHECKING:
-    from ..planning import Plan
 
 _Kind = TypeVar("_Kind", bound=Document)
 
@@ -36,22 +34,14 @@ def read(kind: type[_Kind], path: Path) -> _Kind:
     """
     wanted = kind.__name__.lower()
     text = _text(path, wanted)
-    found = _kind_of(text)
-    if found not in (wanted, None):
+    try:
+        fields = dict(json.loads(text))
+    except (ValueError, TypeError):
+        fields = {}
+    found = next((name for field, name in _KINDS.items() if field in fields), wanted)
+    if found != wanted:
         raise UsageError(f"{path} is a {found}, and this command takes a {wanted}")
     return kind.load(path)
-
-
-def as_in_file(path: Path) -> Plan | None:
-    """Read a plan with the figures in the file; None if these alone are no plan."""
-    from pydantic import ValidationError
-
-    from ..planning import Plan
-
-    try:
-        return Plan.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError:
-        return None
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -89,35 +79,9 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
     return step
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Check that results can be saved, before anything is measured.
-
-    Raises:
-        UsageError: a path is a directory, or its directory does not exist.
-    """
-    for path in filter(None, paths):
-        if path.is_dir():
-            raise UsageError(f"cannot write {str(path)!r}: it is a directory")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"cannot write {str(path)!r}: there is no directory {str(path.absolute().parent)!r}"
-            )
-
-
 def _text(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the {what} {str(path)!r}: {reason}") from None
-
-
-def _kind_of(text: str) -> str | None:
-    """Return the kind of a JSON file from its fields; None if it is unknown."""
-    try:
-        fields: Any = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict):
-        return None
-    return next((kind for field, kind in _KINDS.items() if field in fields), None)

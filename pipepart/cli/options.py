@@ -1,13 +1,105 @@
-"""Arguments and options that several commands have."""
+"""Options that several commands have, and parsers of option values.
+
+It imports nothing heavy, so that a wrong value is reported at once.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from . import parsers
+# Equal to schedules.names(), which would import numpy; a test compares the two.
+SCHEDULES = (
+    "1f1b",
+    "chimera",
+    "dualpipe-v",
+    "eager-1f1b",
+    "gpipe",
+    "hanayo",
+    "interleaved-1f1b",
+    "interleaved-zb",
+    "looped-bfs",
+    "pipedream",
+    "pipedream-2bw",
+    "sequential",
+    "v-half",
+    "v-min",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+)
+RECOMPUTE = ("never", "except-last", "always")
+
+
+def counts(text: str) -> list[int]:
+    """Parse one number of at least 1, or several with commas between them.
+
+    >>> counts("2,4")
+    [2, 4]
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"{text!r}: give a number of at least 1, or several as in 2,4,8")
+    return [int(part) for part in parts]
+
+
+def count_or_auto(text: str) -> int | Literal["auto"]:
+    """Parse a number of at least 1, or ``"auto"``."""
+    if text == "auto":
+        return "auto"
+    if not text.strip().isdecimal() or not int(text):
+        raise typer.BadParameter(f"{text!r}: give a number of at least 1, or auto")
+    return int(text)
+
+
+def costs(text: str) -> list[float]:
+    """Parse one number for all stages, or one per stage with commas between them."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r}: give one number for all stages, or one per stage as in 1,2,1"
+        ) from None
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise typer.BadParameter(f"{text!r}: costs are finite and not negative")
+    return numbers
+
+
+def choice(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of the given words."""
+
+    def parse(text: str) -> str:
+        if text in choices:
+            return text
+        near = difflib.get_close_matches(text, choices)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(choices)}"
+        raise typer.BadParameter(f"{text!r}: {hint}")
+
+    return parse
+
+
+def _pin(text: str) -> tuple[str, int]:
+    layer, _, stage = text.rpartition("=")
+    if not layer or not stage.isdecimal():
+        raise typer.BadParameter(f"{text!r}: give a layer and its stage, as in --pin encoder.0=1")
+    return layer, int(stage)
+
+
+def _layer_group(text: str) -> list[str]:
+    layers = [layer.strip() for layer in text.split(",")]
+    if len(layers) < 2 or not all(layers):
+        raise typer.BadParameter(f"{text!r}: give layers with commas between them, as in --colocate 3,4")
+    return layers
+
+
+def option(metavar: str, help_text: str, parser: Callable[[str], Any] | None = None, **more: Any) -> Any:
+    """Declare an option that takes a value. The help does not show its default."""
+    return typer.Option(parser=parser, metavar=metavar, show_default=False, help=help_text, **more)
+
 
 Model = Annotated[
     str,
@@ -24,20 +116,15 @@ Sample = Annotated[
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(
-        metavar="N|NAMES",
-        show_default=False,
-        help="Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1.",
+    option(
+        "N|NAMES", "Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1."
     ),
 ]
 Optimizer = Annotated[
     str,
     typer.Option(metavar="NAME", help="Whose state memory figures include: sgd, momentum, adam or adamw."),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, show_default=False, help="CPU threads per operation while measuring."),
-]
+Threads = Annotated[int | None, option("N", "CPU threads per operation while measuring.", min=1)]
 TimeBudget = Annotated[
     float, typer.Option(metavar="SECONDS", min=0, help="Time to measure each micro-batch size for.")
 ]
@@ -46,45 +133,30 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Save the JSON in FILE."),
 ]
-# Constraints on the cut. The parsers make them pairs and lists, which Typer has no annotation for.
+# The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
     list[Any] | None,
-    typer.Option(
-        parser=parsers.pin,
-        metavar="LAYER=STAGE",
-        show_default=False,
-        help="The stage of a layer; repeatable. Stages count from 0.",
-    ),
+    option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin),
 ]
 Colocate = Annotated[
     list[Any] | None,
-    typer.Option(
-        parser=parsers.layer_group,
-        metavar="LAYER,LAYER[,..]",
-        show_default=False,
-        help="Layers that must share a stage; repeatable.",
-    ),
+    option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group),
 ]
-NoCutBefore = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="LAYER", show_default=False, help="A layer that must not start a stage; repeatable."
-    ),
-]
+NoCutBefore = Annotated[list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.")]
 CutBefore = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="LAYER",
-        show_default=False,
-        help="A layer that starts a stage. Given once per stage but the first, this is the whole cut.",
+    option(
+        "LAYER",
+        "A layer that starts a stage; repeatable. Given once per stage but the first, this is the whole cut.",
     ),
 ]
 
 
 def given(context: typer.Context, *names: str) -> list[str]:
     """Return those of the named options that stand on the command line, as ``--option``."""
-    sources = {name: context.get_parameter_source(name) for name in names}
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    return [
-        flags[name] for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
-    ]
+    found = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            found.append(parameter.opts[0])
+    return found

@@ -1,18 +1,18 @@
 """Formats profiles, plans and timelines as text for a terminal or a log."""
 
-from .kit.console import report_console, show
 from .layers import layer_table, size_table
-from .plan.alternatives import alternatives_table
-from .plan.edited import edited_note
-from .plan.infeasible import infeasible_report
-from .plan.memory import memory_table
-from .plan.overview import plan_reports
-from .plan.stages import stage_table
-from .plan.summary import plan_summary
-from .steps.measured import measured_against_plan
-from .steps.simulated import idle_table, simulation_summary
-from .steps.timeline import drawn_timeline
-from .steps.traced import action_table, trace_reports, trace_summary
+from .plan import edited_note, plan_reports, plan_summary
+from .plan_tables import alternatives_table, infeasible_report, memory_table, stage_table
+from .steps import (
+    action_table,
+    idle_table,
+    measured_against_plan,
+    simulation_summary,
+    trace_reports,
+    trace_summary,
+)
+from .table import show
+from .timeline import drawn_timeline
 from .verify import check_table
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "memory_table",
     "plan_reports",
     "plan_summary",
-    "report_console",
     "show",
     "simulation_summary",
     "size_table",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..profiling import Costs, LayerCost, Profile, Timing
-from .kit.quantity import NONE, TimeUnit, bar, percent, size, spread
-from .kit.table import Column, FittingTable
+from ..units import counted
+from .quantity import NONE, TimeUnit, percent, size
+from .table import Column, FittingTable, bars
 
 
 def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTable:
@@ -18,107 +19,75 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         ValueError: that number of micro-batches was not profiled.
     """
     costs = profile.costs[0] if micro_batches is None else profile.at(micro_batches)
-    rows = [*costs.layers, *([costs.loss] if costs.loss.seconds else [])]
-    more = [""] * (len(rows) - len(costs.layers))
-    total = sum(row.seconds for row in rows)
-    unit = TimeUnit.for_all(row.seconds for row in rows)
-    largest = max(row.seconds for row in rows)
+    layers, rows = profile.layers, _rows(costs)
+    loss = ["loss"] * (len(rows) - len(layers))
+    blank = [""] * len(loss)
+    seconds = [row.seconds for row in rows]
+    unit = TimeUnit.for_all(seconds)
+    saved_bytes = sum(piece.bytes for piece in costs.saved)
 
-    def times(header: str, part: str, rank: int) -> list[Column]:
+    def times(header: str, part: str) -> list[Column]:
         timings: list[Timing] = [getattr(row, part) for row in rows]
-        summed = sum(timing.seconds for timing in timings)
+        total = sum(timing.seconds for timing in timings)
+        spreads = [f"{timing.spread / timing.seconds:.0%}" if timing.seconds else "" for timing in timings]
         return [
-            Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(summed)], rank),
-            Column(
-                "±",
-                [*map(spread, timings), ""],
-                rank=6,
-                name="spread" if part == "forward" else "",
-                style="dim",
-            ),
+            Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(total)]),
+            Column("±", [*spreads, ""], rank=6, name="spread" if part == "forward" else "", style="dim"),
         ]
 
+    def memory(header: str, part: str, total: int | None, rank: int) -> Column:
+        cells = [size(getattr(cost, part)) for cost in costs.layers]
+        return Column(header, [*cells, *blank, "" if total is None else size(total)], rank)
+
+    parameters = [size(layer.parameter_bytes) for layer in layers]
+    own_parameters = sum(layer.parameter_bytes for layer in layers if not layer.shares_with)
     columns = [
-        Column(
-            "layer",
-            [*(layer.name for layer in profile.layers), *(["loss"] if more else []), "total"],
-            text=True,
-        ),
-        Column("kind", [*(layer.kind for layer in profile.layers), *more, ""], text=True),
-        Column("output", [*_shapes(profile, costs), *more, ""], rank=4, name="output shape", text=True),
-        *times(f"forward\n{unit.name}", "forward", 0),
-        *times(f"backward\ninput {unit.name}", "backward_input", 0),
-        *times(f"backward\nweight {unit.name}", "backward_weight", 0),
-        Column("share", [*(percent(row.seconds / total if total else 0) for row in rows), ""]),
-        Column(
-            "",
-            [*(bar(row.seconds / largest if largest else 0) for row in rows), ""],
-            rank=3,
-            text=True,
-            style="cyan",
-        ),
-        Column(
-            "params",
-            [
-                *(size(layer.parameter_bytes) for layer in profile.layers),
-                *more,
-                size(sum(layer.parameter_bytes for layer in profile.layers if not layer.shares_with)),
-            ],
-            rank=2,
-        ),
-        _memory(
-            "saved for\nbackward", costs, "saved_bytes", sum(piece.bytes for piece in costs.saved), 2, more
-        ),
-        _memory("output\nbytes", costs, "output_bytes", None, 5, more),
-        _memory(
-            "workspace", costs, "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), 5, more
-        ),
+        Column("layer", [*(layer.name for layer in layers), *loss, "total"], text=True),
+        Column("kind", [*(layer.kind for layer in layers), *blank, ""], text=True),
+        Column("output", [*_shapes(profile, costs), *blank, ""], rank=4, name="output shape", text=True),
+        *times(f"forward\n{unit.name}", "forward"),
+        *times(f"backward\ninput {unit.name}", "backward_input"),
+        *times(f"backward\nweight {unit.name}", "backward_weight"),
+        Column("share", [*(percent(each / (sum(seconds) or 1.0)) for each in seconds), ""]),
+        bars([*(each / (max(seconds) or 1.0) for each in seconds), None], rank=3),
+        Column("params", [*parameters, *blank, size(own_parameters)], rank=2),
+        memory("saved for\nbackward", "saved_bytes", saved_bytes, rank=2),
+        memory("output\nbytes", "output_bytes", None, rank=5),
+        memory("workspace", "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), rank=5),
     ]
-    return FittingTable(
-        f"Layers of {profile.model}: forward and backward of one micro-batch of {_samples(costs.samples)}",
-        columns,
-        totals=1,
-        notes=_notes(profile, costs),
-    )
+    threads = f", {counted(profile.threads, 'thread')}" if profile.threads else ""
+    notes = [
+        f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
+        "± is half the distance between the quartiles."
+    ]
+    if sum(cost.saved_bytes for cost in costs.layers) != saved_bytes:
+        notes.append("What several layers save is in the row of each of them, and once in the total.")
+    title = f"Layers of {profile.model}: forward and backward of one micro-batch of"
+    return FittingTable(f"{title} {counted(costs.samples, 'sample')}", columns, totals=1, notes=notes)
 
 
 def size_table(profile: Profile) -> FittingTable:
     """Make a table of the whole model's costs on one device, one row per profiled micro-batch size."""
-    totals = [_total(costs) for costs in profile.costs]
-    unit = TimeUnit.for_all(totals)
-    whole = TimeUnit.for_all(
-        total * costs.micro_batches for total, costs in zip(totals, profile.costs, strict=True)
-    )
+    each = [sum(row.seconds for row in _rows(costs)) for costs in profile.costs]
+    whole = [seconds * costs.micro_batches for seconds, costs in zip(each, profile.costs, strict=True)]
+    unit, whole_unit = TimeUnit.for_all(each), TimeUnit.for_all(whole)
+    saved = [size(sum(piece.bytes for piece in costs.saved)) for costs in profile.costs]
     return FittingTable(
-        f"Sizes profiled: a mini-batch of {_samples(profile.batch)}, on one device",
+        f"Sizes profiled: a mini-batch of {counted(profile.batch, 'sample')}, on one device",
         [
             Column("micro-batches", [str(costs.micro_batches) for costs in profile.costs]),
             Column("samples\nin each", [str(costs.samples) for costs in profile.costs]),
-            Column(f"micro-batch\n{unit.name}", [unit.text(total) for total in totals]),
-            Column(
-                f"mini-batch\n{whole.name}",
-                [
-                    whole.text(total * costs.micro_batches)
-                    for total, costs in zip(totals, profile.costs, strict=True)
-                ],
-            ),
-            Column(
-                "saved for\nbackward",
-                [size(sum(piece.bytes for piece in costs.saved)) for costs in profile.costs],
-            ),
+            Column(f"micro-batch\n{unit.name}", list(map(unit.text, each))),
+            Column(f"mini-batch\n{whole_unit.name}", list(map(whole_unit.text, whole))),
+            Column("saved for\nbackward", saved),
             Column("repeats", [str(costs.repeats) for costs in profile.costs], rank=1),
         ],
     )
 
 
-def _memory(header: str, costs: Costs, part: str, total: int | None, rank: int, more: list[str]) -> Column:
-    cells = [size(getattr(cost, part)) for cost in costs.layers]
-    return Column(header, [*cells, *more, "" if total is None else size(total)], rank)
-
-
-def _total(costs: Costs) -> float:
-    everything: tuple[LayerCost, ...] = (*costs.layers, costs.loss)
-    return sum(cost.seconds for cost in everything)
+def _rows(costs: Costs) -> list[LayerCost]:
+    """Return the costs of the layers, and of the loss if it takes time."""
+    return [*costs.layers, *([costs.loss] if costs.loss.seconds else [])]
 
 
 def _shapes(profile: Profile, costs: Costs) -> list[str]:
@@ -132,18 +101,3 @@ def _shapes(profile: Profile, costs: Costs) -> list[str]:
             shown.append(shape if spec.dtype == "float32" else f"{shape} {spec.dtype}")
         texts.append(", ".join(shown) or NONE)
     return texts
-
-
-def _notes(profile: Profile, costs: Costs) -> list[str]:
-    threads = f", {profile.threads} thread{'s' if profile.threads != 1 else ''}" if profile.threads else ""
-    notes = [
-        f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
-        "± is half the distance between the quartiles."
-    ]
-    if sum(cost.saved_bytes for cost in costs.layers) != sum(piece.bytes for piece in costs.saved):
-        notes.append("What several layers save is in the row of each of them, and once in the total.")
-    return notes
-
-
-def _samples(count: int) -> str:
-    return f"{count} sample{'s' if count != 1 else ''}"

@@ -174,8 +174,8 @@ def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile,
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "what is to be played?"),
-        ("--schedule 1f1b --devices 4", "what is to be played?"),
+        ("", "give a saved plan, or describe the stages"),
+        ("--schedule 1f1b --devices 4", "give a saved plan, or describe the stages"),
         ("--schedule 1f1c --devices 4 --micro-batches 8", "did you mean 1f1b"),
         (f"{NUMBERS} --forward 1,2", "--forward has 2 numbers for 4 stages: give 1 or 4"),
         (f"{NUMBERS} --forward slow", "'--forward': 'slow': give one number for all stages"),
@@ -186,7 +186,7 @@ def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile,
         (f"{NUMBERS} --trace nowhere/trace.json", "there is no directory"),
         (
             f"{NUMBERS} --schedule-file order.csv",
-            "--schedule, --devices, --micro-batches: the schedule in order.csv says that",
+            "--schedule, --micro-batches, --devices: the schedule in order.csv says that",
         ),
         ("--schedule-file order.csv --devices 2", "--devices: the schedule in order.csv says that"),
         ("--schedule-file gone.csv", "cannot read the schedule 'gone.csv'"),
@@ -200,7 +200,7 @@ def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile,
         ("plan.json --forward 1", "--forward cannot change plan.json"),
         ("plan.json --chunks 3", "--chunks 3 does not divide the 2 stages of the plan"),
         ("plan.json --schedule zb-v", "--chunks 2 has the 2 stages of the plan on 1 devices"),
-        ("plan.json --schedule-file order.csv", "order.csv is for 3 stages, the plan has 2"),
+        ("plan.json --schedule-file order.csv", "order is for 3 stages, the plan has 2"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(run: Run, planned: Plan, directory: Path, line: str, says: str) -> None:

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 import pipepart
 import schedules
-from pipepart.cli import parsers
+from pipepart.cli import options
 
 Run = Callable[[str], Result]
 
@@ -60,7 +60,7 @@ print({"torch", "numpy", "networkx"} & set(sys.modules))
 
 
 def test_the_names_of_schedules_in_options_are_those_there_are() -> None:
-    assert sorted(parsers.SCHEDULES) == sorted(schedules.names())
+    assert sorted(options.SCHEDULES) == sorted(schedules.names())
 
 
 def test_the_library_does_not_import_what_only_reports_need() -> None:
@@ -94,7 +94,7 @@ def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pyte
     def broken(*arguments: object) -> list[object]:
         return list(zip([1], [1, 2], strict=True))
 
-    monkeypatch.setattr("pipepart.cli.what_if.play_numbers", broken)
+    monkeypatch.setattr("schedules.build", broken)
     result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
     assert result.exit_code == 1
     assert "zip() argument 2 is longer" in result.stderr

@@ -28,8 +28,8 @@ def test_idle_time_is_told_by_its_cause(printed: Printed) -> None:
     assert line[-2:] == ["2.0", "KiB"]
 
 
-def test_memory_beside_the_stash_is_added_and_held_against_the_limit(printed: Printed) -> None:
-    text = printed(idle_table(played("1f1b"), ["one", "two"], other_bytes=[1024, 2048], limits=[4096, 2048]))
+def test_a_device_that_needs_more_than_its_limit_is_named(printed: Printed) -> None:
+    text = printed(idle_table(played("1f1b"), ["one", "two"], needs=[3072, 4096], limits=[4096, 2048]))
     assert "Does not fit: two needs 4.0 KiB and has 2.0 KiB." in text
     assert "Does not fit: one" not in text
 
@@ -63,4 +63,4 @@ def test_schedules_are_compared_by_the_micro_batch(printed: Printed) -> None:
 
 
 def test_an_asynchronous_schedule_is_said_to_change_the_numbers(printed: Printed) -> None:
-    assert "other numbers than plain training" in printed(simulation_summary(played("pipedream")))
+    assert "not the numbers of plain training" in printed(simulation_summary(played("pipedream")))

@@ -19,7 +19,7 @@ from pipepart.reporting import (
     size_table,
     stage_table,
 )
-from pipepart.reporting.kit.table import Column, FittingTable
+from pipepart.reporting.table import Column, FittingTable
 
 Printed = Callable[[RenderableType], str]
 WIDTHS = (80, 100, 140)

@@ -7,68 +7,59 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options, parsers
-from ..errors import UsageError, user_errors
+from .. import options
+from ..errors import UsageError, with_exit_status
 
 if TYPE_CHECKING:
-    from ...verify import CheckReport
+    from ..model import Given
 
 
+@with_exit_status
 def check_command(
     context: typer.Context,
     model: options.Model,
     schedule: Annotated[
         list[str] | None,
-        typer.Option(
-            parser=parsers.choice(*parsers.SCHEDULES),
-            metavar="NAME",
-            show_default=False,
-            help=f"A schedule to try; repeatable. Of {', '.join(parsers.SCHEDULES)}; gpipe, 1f1b and zb-h1 if none "
-            "is given.",
+        options.option(
+            "NAME",
+            f"A schedule to try; repeatable. Of {', '.join(options.SCHEDULES)}; gpipe, 1f1b and zb-h1 if none is "
+            "given.",
+            options.choice(*options.SCHEDULES),
         ),
     ] = None,
     devices: options.Devices = None,
     micro_batches: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="Parts of a mini-batch; two per device if not given."
-        ),
+        int | None, options.option("N", "Parts of a mini-batch; two per device if not given.", min=1)
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Try this saved plan with its devices, schedule and micro-batches.",
-        ),
+        options.option("FILE", "Try this saved plan with its devices, schedule and micro-batches."),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training steps.")] = 3,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            show_default=False,
-            help="A precision to try; repeatable. own (the model's), float64, float32, bfloat16 or float16; float64 "
-            "and own if none is given.",
+        options.option(
+            "NAME",
+            "A precision to try; repeatable. own (the model's), float64, float32, bfloat16 or float16; float64 and "
+            "own if none is given.",
         ),
     ] = None,
     recompute: Annotated[
         list[str] | None,
-        typer.Option(
-            parser=parsers.choice(*parsers.RECOMPUTE),
-            metavar="MODE",
-            show_default=False,
-            help="Activation checkpointing to try; repeatable. never, except-last or always.",
+        options.option(
+            "MODE",
+            "Activation checkpointing to try; repeatable. never, except-last or always.",
+            options.choice(*options.RECOMPUTE),
         ),
     ] = None,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer: sgd or adam.")] = "sgd",
     reduction: Annotated[
         str | None,
-        typer.Option(
-            parser=parsers.choice("mean", "sum", "batch"),
-            metavar="HOW",
-            show_default=False,
-            help="How the loss reduces over samples, if it does not say: mean or sum.",
+        options.option(
+            "HOW",
+            "How the loss reduces over samples, if it does not say: mean, sum, or batch for any loss of the whole "
+            "mini-batch.",
+            options.choice("mean", "sum", "batch"),
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Random seed of the first step.")] = 0,
@@ -87,48 +78,67 @@ def check_command(
     Losses, gradients, parameters and buffers after each step are compared bit for bit. The status is 1 if they differ
     by more than rounding; the first layer that differs is named.
     """
-    with user_errors():
-        from ...planning import Plan
-        from ...reporting import check_table
-        from ...verify.compare import SCHEDULES
-        from ..devices import make_cluster
-        from ..files import check_writable, read
-        from ..output import deliver
+    from ...planning import Plan
+    from ...reporting import check_table
+    from ...verify import check
+    from ..devices import make_cluster
+    from ..files import read
+    from ..model import load
+    from ..output import check_writable, deliver, user_output_to_stderr
 
-        check_writable(output)
-        arguments: dict[str, Any] = {
-            "steps": steps,
-            "optimizer": optimizer,
-            "seed": seed,
-            "strict": strict,
-            "reduction": reduction,
-        }
-        if dtype:
-            arguments["dtypes"] = dtype
-        if plan is not None:
-            if ignored := options.given(context, "schedule", "devices", "micro_batches", "recompute"):
-                raise UsageError(
-                    f"{', '.join(ignored)}: the plan says that, leave it out or leave --plan out"
-                )
-            arguments["plan"] = read(Plan, plan)
-        else:
-            arguments["devices"] = make_cluster(devices or "2")
-            arguments["micro_batches"] = micro_batches
-            arguments["schedules"] = schedule or SCHEDULES
-            arguments["recompute"] = recompute or ("never",)
-        found = _check(model, sample, arguments)
-        deliver(found, lambda: [check_table(found)], as_json=as_json, path=output)
+    check_writable(output)
+    fixed = options.given(context, "schedule", "devices", "micro_batches", "recompute")
+    if plan is not None and fixed:
+        raise UsageError(f"{', '.join(fixed)}: the plan says that, leave it out or leave --plan out")
+    chosen: dict[str, Any] = {
+        "plan": read(Plan, plan) if plan else None,
+        "devices": None if plan else make_cluster(devices or "2"),
+        "schedules": schedule,
+        "recompute": recompute,
+        "dtypes": dtype,
+    }
+    with user_output_to_stderr():
+        given = load(model, sample)
+        found = check(
+            given.model,
+            given.sample,
+            target=given.target,
+            loss_fn=_loss_or_mean_square(given),
+            micro_batches=micro_batches,
+            steps=steps,
+            optimizer=optimizer,  # type: ignore[arg-type]  # check refuses other names
+            reduction=reduction,  # type: ignore[arg-type]
+            seed=seed,
+            strict=strict,
+            **{name: value for name, value in chosen.items() if value},
+        )
+    deliver(found.model_dump_json(indent=1), lambda: [check_table(found)], as_json=as_json, path=output)
     if not found.ok:
         raise typer.Exit(1)
 
 
-def _check(name: str, sample: str | None, arguments: dict[str, Any]) -> CheckReport:
-    from ...verify import check
-    from ..measure import load_with_sample, loss_or_mean_square
-    from ..output import user_output_to_stderr
+def _loss_or_mean_square(given: Given) -> Any:
+    """Return the model's loss function, or the mean square of the output for a model without one.
 
-    with user_output_to_stderr():
-        given = load_with_sample(name, sample)
-        return check(
-            given.model, given.sample, target=given.target, loss_fn=loss_or_mean_square(given), **arguments
-        )
+    None for a model whose output is the loss.
+    """
+    from torch import Tensor
+    from torch.utils import _pytree as pytree
+
+    from ...capture import capture
+    from ...data.arguments import Arguments
+    from ..output import note
+
+    if given.loss_fn is not None:
+        return given.loss_fn
+    sample = Arguments.of(given.sample)
+    outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
+    if len(outputs) == 1 and not outputs[0].shape:
+        return None
+    note("no loss function: the mean of the squares of the output is taken")
+
+    def mean_square(output: Any, target: Any = None) -> Any:
+        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        return sum(leaf.square().mean() for leaf in leaves if leaf.is_floating_point())
+
+    return mean_square

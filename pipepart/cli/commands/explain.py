@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import options
-from ..errors import user_errors
+from ..errors import with_exit_status
+
+if TYPE_CHECKING:
+    from ...planning import Plan
+    from ...runtime.observe.trace import Trace
 
 
+@with_exit_status
 def explain_command(
     plan: Annotated[
         Path,
@@ -18,10 +24,8 @@ def explain_command(
     ],
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="A measured step of the plan, saved by pipe.trace(): compare it with the prediction.",
+        options.option(
+            "FILE", "A measured step of the plan, saved by pipe.trace(): compare it with the prediction."
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -31,21 +35,38 @@ def explain_command(
     If the file was edited, it is checked, and the costs of its stages are computed again from the profile in it. The
     model is not needed. With --trace and --json the measured step's figures are printed beside the plan.
     """
-    with user_errors():
-        from ...planning import Plan
-        from ...reporting import edited_note, plan_reports, trace_reports
-        from ...runtime.observe.trace import Trace
-        from ..explained import Explained
-        from ..files import as_in_file, read, read_step
-        from ..output import deliver
+    from ...planning import Plan
+    from ...reporting import edited_note, plan_reports, trace_reports
+    from ...runtime.observe.trace import Trace
+    from ..files import read, read_step
+    from ..output import deliver
 
-        made = read(Plan, plan)
-        before = as_in_file(plan)
-        traced = Trace(made, [read_step(trace, made, plan)]) if trace else None
+    made = read(Plan, plan)
+    edited = edited_note(Plan.model_validate_json(plan.read_text(encoding="utf-8")), made)
+    traced = Trace(made, [read_step(trace, made, plan)]) if trace else None
+    deliver(
+        _with_measured(made, traced) if traced else made.model_dump_json(indent=1),
+        lambda: [
+            *([edited] if edited else []),
+            *plan_reports(made),
+            *(trace_reports(traced) if traced else []),
+        ],
+        as_json=as_json,
+        path=None,
+    )
 
-        def reports():
-            edited = edited_note(before, made) if before else None
-            measured = trace_reports(traced) if traced else []
-            return [*([edited] if edited else []), *plan_reports(made), *measured]
 
-        deliver(Explained.of(made, traced) if traced else made, reports, as_json=as_json, path=None)
+def _with_measured(plan: Plan, trace: Trace) -> str:
+    """Return the plan and the median measured step as JSON. ``busy_seconds`` has one number per device."""
+    median, predicted = trace.median, trace.predicted
+    measured = {
+        "step_seconds": median.makespan,
+        "predicted_seconds": predicted.makespan if predicted else None,
+        "bubble": median.bubble,
+        "busy_seconds": list(median.busy),
+    }
+    return json.dumps(
+        {"version": 1, "plan": plan.model_dump(mode="json"), "measured": measured},
+        indent=1,
+        ensure_ascii=False,
+    )

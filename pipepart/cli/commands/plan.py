@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options, parsers
-from ..errors import UsageError, user_errors
+from .. import options
+from ..errors import UsageError, with_exit_status
 
 if TYPE_CHECKING:
-    pass
+    from ...planning import InfeasiblePlanError
 
 
+@with_exit_status
 def plan_command(
     context: typer.Context,
     model_or_profile: Annotated[
@@ -25,76 +27,62 @@ def plan_command(
         ),
     ],
     devices: options.Devices = None,
-    cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="A cluster saved as JSON.")
-    ] = None,
+    cluster: Annotated[Path | None, options.option("FILE", "A cluster saved as JSON.")] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MEMORY[@SPEED]",
-            show_default=False,
-            help="A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+        options.option(
+            "MEMORY[@SPEED]",
+            "A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
         ),
     ] = None,
     bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", show_default=False, help="Between devices given by --device: 12GB/s."),
+        str | None, options.option("RATE", "Between devices given by --device: 12GB/s.")
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", show_default=False, help="Memory limit of each device: 2GiB."),
-    ] = None,
+    memory: Annotated[str | None, options.option("SIZE", "Memory limit of each device: 2GiB.")] = None,
     schedule: Annotated[
         str,
         typer.Option(
-            parser=parsers.choice(*parsers.SCHEDULES, "auto", "search"),
+            parser=options.choice(*options.SCHEDULES, "auto", "search"),
             metavar="NAME",
             help=f"auto for the best of several, search for an order made for these stages, or one of "
-            f"{', '.join(parsers.SCHEDULES)}.",
+            f"{', '.join(options.SCHEDULES)}.",
         ),
     ] = "auto",
     micro_batches: Annotated[
         Any,
         typer.Option(
-            parser=parsers.count_or_auto,
+            parser=options.count_or_auto,
             metavar="N",
             help="Parts of a mini-batch; auto for the best number profiled.",
         ),
     ] = "auto",
     stages: Annotated[
         Any,
-        typer.Option(
-            parser=parsers.count_or_auto,
-            metavar="N",
-            show_default=False,
-            help="Number of stages, or auto for the best; one per device if not given.",
+        options.option(
+            "N",
+            "Number of stages, or auto for the best; one per device if not given.",
+            options.count_or_auto,
         ),
     ] = None,
     chunks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default=False,
-            help="Stages per device, for a schedule that has several; 2 if not given.",
-        ),
+        options.option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1),
     ] = None,
     replicas: Annotated[
         Any,
         typer.Option(
-            parser=parsers.count_or_auto,
+            parser=options.count_or_auto,
             metavar="N",
             help="Replicas of the model, each on devices of its own with a share of the micro-batches; or auto.",
         ),
     ] = "1",
     max_micro_batches: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="Upper limit for --micro-batches auto."),
+        int | None, options.option("N", "Upper limit for --micro-batches auto.", min=1)
     ] = None,
     recompute: Annotated[
         Any,
         typer.Option(
-            parser=parsers.choice("auto", *parsers.RECOMPUTE),
+            parser=options.choice("auto", *options.RECOMPUTE),
             metavar="MODE",
             help="Activation checkpointing: auto for stages that would not fit; or never, except-last (all "
             "micro-batches but the last) or always, for all stages.",
@@ -123,61 +111,91 @@ def plan_command(
     MODEL_OR_PROFILE is a saved profile (a path that ends in .json), or a model as `pipepart profile` takes it, which
     is profiled first.
     """
-    pins = parsers.pins(pin or ())
-    with user_errors():
-        from ...planning import InfeasiblePlanError, micro_batches_worth_trying, plan
-        from ...profiling import Profile
-        from ...reporting import plan_reports
-        from ..devices import make_cluster
-        from ..files import check_writable, read
-        from ..infeasible import infeasible_json
-        from ..measure import measure
-        from ..output import deliver
+    pins: dict[str, int] = {}
+    for layer, stage in pin or ():
+        if pins.setdefault(layer, stage) != stage:
+            raise UsageError(f"layer {layer!r} is pinned to stage {pins[layer]} and to stage {stage}")
 
-        check_writable(output)
-        where = make_cluster(devices, cluster, device or (), bandwidth, memory)
-        if model_or_profile.endswith(".json"):
-            if ignored := options.given(context, "sample", "optimizer", "threads", "time_budget"):
-                raise UsageError(
-                    f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
-                )
-            profile = read(Profile, Path(model_or_profile))
-        else:
+    from ...planning import InfeasiblePlanError, micro_batches_worth_trying, plan
+    from ...profiling import Profile
+    from ...reporting import plan_reports
+    from ..devices import make_cluster
+    from ..files import read
+    from ..model import measure
+    from ..output import check_writable, deliver
 
-            def sizes(batch: int) -> list[int]:
-                if micro_batches != "auto":
-                    return [micro_batches]
-                worth = micro_batches_worth_trying(batch, len(where))
-                return sorted({min(each, max_micro_batches or each) for each in worth})
+    check_writable(output)
+    where = make_cluster(devices, cluster, device or (), bandwidth, memory)
 
-            profile = measure(
-                model_or_profile,
-                sample,
-                sizes,
-                optimizer,
-                threads or where.devices[0].threads,
-                time_budget,
-                devices=len(where),
+    def sizes(batch: int) -> list[int]:
+        if micro_batches != "auto":
+            return [micro_batches]
+        worth = micro_batches_worth_trying(batch, len(where))
+        return sorted({min(each, max_micro_batches or each) for each in worth})
+
+    if model_or_profile.endswith(".json"):
+        if ignored := options.given(context, "sample", "optimizer", "threads", "time_budget"):
+            raise UsageError(
+                f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
             )
-        try:
-            made = plan(
-                profile,
-                where,
-                schedule=schedule,
-                micro_batches=micro_batches,
-                recompute=recompute,
-                stages=stages,
-                chunks=chunks,
-                replicas=replicas,
-                allow_split_ties=allow_split_ties,
-                max_micro_batches=max_micro_batches,
-                pin=pins or None,
-                colocate=colocate or [],
-                no_cut_before=no_cut_before or [],
-                cut_before=cut_before or None,
-            )
-        except InfeasiblePlanError as error:
-            if as_json:
-                typer.echo(infeasible_json(error))
-            raise
-        deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
+        profile = read(Profile, Path(model_or_profile))
+    else:
+        profile = measure(
+            model_or_profile,
+            sample,
+            sizes,
+            optimizer=optimizer,
+            threads=threads or where.devices[0].threads,
+            seconds=time_budget,
+            devices=len(where),
+        )
+    try:
+        made = plan(
+            profile,
+            where,
+            schedule=schedule,
+            micro_batches=micro_batches,
+            recompute=recompute,
+            stages=stages,
+            chunks=chunks,
+            replicas=replicas,
+            allow_split_ties=allow_split_ties,
+            max_micro_batches=max_micro_batches,
+            pin=pins or None,
+            colocate=colocate or [],
+            no_cut_before=no_cut_before or [],
+            cut_before=cut_before or None,
+        )
+    except InfeasiblePlanError as error:
+        if as_json:
+            typer.echo(_infeasible(error))
+        raise
+    deliver(
+        made.model_dump_json(indent=1),
+        lambda: plan_reports(made, compact=True),
+        as_json=as_json,
+        path=output,
+    )
+
+
+def _infeasible(error: InfeasiblePlanError) -> str:
+    """Return the reason and the suggestions as JSON; seconds are of a step, bytes of the fullest device."""
+    suggestions = [
+        {
+            "change": suggestion.change,
+            "options": suggestion.options,
+            "devices": [device.name for device in suggestion.devices],
+            "estimated": suggestion.estimated,
+            "step_seconds": suggestion.step_seconds,
+            "memory_bytes": max(suggestion.plan.predicted.memory_bytes),
+        }
+        for suggestion in error.suggestions
+    ]
+    found = {
+        "error": "infeasible",
+        "reason": str(error),
+        "stage": error.stage,
+        "deficit_bytes": error.deficit_bytes,
+        "suggestions": suggestions,
+    }
+    return json.dumps(found, indent=1)

@@ -6,16 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import options, parsers
-from ..errors import user_errors
+from .. import options
+from ..errors import with_exit_status
 
 
+@with_exit_status
 def profile_command(
     model: options.Model,
     micro_batches: Annotated[
         Any,
         typer.Option(
-            parser=parsers.counts,
+            parser=options.counts,
             metavar="N[,N..]",
             help="Number of parts that a mini-batch is split into; several numbers measure several sizes.",
         ),
@@ -32,16 +33,15 @@ def profile_command(
     MODEL names a function without arguments that returns (model, sample, target, loss_fn), or the first one, two or
     three of these. The model is an nn.Sequential.
     """
-    with user_errors():
-        from ...reporting import layer_table, size_table
-        from ..files import check_writable
-        from ..measure import measure
-        from ..output import deliver
+    from ...reporting import layer_table, size_table
+    from ..model import measure
+    from ..output import check_writable, deliver
 
-        check_writable(output)
-        found = measure(model, sample, lambda _: micro_batches, optimizer, threads, time_budget)
-
-        def reports():
-            return [*([size_table(found)] if len(found.costs) > 1 else []), layer_table(found)]
-
-        deliver(found, reports, as_json=as_json, path=output)
+    check_writable(output)
+    found = measure(
+        model, sample, lambda _: micro_batches, optimizer=optimizer, threads=threads, seconds=time_budget
+    )
+    sizes = [size_table(found)] if len(found.costs) > 1 else []
+    deliver(
+        found.model_dump_json(indent=1), lambda: [*sizes, layer_table(found)], as_json=as_json, path=output
+    )

@@ -9,69 +9,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options, parsers
-from ..errors import UsageError, user_errors
+from .. import options
+from ..errors import UsageError, with_exit_status
 
 if TYPE_CHECKING:
-    from schedules import StageCosts
-
-    from ...planning import Plan
+    from schedules import Schedule, StageCosts, Timeline
 
 _PER_STAGE = "one number, or one per stage as in 1,2,1"
 
 
-def _costs_option(help_text: str) -> Any:
-    return typer.Option(parser=parsers.costs, metavar="S[,S..]", show_default=False, help=help_text)
-
-
+@with_exit_status
 def simulate_command(
     context: typer.Context,
     plan: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PLAN]",
-            show_default=False,
-            help="A saved plan. Without one, numbers describe the stages.",
+            metavar="PLAN", show_default=False, help="A saved plan. Without one, numbers describe the stages."
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(
-            parser=parsers.choice(*parsers.SCHEDULES, "search"),
-            metavar="NAME",
-            show_default=False,
-            help=f"search for the best that is found, or one of {', '.join(parsers.SCHEDULES)}; the plan's own if "
-            "not given.",
+        options.option(
+            "NAME",
+            f"search for the best that is found, or one of {', '.join(options.SCHEDULES)}; the plan's own if not "
+            "given.",
+            options.choice(*options.SCHEDULES, "search"),
         ),
     ] = None,
     schedule_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
+        options.option(
+            "FILE",
+            "A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
             "writes it.",
         ),
     ] = None,
     micro_batches: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="Number of micro-batches, each of the same size."
-        ),
+        int | None, options.option("N", "Number of micro-batches, each of the same size.", min=1)
     ] = None,
     chunks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="Stages per device; the plan's if not given."
-        ),
+        int | None, options.option("N", "Stages per device; the plan's if not given.", min=1)
     ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="Number of devices, without a plan."),
-    ] = None,
-    forward: Annotated[Any, _costs_option(f"Seconds of a forward, without a plan: {_PER_STAGE}.")] = "1",
-    backward_input: Annotated[Any, _costs_option("The same for the backward for inputs.")] = "1",
-    backward_weight: Annotated[Any, _costs_option("The same for the backward for weights.")] = "1",
+    devices: Annotated[int | None, options.option("N", "Number of devices, without a plan.", min=1)] = None,
+    forward: Annotated[
+        Any,
+        options.option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs),
+    ] = "1",
+    backward_input: Annotated[
+        Any, options.option("S[,S..]", "The same for the backward for inputs.", options.costs)
+    ] = "1",
+    backward_weight: Annotated[
+        Any, options.option("S[,S..]", "The same for the backward for weights.", options.costs)
+    ] = "1",
     latency: Annotated[
         float,
         typer.Option(
@@ -80,23 +69,15 @@ def simulate_command(
     ] = 0.0,
     stash: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE[,SIZE..]",
-            show_default=False,
-            help="Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
+        options.option(
+            "SIZE[,SIZE..]",
+            "Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
         ),
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Save the timeline for ui.perfetto.dev or chrome://tracing.",
-        ),
+        Path | None, options.option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.")
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="Save the schedule as CSV.")
-    ] = None,
+    csv: Annotated[Path | None, options.option("FILE", "Save the schedule as CSV.")] = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -106,65 +87,76 @@ def simulate_command(
     Without: stages described by numbers, as in
     `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
     """
-    with user_errors():
-        from ...planning import Plan
-        from ...reporting import drawn_timeline, idle_table, simulation_summary
-        from ..files import check_writable, read
-        from ..output import deliver, write_text
-        from ..simulated import Simulated
-        from ..what_if import Order, play_numbers, play_plan
+    import schedules
 
-        check_writable(trace, csv, output)
-        order = Order(schedule, schedule_file, devices, micro_batches, chunks)
-        _check_schedule_file(context, order.file)
-        made = None
-        if plan is not None:
-            described = ("devices", "forward", "backward_input", "backward_weight", "latency", "stash")
-            if ignored := options.given(context, *described):
-                raise UsageError(
-                    f"{', '.join(ignored)} cannot change {plan}: leave them out, or leave the plan out"
-                )
-            made = read(Plan, plan)
-            _check_costs(made, plan)
-            played = play_plan(made, order)
+    from ...planning import Plan
+    from ...reporting import drawn_timeline, idle_table, simulation_summary
+    from ..files import read, read_schedule
+    from ..output import check_writable, deliver, write_text
+    from ..what_if import reordered, simulate_order
+
+    check_writable(trace, csv, output)
+    if schedule_file is not None and (
+        ignored := options.given(context, "schedule", "devices", "micro_batches", "chunks")
+    ):
+        raise UsageError(f"{', '.join(ignored)}: the schedule in {schedule_file} says that")
+    order = read_schedule(schedule_file) if schedule_file else None
+    own, names, needs, limits = None, [], [], []
+    if plan is not None:
+        described = ("devices", "forward", "backward_input", "backward_weight", "latency", "stash")
+        if ignored := options.given(context, *described):
+            raise UsageError(
+                f"{', '.join(ignored)} cannot change {plan}: leave them out, or leave the plan out"
+            )
+        made = read(Plan, plan)
+        if made.profile is None:
+            raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
+        own = made.simulate()
+        if order is None:
+            moved = reordered(made, schedule, micro_batches, chunks)
+            timeline = moved.simulate()
         else:
-
-            def costs(stages: int) -> StageCosts:
-                return _stage_costs(stages, forward, backward_input, backward_weight, latency, stash)
-
-            played = play_numbers(order, costs)
-        timeline = played.timeline()
-        if trace is not None:
-            write_text(trace, json.dumps(timeline.to_trace()))
-        if csv is not None:
-            write_text(csv, timeline.schedule.to_csv())
-
-        def reports():
-            return [
-                simulation_summary(timeline, played.bound(), made.simulate() if made else None),
-                idle_table(
-                    timeline,
-                    played.devices,
-                    counted=made is None and stash is None,
-                    other_bytes=played.other_bytes,
-                    limits=played.limits,
-                ),
-                drawn_timeline(timeline, devices=played.devices),
-            ]
-
-        deliver(Simulated.of(played, timeline), reports, as_json=as_json, path=output)
-
-
-def _check_schedule_file(context: typer.Context, path: Path | None) -> None:
-    if path is None:
-        return
-    if ignored := options.given(context, "schedule", "devices", "micro_batches", "chunks"):
-        raise UsageError(f"{', '.join(ignored)}: the schedule in {path} says that")
+            moved, timeline = simulate_order(made, order)
+        costs = moved.stage_costs()
+        names = [device.name for device in moved.workers]
+        needs = list(moved.device_bytes(timeline).values())
+        limits = [device.memory_bytes for device in moved.workers]
+    else:
+        if order is None:
+            order = _built(schedule, devices, micro_batches, chunks)
+        costs = _stage_costs(order.model_stages, forward, backward_input, backward_weight, latency, stash)
+        if schedule == "search":
+            order = schedules.search(costs, order.devices, order.micro_batches)
+        timeline = schedules.simulate(order, costs)
+        names = [str(row) for row in range(order.devices)]
+    bound = _bound(timeline.schedule, costs)
+    if trace is not None:
+        write_text(trace, json.dumps(timeline.to_trace()))
+    if csv is not None:
+        write_text(csv, timeline.schedule.to_csv())
+    deliver(
+        _as_json(timeline, names, bound),
+        lambda: [
+            simulation_summary(timeline, bound, own),
+            idle_table(timeline, names, counted=own is None and stash is None, needs=needs, limits=limits),
+            drawn_timeline(timeline, devices=names if own else ()),
+        ],
+        as_json=as_json,
+        path=output,
+    )
 
 
-def _check_costs(plan: Plan, path: Path) -> None:
-    if not any(stage.load_seconds for stage in plan.stages):
-        raise UsageError(f"{path} has no costs: it was written by hand")
+def _built(name: str | None, devices: int | None, micro_batches: int | None, chunks: int | None) -> Schedule:
+    """Build the schedule of stages that numbers describe; for a search, one of the same stages."""
+    import schedules
+
+    if name is None or devices is None or micro_batches is None:
+        raise UsageError(
+            "give a saved plan, or describe the stages: --schedule 1f1b --devices 4 --micro-batches 8"
+        )
+    if name == "search":
+        return schedules.build("looped-bfs", devices, micro_batches, chunks or 1)
+    return schedules.build(name, devices, micro_batches, chunks)
 
 
 def _stage_costs(
@@ -180,18 +172,56 @@ def _stage_costs(
 
     from ...units import parse_bytes
 
+    def per_stage(option: str, numbers: Sequence[float]) -> list[float]:
+        if len(numbers) not in (1, stages):
+            raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
+        return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)
+
     return StageCosts(
-        forward=_per_stage("--forward", forward, stages),
-        backward_input=_per_stage("--backward-input", backward_input, stages),
-        backward_weight=_per_stage("--backward-weight", backward_weight, stages),
+        forward=per_stage("--forward", forward),
+        backward_input=per_stage("--backward-input", backward_input),
+        backward_weight=per_stage("--backward-weight", backward_weight),
         latency=latency,
-        stash_bytes=_per_stage(
-            "--stash", [parse_bytes(size) for size in stash.split(",")] if stash else [1], stages
-        ),
+        stash_bytes=per_stage("--stash", [parse_bytes(size) for size in stash.split(",")] if stash else [1]),
     )
 
 
-def _per_stage(option: str, numbers: Sequence[float], stages: int) -> list[float]:
-    if len(numbers) not in (1, stages):
-        raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
-    return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)
+def _bound(schedule: Schedule, costs: StageCosts) -> float:
+    """Return seconds that no synchronous schedule of this placement can beat; 0 if unknown."""
+    import schedules
+
+    if schedule.versions or schedule.replicas > 1:
+        return 0.0
+    return schedules.bound(costs, schedule.devices, schedule.micro_batches, placement=schedule.device_of)
+
+
+def _as_json(timeline: Timeline, names: Sequence[str], bound: float) -> str:
+    """Return the figures of a timeline as JSON: of the step, and per device the idle seconds by cause.
+
+    ``zero_bubble`` is the bubble if each device starts its next step as soon as it has finished this one.
+    """
+    schedule = timeline.schedule
+    devices = [
+        {
+            "device": names[row],
+            "stages": list(schedule.stages_of(row)),
+            "busy_seconds": timeline.busy[row],
+            "producer_seconds": idle.producer,
+            "transfer_seconds": idle.transfer,
+            "finished_seconds": idle.finished,
+            "peak_stash_bytes": timeline.peak_bytes[row],
+        }
+        for row, idle in enumerate(timeline.idle)
+    ]
+    figures = {
+        "version": 1,
+        "schedule": schedule.name,
+        "micro_batches": schedule.micro_batches,
+        "makespan_seconds": timeline.makespan,
+        "bubble": timeline.bubble,
+        "zero_bubble": timeline.zero_bubble,
+        "bound_seconds": bound,
+        "devices": devices,
+        "actions": [list(map(str, row)) for row in schedule.actions],
+    }
+    return json.dumps(figures, indent=1)

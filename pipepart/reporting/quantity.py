@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...profiling import Timing
-from ...units import format_bytes
+from ..units import format_bytes
 
 NONE = "–"
 
 
 @dataclass(frozen=True)
 class TimeUnit:
-    """A unit of time and the digits behind its point."""
+    """A unit of time and the number of decimals to show."""
 
     name: str
     seconds: float
@@ -21,7 +20,7 @@ class TimeUnit:
 
     @classmethod
     def for_all(cls, seconds: Iterable[float]) -> TimeUnit:
-        """The unit in which the largest of the times has three or four figures that count."""
+        """Choose the unit in which the largest of the times has three or four significant digits."""
         largest = max(seconds, default=0.0)
         name, unit = next(
             ((name, unit) for name, unit in (("s", 1.0), ("ms", 1e-3)) if largest >= unit), ("µs", 1e-6)
@@ -38,25 +37,26 @@ class TimeUnit:
         return f"{seconds / self.seconds:,.{self.digits}f}"
 
 
-def spread(timing: Timing) -> str:
-    """Half the distance between the quartiles, in percent of the median."""
-    return f"{timing.spread / timing.seconds:.0%}" if timing.seconds else ""
-
-
-def size(count: int) -> str:
-    """Format bytes; zero is a dash."""
+def size(count: int | None) -> str:
+    """Format bytes; zero and None are a dash."""
     return format_bytes(count) if count else NONE
-
-
-def bar(part: float, width: int = 8) -> str:
-    """A bar of ``width`` characters at most for a part from 0 to 1, to an eighth of a character."""
-    whole, eighths = divmod(round(min(max(part, 0.0), 1.0) * width * 8), 8)
-    return "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
 
 
 def percent(part: float) -> str:
     """Format a fraction as percent."""
     return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
+
+
+def longer(ratio: float, equal: str, digits: int = 0) -> str:
+    """Format a ratio of two durations, as in "25% longer"; ``equal`` if the percentage rounds to 0.
+
+    >>> longer(1.25, "as predicted"), longer(0.8, "as predicted"), longer(1.001, "as predicted")
+    ('25% longer', '20% shorter', 'as predicted')
+    """
+    off = ratio - 1
+    if abs(off) < 0.005 / 10**digits:
+        return equal
+    return f"{abs(off):.{digits}%} {'longer' if off > 0 else 'shorter'}"
 
 
 def printable(text: str) -> str:

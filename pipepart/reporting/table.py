@@ -1,24 +1,57 @@
-"""A table that leaves out its least important columns if the terminal is narrow, and names them."""
+"""Prints tables that fit the terminal: on a narrow one they leave out their least important columns and name them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from .quantity import printable
 
+# Room for every column: a file is not read at the width of the terminal that made it.
+_FILE_WIDTH = 240
 # Names longer than this are folded before any column is left out; words up to the other length never are.
 _NAME_WIDTH = 24
 _WORD_WIDTH = 10
 
 # Lines under the head and over the totals, nothing else.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+
+
+def show(*reports: RenderableType, file: TextIO | None = None) -> None:
+    """Print reports to ``file`` or standard output, with an empty line between them.
+
+    A terminal gets colours and tables that fit it; a file or a pipe gets plain text with every column, unless the
+    environment sets ``COLUMNS``.
+    """
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH
+    with console.capture() as captured:
+        for index, report in enumerate(reports):
+            if index:
+                console.print()
+            console.print(report)
+    # Cells are filled up with spaces, which a terminal hides and a file keeps.
+    text = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    print(text.encode(console.encoding, "replace").decode(console.encoding), file=console.file, flush=True)
+
+
+def labelled_lines(title: str, lines: Sequence[tuple[str, str]]) -> Group:
+    """Lay out (label, text) pairs in two columns under a title."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in lines:
+        grid.add_row(label, Text(printable(value)))
+    return Group(Text(title, style="bold"), grid)
 
 
 @dataclass(frozen=True)
@@ -50,6 +83,16 @@ class Column:
     def folds(self) -> bool:
         """Whether cells may take several lines."""
         return self.text and max(map(len, self.cells), default=0) > _WORD_WIDTH
+
+
+def bars(parts: Sequence[float | None], rank: int) -> Column:
+    """Make a column of bars, of at most 8 characters, for parts from 0 to 1; None is no bar."""
+    return Column("", ["" if part is None else _bar(part) for part in parts], rank, text=True, style="cyan")
+
+
+def _bar(part: float) -> str:
+    whole, eighths = divmod(round(min(max(part, 0.0), 1.0) * 64), 8)
+    return "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
 
 
 @dataclass(frozen=True)

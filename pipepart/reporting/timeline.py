@@ -10,7 +10,7 @@ from rich.text import Text
 
 from schedules import Kind, Timeline
 
-from ...units import format_seconds
+from ..units import format_seconds
 
 # A line in a file need not be longer to be legible.
 _WIDEST = 140

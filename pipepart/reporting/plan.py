@@ -1,0 +1,200 @@
+"""Shows a plan: a summary, its tables, and its predicted timeline."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..planning import Plan
+from ..units import counted, format_bytes, format_seconds
+from .plan_tables import (
+    alternatives_table,
+    loaded_stages,
+    memory_table,
+    owned_stages,
+    stage_numbers,
+    stage_table,
+)
+from .quantity import longer, percent
+from .table import labelled_lines
+from .timeline import drawn_timeline
+
+_Lines = list[tuple[str, str]]
+
+
+def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
+    """Return the summary, tables and timeline of a plan; a plan written by hand has fewer.
+
+    Args:
+        plan: the plan to show.
+        compact: show only some of the alternatives.
+    """
+    reports: list[RenderableType] = [plan_summary(plan), stage_table(plan), memory_table(plan)]
+    if plan.prediction is not None and plan.alternatives:
+        reports.append(alternatives_table(plan, compact))
+    if any(stage.load_seconds for stage in plan.stages):
+        names = [device.name for device in plan.workers]
+        reports.append(drawn_timeline(plan.simulate(), "Predicted timeline of one step", names))
+    return reports
+
+
+def plan_summary(plan: Plan) -> Group:
+    """Summarise a plan: schedule, predicted step against one device, bubble, memory, bottleneck, and what is proven."""
+    used, there = len(owned_stages(plan)), len(plan.cluster)
+    devices = counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
+    chunks = f", {plan.chunks} a device" if plan.chunks > 1 else ""
+    replicas = (
+        f", {plan.replicas} replicas with a share of the micro-batches each" if plan.replicas > 1 else ""
+    )
+    lines: _Lines = [
+        (
+            "schedule",
+            f"{plan.schedule}, {counted(plan.micro_batches, 'micro-batch', 'es')}, "
+            f"{counted(len(plan.stages), 'stage')} on {devices}{chunks}{replicas}",
+        )
+    ]
+    if plan.asynchronous:
+        lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
+    lines += [*_order(plan), *_shared(plan)]
+    if plan.prediction is None:
+        lines.append(("prediction", "none: the plan was written by hand"))
+    else:
+        lines += _prediction(plan)
+    return labelled_lines("Plan", lines)
+
+
+def edited_note(in_file: Plan, fresh: Plan) -> Text | None:
+    """Say which figures of an edited plan file were computed again; None if none changed.
+
+    Args:
+        in_file: with the figures that the file has.
+        fresh: with those that follow from its stages and the profile in it.
+    """
+    pairs = zip(in_file.stages, fresh.stages, strict=True)
+    changed = [number for number, (before, after) in enumerate(pairs) if before != after]
+    before, after = in_file.prediction, fresh.prediction
+    if not changed and (before is None or after is None or before.step_seconds == after.step_seconds):
+        return None
+    text = f"The file was edited: the costs of {_stages(changed) or 'the schedule'} are computed again."
+    if before is not None and after is not None:
+        ratio = after.step_seconds / before.step_seconds if before.step_seconds else 1.0
+        text += (
+            f" The step takes {format_seconds(after.step_seconds)}, {longer(ratio, 'as before', 1)}: "
+            f"the file had {format_seconds(before.step_seconds)}."
+        )
+    return Text(text)
+
+
+def _stages(numbers: list[int], per_replica: int | None = None) -> str:
+    if not numbers:
+        return ""
+    return f"stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers, per_replica)}"
+
+
+def _order(plan: Plan) -> _Lines:
+    """The order of the devices, if it is not the cluster's, and unused devices."""
+    used = list(owned_stages(plan))
+    names = [device.name for device in plan.cluster.devices]
+    lines = []
+    if used != [name for name in names if name in used]:
+        lines.append(("order", f"{', '.join(used)}: not the order of the cluster"))
+    if unused := [name for name in names if name not in used]:
+        lines.append(("unused", ", ".join(unused)))
+    return lines
+
+
+def _shared(plan: Plan) -> _Lines:
+    """Layers of different stages that share parameters."""
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
+    split = [
+        f"{other!r} (stage {stage_of[other]}) and {info.name!r} (stage {stage_of[info.name]})"
+        for info in (plan.profile.layers if plan.profile else ())
+        for other in info.shares_with
+        if stage_of[other] != stage_of[info.name]
+    ]
+    text = f"parameters or buffers of {', '.join(split)} are kept in sync; figures leave out the second copy"
+    return [("shared", text)] if split else []
+
+
+def _prediction(plan: Plan) -> _Lines:
+    predicted, stages = plan.predicted, plan.all_stages
+    speed_up = predicted.serial_seconds / predicted.step_seconds if predicted.step_seconds else 1.0
+    (_, bottleneck), numbers = max(
+        loaded_stages(plan).items(), key=lambda entry: sum(stages[number].load_seconds for number in entry[1])
+    )
+    return [
+        ("step", f"{format_seconds(predicted.step_seconds)} predicted, forward and backward of a mini-batch"),
+        (
+            "speed-up",
+            f"{speed_up:.2f}, against {format_seconds(predicted.serial_seconds)} "
+            "for the same micro-batches on one device",
+        ),
+        *_split_critical(plan),
+        ("bubble", f"{percent(predicted.bubble)} of the devices' time is idle"),
+        ("memory", _memory(plan)),
+        *_recompute(plan),
+        (
+            "bottleneck",
+            f"{_stages(numbers, len(plan.stages))} on {bottleneck}, "
+            f"{format_seconds(predicted.bottleneck_seconds)} per micro-batch",
+        ),
+        ("cut", _proof(plan)),
+    ]
+
+
+def _split_critical(plan: Plan) -> _Lines:
+    """The number of backwards on the critical path that are split into I and W, and the time that saves."""
+    if not plan.split_critical:
+        return []
+    full = plan.model_copy(update={"split_critical": ()}).simulate().makespan
+    text = (
+        f"{counted(len(plan.split_critical), 'backward')} on the critical path split into input and weight "
+        f"gradients: {format_seconds(full - plan.predicted.step_seconds)} less"
+    )
+    return [("split", text)]
+
+
+def _memory(plan: Plan) -> str:
+    """Describe the device that uses the largest fraction of its limit, or the most bytes if there are no limits."""
+    needs = plan.device_bytes()
+    limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
+    parts = {name: needs[name] / limit for name, limit in limits.items() if limit}
+    if not parts:
+        name = max(needs, key=lambda name: needs[name])
+        return f"{format_bytes(needs[name])} at most, on {name}"
+    name = max(parts, key=lambda name: parts[name])
+    need, limit = format_bytes(needs[name]), format_bytes(limits[name] or 0)
+    if parts[name] > 1:
+        return f"does not fit: {name} needs {need} and has {limit}"
+    return f"fits: the fullest device is {name}, {need} of {limit} ({percent(parts[name])})"
+
+
+def _recompute(plan: Plan) -> _Lines:
+    """The stages that recompute, with the seconds that it costs and the bytes that it saves."""
+    numbers = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
+    if not numbers:
+        return []
+    stages = [plan.stages[number] for number in numbers]
+    cost = sum(stage.recompute_seconds for stage in stages)
+    saved = sum(
+        (stage.in_flight - stage.deferred_weight_grads - stage.full_stashes) * stage.stash_bytes
+        - stage.input_only * stage.boundary_bytes
+        for stage in stages
+    )
+    text = (
+        f"{_stages(numbers)}: {format_seconds(cost)} more per micro-batch, {format_bytes(saved)} less stash"
+    )
+    return [("recompute", text)]
+
+
+def _proof(plan: Plan) -> str:
+    """Say whether a cut with a smaller bottleneck can exist."""
+    predicted, stages = plan.predicted, len(plan.stages)
+    if stages == 1:
+        return "one stage holds every layer"
+    if predicted.optimal:
+        return f"proven optimal: no allowed cut into {stages} stages that fits has a smaller bottleneck"
+    if not predicted.bottleneck_bound:
+        return "not compared with other cuts"
+    above = predicted.bottleneck_seconds / predicted.bottleneck_bound - 1
+    return f"bottleneck at most {above:.1%} above the optimum for {stages} stages on these devices"

@@ -1,0 +1,250 @@
+"""Tables of a plan: times of its stages, memory of its devices, the alternatives, and changes that would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.text import Text
+
+from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, Suggestion
+from ..planning.feasibility.suggestions import suggestions_text
+from .quantity import NONE, TimeUnit, percent, size
+from .table import Column, FittingTable, bars
+
+
+class _Row(NamedTuple):
+    """A stage of a replica, or all its stages on one device."""
+
+    stages: str
+    replica: int
+    device: str
+    layers: str
+    plans: list[StagePlan]
+
+    def sum(self, part: str) -> float:
+        """Add up a figure of the stages."""
+        return sum(getattr(plan, part) for plan in self.plans)
+
+
+def stage_table(plan: Plan) -> FittingTable:
+    """Make a table with one row per stage and, if devices have several stages, one per device below."""
+    stages, count = plan.all_stages, len(plan.stages)
+    single = [
+        _Row(str(number % count), number // count, stage.device, _span(stage.layers), [stage])
+        for number, stage in enumerate(stages)
+    ]
+    loaded = [
+        _Row(stage_numbers(numbers, count), replica, device, "", [stages[number] for number in numbers])
+        for (replica, device), numbers in loaded_stages(plan).items()
+    ]
+    totals = len(loaded) if len(loaded) < len(single) else 0
+    rows = single + loaded if totals else single
+    blank = [""] * len(single) if totals else []
+    loads = [row.sum("load_seconds") for row in loaded]
+    unit = TimeUnit.for_all(loads)
+    shares = [load / max(loads) if any(loads) else 0.0 for load in loads]
+    recompute = any(stage.recompute != "never" for stage in stages)
+
+    def times(header: str, part: str, rank: int = 0) -> Column:
+        return Column(f"{header}\n{unit.name}", [unit.text(row.sum(part)) for row in rows], rank)
+
+    return FittingTable(
+        "Stages: time for one micro-batch",
+        [
+            Column("stage", [row.stages for row in rows]),
+            *([Column("replica", [str(row.replica) for row in rows])] if plan.replicas > 1 else []),
+            Column("device", [row.device for row in rows], text=True),
+            Column("layers", [row.layers for row in rows], text=True),
+            Column("count", [str(sum(len(stage.layers) for stage in row.plans)) for row in rows], rank=3),
+            times("forward", "forward_seconds"),
+            times("backward\ninput", "backward_input_seconds"),
+            times("backward\nweight", "backward_weight_seconds"),
+            *([times("recompute", "recompute_seconds")] if recompute else []),
+            times("transfer", "transfer_seconds", rank=4),
+            times("load", "load_seconds"),
+            Column("share", [*blank, *map(percent, shares)], 1, name="share of the bottleneck"),
+            bars([*([None] * len(blank)), *shares], rank=2),
+        ],
+        totals=totals,
+        notes=[
+            "Load: all of these times. Share: of the bottleneck, the largest load of any device.",
+            *([_recompute_note(plan)] if recompute else []),
+        ],
+    )
+
+
+def _recompute_note(plan: Plan) -> str:
+    modes = {stage.recompute for stage in plan.stages} - {"never"}
+    which = "all but the last micro-batch" if modes == {"except-last"} else "every micro-batch"
+    if len(modes) > 1:
+        which = "the micro-batches (in some stages, all but the last)"
+    return f"Recompute: the forward runs again right before the backward of {which}. {NONE}: not recomputed."
+
+
+def memory_table(plan: Plan) -> FittingTable:
+    """Make a table with one row per device: its peak memory and its limit."""
+    owned, needs = owned_stages(plan), plan.device_bytes()
+    stages = [[plan.all_stages[number] for number in numbers] for numbers in owned.values()]
+    static = [sum(stage.static_bytes for stage in own) for own in stages]
+    transient = [max(stage.transient_bytes for stage in own) for own in stages]
+    kept = [
+        needs[device] - fixed - most for device, fixed, most in zip(owned, static, transient, strict=True)
+    ]
+    recompute = any(stage.recompute != "never" for stage in plan.stages)
+    deferred = any(stage.deferred_weight_grads and stage.deferred_bytes for stage in plan.stages)
+    single = all(len(own) == 1 for own in stages)
+    # A single product is a number; a sum may fold.
+    plain = single and not recompute and not deferred
+    terms = [" + ".join(filter(None, map(_terms, own))) or NONE for own in stages]
+    columns = [
+        Column(
+            "stage" if single else "stages",
+            [stage_numbers(numbers, len(plan.stages)) for numbers in owned.values()],
+        ),
+        Column("device", list(owned), text=True),
+        Column("parameters,\noptimizer", list(map(size, static))),
+        Column("in flight\n× stash", terms, rank=0 if plain else 3, text=not plain),
+        *([] if plain else [Column("kept for\nbackward", list(map(size, kept)))]),
+        Column("workspace", list(map(size, transient)), rank=2),
+        Column("total", [size(needs[device]) for device in owned], style="bold"),
+    ]
+    limits = [plan.cluster.device(device).memory_bytes for device in owned]
+    if any(limits):
+        parts = [
+            needs[device] / limit if limit else None for device, limit in zip(owned, limits, strict=True)
+        ]
+        columns += [
+            Column("limit", [size(limit) if limit else "none" for limit in limits]),
+            Column("used", [NONE if part is None else percent(part) for part in parts]),
+            bars(parts, rank=4),
+        ]
+    only_input = "; only the stage's input if the stage recomputes" if recompute else ""
+    notes = [
+        f"Stash: kept per micro-batch in flight for its backward{only_input}. "
+        "Workspace: temporary memory of one layer."
+    ]
+    if deferred:
+        notes.append(
+            "Between the backward for inputs and the backward for weights, what the latter needs replaces the stash."
+        )
+    if plan.replicas > 1:
+        notes.append("Each replica has its own parameters and gradients; only the first has optimizer state.")
+    if not single:
+        notes.append("Kept: the peak of all stages of the device together.")
+    return FittingTable("Devices: memory", columns, notes=notes)
+
+
+def _terms(stage: StagePlan) -> str:
+    """Format the counts of full stashes, input-only stashes and deferred weight gradients."""
+    kept = [
+        (stage.full_stashes, stage.stash_bytes),
+        (stage.input_only, stage.boundary_bytes),
+        (stage.deferred_weight_grads, stage.deferred_bytes),
+    ]
+    return " + ".join(f"{count} × {size(each)}" for count, each in kept if count and each)
+
+
+def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
+    """Make a table of the plan and its alternatives, fastest first, and why they lost.
+
+    Args:
+        plan: with a prediction.
+        compact: show only the best of each schedule that fits.
+    """
+    shown: list[Alternative] = list(plan.alternatives)
+    if compact:  # they are sorted, so the last entry in reverse order is the best
+        shown = [other for other in shown if other.step_seconds is not None]
+        shown = list({other.schedule: other for other in reversed(shown)}.values())[::-1]
+    both = [plan, *shown]
+    step = [plan.predicted.step_seconds, *(other.step_seconds for other in shown)]
+    memory = [max(plan.predicted.memory_bytes), *(other.memory_bytes for other in shown)]
+    unit = TimeUnit.for_all(seconds for seconds in step if seconds is not None)
+    hidden = len(plan.alternatives) - len(shown)
+    replicas = [each.replicas for each in both]
+    return FittingTable(
+        "Alternatives",
+        [
+            Column("schedule", [each.schedule for each in both], text=True),
+            Column("micro-\nbatches", [str(each.micro_batches) for each in both]),
+            Column("stages", [str(len(plan.stages)), *(str(other.stages) for other in shown)]),
+            Column("chunks", [str(each.chunks) for each in both], rank=1),
+            *([Column("replicas", list(map(str, replicas)))] if max(replicas) > 1 else []),
+            Column(
+                f"step\n{unit.name}", [NONE if seconds is None else unit.text(seconds) for seconds in step]
+            ),
+            Column("memory", list(map(size, memory))),
+            Column("why it lost", ["taken", *(other.why for other in shown)], text=True),
+        ],
+        notes=[f"And {hidden} more: `pipepart explain` shows them."] if hidden else [],
+    )
+
+
+def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
+    """Show why a model does not fit, and a table of changes that would make it fit, shortest step first.
+
+    Args:
+        error: of the planner.
+        before: words before the reason.
+    """
+    found = error.suggestions
+    below = _suggestion_table(found) if found else Text(suggestions_text(found))
+    return Group(Text(f"{before}{error.reason}."), Text(), below)
+
+
+def _suggestion_table(suggestions: Sequence[Suggestion]) -> FittingTable:
+    plans = [suggestion.plan.predicted for suggestion in suggestions]
+    unit = TimeUnit.for_all(predicted.step_seconds for predicted in plans)
+    steps = [
+        f"{unit.text(suggestion.step_seconds)}{'*' if suggestion.estimated else ''}"
+        for suggestion in suggestions
+    ]
+    notes = ["Memory: the most that any device holds."]
+    if any(suggestion.estimated for suggestion in suggestions):
+        notes.append("*: estimated from the sizes that were profiled; profile this one to plan with it.")
+    return FittingTable(
+        "What would fit, shortest step first",
+        [
+            Column("", [str(number) for number, _ in enumerate(suggestions, 1)]),
+            Column("change", list(map(_change, suggestions)), text=True),
+            Column(f"step\n{unit.name}", steps),
+            Column("bubble", [percent(predicted.bubble) for predicted in plans], rank=1),
+            Column("memory", [size(max(predicted.memory_bytes)) for predicted in plans]),
+        ],
+        notes=notes,
+    )
+
+
+def _change(suggestion: Suggestion) -> str:
+    """Format the change as options of the command line; devices in words."""
+    texts = [suggestion.change.partition(", with ")[0]] if suggestion.devices else []
+    for name, value in suggestion.options.items():
+        option = f"--{name.replace('_', '-')}"
+        texts.append(f"without {option}" if value is None else f"{option} {value}")
+    return " ".join(texts)
+
+
+def owned_stages(plan: Plan) -> dict[str, list[int]]:
+    """Map each device in use to its stages, in pipeline order, the first replica's first."""
+    owned: dict[str, list[int]] = {}
+    for number, stage in enumerate(plan.all_stages):
+        owned.setdefault(stage.device, []).append(number)
+    return owned
+
+
+def loaded_stages(plan: Plan) -> dict[tuple[int, str], list[int]]:
+    """Map (replica, device) to the stages that a micro-batch of that replica passes there."""
+    loaded: dict[tuple[int, str], list[int]] = {}
+    for number, stage in enumerate(plan.all_stages):
+        loaded.setdefault((number // len(plan.stages), stage.device), []).append(number)
+    return loaded
+
+
+def stage_numbers(numbers: Sequence[int], stages: int | None = None) -> str:
+    """Format stage numbers as in "0, 2"; with ``stages`` per replica, number within the replica."""
+    return ", ".join(str(number % stages if stages else number) for number in numbers)
+
+
+def _span(layers: Sequence[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]} – {layers[-1]}"
