@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,8 @@ from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .failure.nonfinite import StageGuard
 from .stage import Stage
-from .state.replicas import CopiedLayers, Layers, copied_groups
+from .state.replicas import Replica, replicate
+from .state.shadow import Layers
 from .state.shared_parameters import check_nothing_shared, check_shared, share_parameters
 
 
@@ -53,16 +53,19 @@ def build_stages(
     _move(groups, homes)
     shared = share_parameters(groups, homes, _names(plan.devices) if apart else None)
     guarded = any(stage.recompute != "never" for stage in plan.stages)
-    stages = [
-        Stage(index, own, starts[index], homes[index], device.name, guarded, compiled=options)
-        for index, (own, device) in enumerate(zip(shared, plan.devices, strict=True))
-    ]
     schedule, workers = plan.build_schedule(), plan.workers
-    of_copies = [workers[row] for row in schedule.device_of[len(stages) :]]
-    first = len(stages)
-    for _ in range(1, schedule.replicas):
-        devices, of_copies = of_copies[:first], of_copies[first:]
-        stages += _stages_of_copy(groups, stages[:first], devices, len(stages), guarded, options, apart)
+    count = len(groups)
+    stages: list[Stage] = []
+    for replica in range(schedule.replicas):
+        devices = plan.devices
+        if replica:
+            devices = [workers[row] for row in schedule.device_of[replica * count :][:count]]
+            homes = [torch.device(device.torch_device or "cpu") for device in devices]
+            shared = replicate(groups, homes, len(stages))
+        for index, (own, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
+            copied = Replica(groups[index], own) if replica else None
+            number = replica * count + index
+            stages.append(Stage(number, own, starts[index], home, device.name, guarded, copied, options))
     return stages
 
 
@@ -73,40 +76,6 @@ def guard_stages(stages: Sequence[Stage]) -> None:
         place = number % in_model
         where = f"stage {place} of {in_model} on {stage.where}"
         stage.guard = StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1)
-
-
-def _stages_of_copy(
-    groups: Sequence[Layers],
-    originals: Sequence[Stage],
-    devices: Sequence[Device],
-    first: int,
-    guarded: bool,
-    options: Mapping[str, Any] | None,
-    apart: bool,
-) -> list[Stage]:
-    """Return the stages of a further replica; ``first`` is the number of its first stage in the schedule."""
-    homes = [torch.device(device.torch_device or "cpu") for device in devices]
-    copies = copied_groups(groups)
-    _move(copies, homes)
-    shared = share_parameters(copies, homes, _names(devices) if apart else None, first)
-    stages = []
-    for original, own, copied in zip(originals, shared, copies, strict=True):
-        index, home = original.index, homes[original.index]
-        before = [layer for layers in groups[:index] for _, layer in layers]
-        elsewhere = [parameter for layer in before for parameter in layer.parameters()]
-        stages.append(
-            Stage(
-                first + index,
-                own,
-                original.first,
-                home,
-                devices[index].name,
-                guarded,
-                CopiedLayers(groups[index], copied, home, elsewhere),
-                options,
-            )
-        )
-    return stages
 
 
 def _names(devices: Sequence[Device]) -> list[str] | None:

@@ -23,7 +23,7 @@ from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
 from .replay.buffers import Buffers
 from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
-from .state.replicas import CopiedLayers
+from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
 _NO_REGIONS: Mapping[int, Region] = {}
@@ -71,7 +71,7 @@ class Stage:
         device: torch.device,
         where: str,
         guarded: bool = False,
-        copied: CopiedLayers | None = None,
+        copied: Replica | None = None,
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index

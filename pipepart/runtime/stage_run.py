@@ -36,7 +36,7 @@ from .loss_sink import LossSink
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .stage import Made, Stage
-from .state.replicas import CopiedLayers
+from .state.replicas import Replica
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
@@ -121,6 +121,8 @@ class StageRun:
         self.is_last = receive is not None
         self.versions = versions
         self.routes = stage.shared.refresh()
+        if stage.copied:
+            stage.copied.note()
         self.stashes: dict[int, Stash] = {}
         self.inputs: dict[int, KeptInput] = {}
         self.deferred: dict[int, WeightGradients] = {}
@@ -214,7 +216,7 @@ class StageRun:
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch)
 
-    def reduce(self, _: None, arrived: Sequence[tuple[CopiedLayers | None, Any]]) -> Any:
+    def reduce(self, _: None, arrived: Sequence[tuple[Replica | None, Any]]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
         if own := self.stage.copied:
             return own.hand_over()

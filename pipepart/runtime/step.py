@@ -45,7 +45,7 @@ from .order import Order
 from .replay.randomness import RngKeys
 from .stage import Stage
 from .stage_run import Held, StageRun
-from .state.replicas import CopiedLayers
+from .state.replicas import Replica
 from .state.weight_versions import Versions
 from .transport.base import Key, Stopped, Transport
 from .transport.cuda import Callers, Streams, StreamTransport
@@ -341,7 +341,7 @@ class Step:
         elif found:
             self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
 
-    def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[CopiedLayers | None, Any]]:
+    def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[Replica | None, Any]]:
         """Return the gradients of further replicas, for a stage of the first."""
         if run.stage.copied:
             return []

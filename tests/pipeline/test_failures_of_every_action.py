@@ -12,7 +12,7 @@ from pipepart import Pipeline
 from pipepart.capture import flatten
 from pipepart.runtime import MicroBatchLossSink
 from pipepart.runtime.stage_run import StageRun
-from pipepart.runtime.state.replicas import CopiedLayers
+from pipepart.runtime.state.replicas import Replica
 from pipepart.runtime.step import PARTS
 from schedules import Kind
 from tests.support import plain
@@ -165,7 +165,7 @@ def test_the_sum_of_the_gradients_of_two_copies(method, action):
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
         of_first = next(stage.copied for stage in pipe._stages if stage.copied)
         with (
-            failing(CopiedLayers, method, lambda one: one is of_first, 0),
+            failing(Replica, method, lambda one: one is of_first, 0),
             pytest.raises(Trouble) as caught,
         ):
             pipe.step(x, target=y)

@@ -93,6 +93,77 @@ def test_what_a_layer_sets_on_itself_is_set_on_the_users():
     assert last.equal(output)
 
 
+def test_a_list_of_weights_holds_the_replicas():
+    """A hook on the user's weight sees one gradient a micro-batch, the whole one."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self.weights = [self.weight]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weights[0]
+
+    model = nn.Sequential(nn.Linear(4, 4), Listed(), nn.Tanh())
+    model.append(model[1])
+    seen: list[Tensor] = []
+    model.get_parameter("1.weight").register_hook(seen.append)
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(x, target=y)
+    ours, gradients = seen[:], plain.gradients(model)
+    seen.clear()
+    model.zero_grad()
+    plain.micro_batched_step(model, x, y, nn.MSELoss(), 3)
+    assert len(ours) == len(seen) == 3
+    assert all(map(torch.equal, ours, seen))
+    plain.assert_same(gradients, plain.gradients(model))
+
+
+def test_a_hook_that_is_a_method_of_the_layer_sets_what_its_forward_reads():
+    class Hooked(Head):
+        scale = 1.0
+
+        def __init__(self, weight: Any) -> None:
+            super().__init__(weight)
+            self.register_forward_pre_hook(self.measure)
+
+        def measure(self, module: nn.Module, args: tuple[Tensor]) -> None:
+            self.scale = float(args[0].detach().mean())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    embedding = nn.Embedding(9, 4)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), Hooked(embedding.weight))
+    x, y = words()
+    reference = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+    reference.append(Hooked(reference[0].weight))
+    reference.load_state_dict(model.state_dict())
+    with cut_by_hand(model, [2], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_part_that_was_replaced_in_a_layer_that_stages_share_is_refused():
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    holds = Holds()
+    model = nn.Sequential(nn.Linear(4, 4), holds, nn.Tanh(), holds)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        holds.inner = nn.Linear(4, 4)
+        with pytest.raises(ValueError, match=r"layer '3' \(Holds\) has other modules"):
+            pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+
+
 def test_writing_a_parameter_before_the_backward_is_refused_as_torch_refuses_it():
     model = language_model()
     x, y = words()

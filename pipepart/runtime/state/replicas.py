@@ -1,117 +1,107 @@
-"""Replicas of the model: deep copies of the user's layers, which follow their values and return their gradients.
+"""Further replicas of the model: stages of shadows, which follow the user's layers and return their gradients.
 
 ::
 
-    stage s of the model     values and settings ──copied──▶ stage s of replica k
+    stage s of the model     values and settings ──────────▶ stage s of replica k
     the user's .grad      ◀── added, replica by replica ───── its own .grad, then none
 
-The user's model is replica 0. Further replicas are deep copies that share no tensor with it. Before each step their
-parameters and buffers are set to the values of the user's layers: all of them, as a write through ``.data`` cannot be
-detected.
+The user's model is replica 0. The tensors of further replicas are copies. Before each step they are set to the values
+of the user's layers: all of them, as a write through ``.data`` cannot be detected.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ...capture import state_of
 from ..replay.buffers import Buffers, Noted
+from .shadow import ONE_COPY, Layers, ReplicaParam, Shadows
+from .shared_parameters import SharedParameters, users_of
 
-Layers = Sequence[tuple[str, nn.Module]]
 Gradients = list[Tensor | None]
 
-# Types of layer attributes that a replica copies, such as ``training``.
-_PLAIN = (bool, int, float, str, type(None))
-_ONE_COPY = "plan with one copy of the model: replicas=1, and another schedule than 'chimera'"
 
+def replicate(
+    groups: Sequence[Layers], devices: Sequence[torch.device], first: int
+) -> list[SharedParameters]:
+    """Return the layers of each stage of a further replica, on its devices.
 
-def copied_groups(groups: Sequence[Layers]) -> list[Layers]:
-    """Return deep copies of the layers. Tensors that layers share are shared by the copies too.
+    Args:
+        groups: the user's layers of each stage.
+        devices: where each stage of the replica runs.
+        first: the number of its first stage in the schedule.
 
     Raises:
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
     """
-    memo: dict[int, Any] = {}
-    return [[(name, _copied(name, layer, memo)) for name, layer in layers] for layers in groups]
+    users = users_of(groups, first)
+    found = []
+    for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
+        tensors = dict.fromkeys(tensor for _, layer in layers for tensor in state_of(layer))
+        replicas = {tensor: ReplicaParam(tensor, device, own_memory=True) for tensor in tensors}
+        for name, layer in layers:
+            _check_copyable(name, layer)
+        found.append(SharedParameters(layers, Shadows(layers, replicas, device), users, stage))
+    return found
 
 
-def _copied(name: str, layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def _check_copyable(name: str, layer: nn.Module) -> None:
     what = f"layer {name!r} ({type(layer).__name__})"
     for part in layer.modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise ValueError(
-                f"{what} is TorchScript, whose copies compute with the parameters of the first: {_ONE_COPY}"
+                f"{what} is TorchScript, whose copies compute with the parameters of the first: {ONE_COPY}"
             )
         for key, value in vars(part).items():
             if isinstance(value, torch.Generator):
                 raise ValueError(
                     f"{what} has a random generator of its own, {key!r}, from which each copy of the model would draw "
-                    f"the same numbers: let it draw from torch's, or {_ONE_COPY}"
+                    f"the same numbers: let it draw from torch's, or {ONE_COPY}"
                 )
-    try:
-        return copy.deepcopy(layer, memo)
-    except Exception as error:
-        raise ValueError(f"{what} cannot be copied ({error}): {_ONE_COPY}") from error
 
 
-class CopiedLayers:
-    """The layers of a stage, and their copies in a further replica of the model.
+class Replica:
+    """A stage of a further replica of the model: checks that it can stand for the user's, and returns its gradients.
 
-    The caller begins a run and the stage's worker ends it. In between only the worker uses the copies.
+    The caller begins a run and the stage's worker ends it. In between only the worker uses the stage.
 
     Args:
         originals: the user's layers.
-        copies: of them.
-        device: where the copies are.
-        elsewhere: the user's parameters whose gradients another stage hands over.
+        own: the layers of the replica.
     """
 
-    def __init__(
-        self, originals: Layers, copies: Layers, device: torch.device, elsewhere: Iterable[Tensor] = ()
-    ) -> None:
-        self._layers = [(name, layer, _structure(layer)) for name, layer in originals]
-        self._device = device
+    def __init__(self, originals: Layers, own: SharedParameters) -> None:
         self._parts = [
-            (f"{name}.{path}" if path else name, theirs, own)
-            for (name, layer), (_, copied) in zip(originals, copies, strict=True)
-            for (path, theirs), own in zip(layer.named_modules(), copied.modules(), strict=True)
+            (path, part) for name, layer in originals for path, part in layer.named_modules(prefix=name)
         ]
-        self._parameters: dict[nn.Parameter, nn.Parameter] = {
-            theirs: own
-            for _, original, copied in self._parts
-            for theirs, own in zip(original._parameters.values(), copied._parameters.values(), strict=True)
-            if theirs is not None and own is not None
-        }
-        others = set(elsewhere)
-        self._handed_over = [theirs for theirs in self._parameters if theirs not in others]
-        self._buffers = Buffers(copies)
+        self._own = own
+        self._buffers = Buffers(own.layers)
         self._noted: Noted | None = None
 
     def begin(self, forward: bool, backward: bool) -> None:
-        """Set the copies to the values of the layers, before a run.
+        """Check the user's layers before a run.
 
         Args:
             forward: whether the run has forwards.
             backward: whether it, or a run that follows it, has backwards.
 
         Raises:
-            ValueError: a layer was replaced, would write its buffers, or has a parameter with a hook, which would see
-                the gradients of one replica only.
+            ValueError: a layer would write its buffers, or has a parameter with a hook, which would see the gradients
+                of one replica only.
         """
-        for own in self._parameters.values():
+        for own in self._own.values.values():
             own.grad = None  # left by a run that failed
         if backward:
             self._refuse_hooks()
         if forward:
-            self._refuse_changes()
             self._refuse_statistics()
-            with torch.inference_mode(False), torch.no_grad():
-                self._follow()
-                self._noted = self._buffers.note()
+
+    def note(self) -> None:
+        """Note the buffers before the first forward of a run."""
+        self._noted = self._buffers.note()
 
     def finish(self) -> None:
         """Check after the last forward of a run that no buffer was written.
@@ -125,10 +115,9 @@ class CopiedLayers:
             raise ValueError(_writes(written[0]))
 
     def hand_over(self) -> Gradients:
-        """Return the gradients of the copied parameters and clear them."""
+        """Return the gradients of the replica's parameters and clear them."""
         found: Gradients = []
-        for theirs in self._handed_over:
-            own = self._parameters[theirs]
+        for own in self._own.values.values():
             found.append(own.grad)
             own.grad = None
         return found
@@ -136,7 +125,7 @@ class CopiedLayers:
     def add(self, gradients: Gradients) -> None:
         """Add the handed over gradients to those of the user's parameters, on the worker of the first replica."""
         with torch.no_grad():
-            for theirs, gradient in zip(self._handed_over, gradients, strict=True):
+            for theirs, gradient in zip(self._own.values, gradients, strict=True):
                 if gradient is None:
                     continue
                 here = gradient.to(theirs.device)
@@ -145,48 +134,8 @@ class CopiedLayers:
                 else:
                     theirs.grad.add_(here)
 
-    def _follow(self) -> None:
-        for theirs, own in self._parameters.items():
-            if own.requires_grad != theirs.requires_grad:
-                own.requires_grad_(theirs.requires_grad)
-            if _alike(own, theirs):
-                # Through `.data`: a graph that saved these values may still wait for its backward.
-                own.data.copy_(theirs.data)
-            else:
-                own.data = theirs.detach().to(own.device, copy=True)
-            if own.device != self._device:  # for what stands in for it here, and looks at its version
-                torch.autograd.graph.increment_version(own)
-        for _, original, copied in self._parts:
-            for key, value in vars(original).items():
-                if isinstance(value, _PLAIN):
-                    vars(copied)[key] = value
-                elif (
-                    isinstance(value, Tensor) and not value.requires_grad
-                ):  # in no place that a graph may have saved
-                    vars(copied)[key] = self._moved(value)
-            for key, buffer in original._buffers.items():
-                own = copied._buffers.get(key)
-                if buffer is not None and own is not None and _alike(own, buffer):
-                    own.data.copy_(buffer.data)
-                else:
-                    copied._buffers[key] = None if buffer is None else self._moved(buffer)
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self._device, copy=True)
-
-    def _refuse_changes(self) -> None:
-        for name, layer, before in self._layers:
-            now = _structure(layer)
-            if len(now) != len(before) or any(
-                one is not other for one, other in zip(now, before, strict=True)
-            ):
-                raise ValueError(
-                    f"layer {name!r} ({type(layer).__name__}) has other modules or parameters than when it was "
-                    "copied: make the pipeline after changing the model"
-                )
-
     def _refuse_statistics(self) -> None:
-        for name, part, _ in self._parts:
+        for name, part in self._parts:
             if (
                 isinstance(part, nn.modules.batchnorm._NormBase)
                 and part.training
@@ -195,29 +144,20 @@ class CopiedLayers:
                 raise ValueError(_writes(f"{name}.running_mean"))
 
     def _refuse_hooks(self) -> None:
-        for name, part, _ in self._parts:
+        for name, part in self._parts:
             for key, parameter in part._parameters.items():
                 if parameter is None or not parameter.requires_grad:
                     continue
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     raise ValueError(
                         f"parameter '{name}.{key}' has a hook, which would see the gradients of one copy of the model "
-                        f"and not their sum: remove it and use the gradient after the step, or {_ONE_COPY}"
+                        f"and not their sum: remove it and use the gradient after the step, or {ONE_COPY}"
                     )
-
-
-def _structure(layer: nn.Module) -> list[object]:
-    """Return the modules and parameters of a layer, which must not change while copies exist."""
-    return [item for part in layer.modules() for item in (part, *part._parameters.values())]
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _writes(buffer: str) -> str:
     layer, _, name = buffer.rpartition(".")
     return (
         f"layer {layer!r} writes its buffer {name!r} in the forward, and each copy of the model would see its own "
-        f"micro-batches only: {_ONE_COPY}, or put the layer in evaluation mode"
+        f"micro-batches only: {ONE_COPY}, or put the layer in evaluation mode"
     )

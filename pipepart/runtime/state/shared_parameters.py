@@ -10,25 +10,21 @@ a copy that is kept equal on another. A replica's gradient is sent micro-batch b
 uses the parameter. It enters the graph there at the node where that stage's own gradient arrives. So the sums are those
 of plain micro-batched training, the last use first, and the user's parameter and its hooks see the whole gradient.
 
-A layer that uses a replica runs as a shadow: a shallow copy of the user's layer with other tensors. It takes over the
-layer's settings, hooks and other tensors when a step begins, and gives back what its forward has set on itself.
+In a further replica of the model every stage has replicas of all its tensors, and gradients of shared parameters pass
+from stage to stage in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from types import MethodType
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...autograd.in_place import version
 from ...capture import state_of
-
-Layers = Sequence[tuple[str, nn.Module]]
-
-_STATE = frozenset({"_parameters", "_buffers", "_modules"})
+from .shadow import Layers, ReplicaParam, Shadows, Values
 
 
 class GradientRoute(NamedTuple):
@@ -48,66 +44,50 @@ class GradientRoute(NamedTuple):
 
 
 class SharedParameters:
-    """The tensors that one stage shares with others.
+    """The layers of one stage, with replicas of the tensors that it shares with others.
 
     Used by the caller between steps, and by the stage's worker at the end of a step.
 
     Args:
-        layers: of the stage.
-        device: where it runs.
-        users: the stages that use each shared tensor.
-        stage: its number.
-        other_memory: stages that share no memory with this one, though torch sees the same device.
+        originals: the user's layers.
+        shadows: of them.
+        users: the stages that use each tensor that several stages use.
+        stage: the number of this one.
 
     Attributes:
         layers: of the stage; layers that use replicas are replaced by shadows.
+        values: the replicas, by the user's tensor.
     """
 
     def __init__(
-        self,
-        layers: Layers,
-        device: torch.device,
-        users: Mapping[Tensor, _Users],
-        stage: int,
-        other_memory: Set[int] = frozenset(),
+        self, originals: Layers, shadows: Shadows, users: Mapping[Tensor, Sequence[int]], stage: int
     ) -> None:
+        self._shadows = shadows
         self._stage = stage
         self._users = users
-        self._replicas = {
-            tensor: _ReplicaParam(tensor, device, used.stages[0] in other_memory)
-            for tensor, used in users.items()
-            if used.stages[0] != stage
-            and (
-                isinstance(tensor, nn.Parameter) or tensor.device != device or used.stages[0] in other_memory
-            )
-        }
-        self._shadows: dict[nn.Module, _ShadowModule] = {}
-        self.layers = [(name, self._shadow(module)) for name, module in layers]
+        self.layers = shadows.layers
+        self.values: Values = {}
         self._buffers = [
-            (f"{name}.{owner}" if owner else name, part._buffers, key, tensor)
-            for name, module in layers
-            for owner, part in module.named_modules()
+            (f"{path}.{key}", part, key, tensor)
+            for name, layer in originals
+            for path, part in layer.named_modules(prefix=name)
             for key, tensor in part._buffers.items()
-            if tensor is not None and tensor in users
+            if tensor is not None and stage in users.get(tensor, ())
         ]
-        self._used: list[Tensor] = []  # the buffers or their replicas
         self._versions: list[int] = []
-        self.refresh()
 
     def refresh(self) -> tuple[GradientRoute, ...]:
-        """Take over the user's values and settings; return the routes of the shared parameters' gradients."""
-        if not self._users:
-            return ()
-        with torch.inference_mode(False), torch.no_grad():
-            values = {tensor: replica.refreshed() for tensor, replica in self._replicas.items()}
-        for shadow in self._shadows.values():
-            shadow.refresh(values)
-        self._used = [values.get(tensor, tensor) for *_, tensor in self._buffers]
-        self._versions = [version(tensor) for tensor in self._used]
+        """Take over the user's values and settings; return the routes of the shared parameters' gradients.
+
+        Raises:
+            ValueError: a layer has other modules than when the pipeline was made.
+        """
+        self.values = self._shadows.refresh()
+        self._versions = [version(self.values.get(tensor, tensor)) for *_, tensor in self._buffers]
         return tuple(
-            GradientRoute(used.number, values.get(tensor, tensor), *used.neighbours(self._stage))
-            for tensor, used in self._users.items()
-            if isinstance(tensor, nn.Parameter)
+            GradientRoute(number, self.values.get(tensor, tensor), *_neighbours(stages, self._stage))
+            for number, (tensor, stages) in enumerate(self._users.items())
+            if self._stage in stages and isinstance(tensor, nn.Parameter)
         )
 
     def finish(self) -> None:
@@ -116,37 +96,17 @@ class SharedParameters:
         Raises:
             RuntimeError: a layer has written a shared buffer.
         """
-        for shadow in self._shadows.values():
-            shadow.give_back()
-        for (name, owner, key, tensor), used, before in zip(
-            self._buffers, self._used, self._versions, strict=True
-        ):
-            if owner.get(key) is not tensor or version(used) != before:
-                raise RuntimeError(_written(f"{name}.{key}", self._users[tensor].stages))
-
-    def _shadow(self, module: nn.Module) -> nn.Module:
-        """The module, or its shadow if any of its tensors has a replica."""
-        if module in self._shadows:
-            return self._shadows[module].made
-        if not any(tensor in self._replicas for tensor in state_of(module)):
-            return module
-        children = {
-            name: None if child is None else self._shadow(child) for name, child in module._modules.items()
-        }
-        own_buffers = any(
-            tensor in self._replicas for tensor in module._buffers.values() if tensor is not None
-        )
-        shadow = self._shadows[module] = _ShadowModule(module, children, own_buffers)
-        return shadow.made
+        self._shadows.give_back()
+        for (name, part, key, tensor), before in zip(self._buffers, self._versions, strict=True):
+            used = self.values.get(tensor, tensor)
+            if part._buffers.get(key) is not tensor or version(used) != before:
+                raise RuntimeError(_written(name, self._users[tensor]))
 
 
 def share_parameters(
-    groups: Sequence[Layers],
-    devices: Sequence[torch.device],
-    names: Sequence[str] | None = None,
-    first: int = 0,
+    groups: Sequence[Layers], devices: Sequence[torch.device], names: Sequence[str] | None = None
 ) -> list[SharedParameters]:
-    """Return the shared tensors of each stage.
+    """Return the layers of each stage, with replicas of what an earlier stage uses as well.
 
     The layers must be on their devices, and shared tensors on the device of the first stage that uses them.
 
@@ -154,19 +114,17 @@ def share_parameters(
         groups: the layers of each stage.
         devices: where each stage runs.
         names: of the devices, if devices of different names share no memory; None if equal torch devices do.
-        first: the number of the first stage.
     """
-    users = _users_of(groups, first)
-    return [
-        SharedParameters(
-            layers,
-            device,
-            {tensor: used for tensor, used in users.items() if index in used.stages},
-            index,
-            {stage for stage, name in enumerate(names or (), first) if name != (names or ())[index - first]},
-        )
-        for index, (layers, device) in enumerate(zip(groups, devices, strict=True), first)
-    ]
+    users = users_of(groups)
+    found = []
+    for stage, (layers, device) in enumerate(zip(groups, devices, strict=True)):
+        replicas = {}
+        for tensor, (first, *others) in users.items():
+            apart = names is not None and names[first] != names[stage]
+            if stage in others and (apart or isinstance(tensor, nn.Parameter) or tensor.device != device):
+                replicas[tensor] = ReplicaParam(tensor, device, apart)
+        found.append(SharedParameters(layers, Shadows(layers, replicas), users, stage))
+    return found
 
 
 def check_shared(groups: Sequence[Layers]) -> None:
@@ -175,18 +133,20 @@ def check_shared(groups: Sequence[Layers]) -> None:
     Raises:
         ValueError: a buffer that layers of several stages write, or a parameter of a TorchScript module.
     """
-    users = _users_of(groups)
+    users = users_of(groups)
     for name, module in (layer for layers in groups for layer in layers):
         for path, part in module.named_modules(prefix=name):
-            shared = [key for key, tensor in _tensors(part) if tensor in users]
-            if shared and isinstance(part, torch.jit.ScriptModule):
-                raise ValueError(
-                    f"{path}.{shared[0]} is shared by layers of several stages, which a TorchScript module cannot "
-                    "do: put them in one stage"
-                )
-            if "running_mean" in shared and isinstance(part, nn.modules.batchnorm._NormBase):
-                statistics = part.get_buffer("running_mean")
-                raise ValueError(_written(f"{path}.running_mean", users[statistics].stages))
+            own = {**part._parameters, **part._buffers}
+            for key, tensor in own.items():
+                if tensor not in users:
+                    continue
+                if isinstance(part, torch.jit.ScriptModule):
+                    raise ValueError(
+                        f"{path}.{key} is shared by layers of several stages, which a TorchScript module cannot do: "
+                        "put them in one stage"
+                    )
+                if key == "running_mean" and isinstance(part, nn.modules.batchnorm._NormBase):
+                    raise ValueError(_written(f"{path}.{key}", users[tensor]))
 
 
 def check_nothing_shared(groups: Sequence[Layers]) -> None:
@@ -195,124 +155,37 @@ def check_nothing_shared(groups: Sequence[Layers]) -> None:
     Raises:
         ValueError: stages share a parameter.
     """
-    names: dict[Tensor, str] = {}
+    users = users_of(groups)
     for name, module in (layer for layers in groups for layer in layers):
         for key, tensor in module.named_parameters(prefix=name):
-            names.setdefault(tensor, key)
-    for tensor, used in _users_of(groups).items():
-        if tensor in names:
-            raise ValueError(
-                f"parameter {names[tensor]!r} is shared by layers of stages {', '.join(map(str, used.stages))}, and "
-                "under an asynchronous schedule each stage changes its weights by itself: put these layers in one "
-                "stage, or choose a synchronous schedule, such as '1f1b'"
-            )
+            if tensor in users:
+                raise ValueError(
+                    f"parameter {key!r} is shared by layers of stages {_listed(users[tensor])}, and under an "
+                    "asynchronous schedule each stage changes its weights by itself: put these layers in one stage, "
+                    "or choose a synchronous schedule, such as '1f1b'"
+                )
 
 
-class _Users(NamedTuple):
-    """The stages that use a tensor, in order, and the number of the tensor."""
-
-    number: int
-    stages: list[int]
-
-    def neighbours(self, stage: int) -> tuple[int | None, int | None]:
-        place = self.stages.index(stage)
-        previous = self.stages[place - 1] if place else None
-        return previous, self.stages[place + 1] if place + 1 < len(self.stages) else None
-
-
-def _users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, _Users]:
-    """Return the tensors that several stages use."""
-    found: dict[Tensor, _Users] = {}
+def users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, list[int]]:
+    """Return the stages that use a tensor, in order, for each that several use; ``first`` is the first's number."""
+    found: dict[Tensor, list[int]] = {}
     for stage, layers in enumerate(groups, first):
-        for _, module in layers:
-            for tensor in state_of(module):
-                stages = found.setdefault(tensor, _Users(len(found), [])).stages
-                if stage not in stages:
-                    stages.append(stage)
-    return {tensor: used for tensor, used in found.items() if len(used.stages) > 1}
+        for tensor in dict.fromkeys(tensor for _, module in layers for tensor in state_of(module)):
+            found.setdefault(tensor, []).append(stage)
+    return {tensor: stages for tensor, stages in found.items() if len(stages) > 1}
 
 
-class _ReplicaParam:
-    """A tensor's replica on one device: an alias there, or a copy on another device or in ``other_memory``."""
-
-    def __init__(self, original: Tensor, device: torch.device, other_memory: bool) -> None:
-        self._original = original
-        self._device = device
-        self._other_memory = other_memory
-        self._value: Tensor | None = None
-        self._seen: tuple[Any, ...] = ()
-
-    def refreshed(self) -> Tensor:
-        """Return the replica, with the original's current value and ``requires_grad``."""
-        original = (
-            self._original.detach()
-        )  # shares the version counter, so that a write to either shows in both
-        seen = (original.data_ptr(), original.dtype, original.shape, original.stride(), original.device)
-        is_alias = original.device == self._device and not self._other_memory
-        if self._value is None or seen != self._seen[1:]:
-            self._value = original if is_alias else original.to(self._device, copy=True)
-        elif not is_alias:
-            # A write through `.data` does not change the version, so the values are copied at every step. A graph
-            # that saved them may still wait for its backward, so only a write that is known changes the version.
-            into = self._value.data if version(original) == self._seen[0] else self._value
-            into.copy_(original)
-        self._seen = version(original), *seen
-        self._value.requires_grad_(self._original.requires_grad)
-        self._value.grad = None
-        return self._value
+def _neighbours(stages: Sequence[int], stage: int) -> tuple[int | None, int | None]:
+    place = stages.index(stage)
+    return stages[place - 1] if place else None, stages[place + 1] if place + 1 < len(stages) else None
 
 
-class _ShadowModule:
-    """A shallow copy of a module with other tensors.
-
-    Attributes:
-        made: the copy.
-    """
-
-    def __init__(
-        self, module: nn.Module, children: Mapping[str, nn.Module | None], own_buffers: bool
-    ) -> None:
-        self.made: nn.Module = object.__new__(type(module))
-        self._module = module
-        self._given: dict[str, Any] = {}
-        buffers = {} if own_buffers else module._buffers  # a replaced buffer belongs to the user
-        self.made.__dict__.update(_parameters={}, _buffers=buffers, _modules=dict(children))
-
-    def refresh(self, values: Mapping[Tensor, Tensor]) -> None:
-        """Take over the module's tensors or their replicas, and all other attributes."""
-        self._given = {
-            key: MethodType(value.__func__, self.made)
-            if isinstance(value, MethodType) and value.__self__ is self._module
-            else value
-            for key, value in self._module.__dict__.items()
-            if key not in _STATE
-        }
-        self.made.__dict__.update(self._given)
-        self.made.__dict__["_parameters"] = _replaced(self._module._parameters, values)
-        if self.made._buffers is not self._module._buffers:
-            self.made._buffers.update(_replaced(self._module._buffers, values))
-
-    def give_back(self) -> None:
-        """Copy attributes that were set on the copy since :meth:`refresh` to the module."""
-        for key, value in self.made.__dict__.items():
-            if key not in _STATE and self._given.get(key, self) is not value:
-                self._module.__dict__[key] = value
-
-
-def _replaced(tensors: Mapping[str, Any], values: Mapping[Tensor, Tensor]) -> dict[str, Any]:
-    return {
-        name: tensor if tensor is None else values.get(tensor, tensor) for name, tensor in tensors.items()
-    }
-
-
-def _tensors(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for key, tensor in (*part._parameters.items(), *part._buffers.items()):
-        if tensor is not None:
-            yield key, tensor
+def _listed(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages))
 
 
 def _written(buffer: str, stages: Sequence[int]) -> str:
     return (
-        f"buffer {buffer} is shared by layers of stages {', '.join(map(str, stages))}, which write it at the same "
+        f"buffer {buffer} is shared by layers of stages {_listed(stages)}, which write it at the same "
         "time: put them in one stage, or give each layer a buffer of its own"
     )
