@@ -15,6 +15,7 @@ from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_recompute
 from ..planning.search.order_text import SEARCH, order_text
 from ..planning.search.search_order import first_replica, order_within
+from ..planning.search.split_critical import with_split_critical
 from .errors import UsageError
 
 
@@ -41,7 +42,7 @@ def reordered(plan: Plan, schedule: str | None, micro_batches: int | None, chunk
         return _with(plan, plan.stages, schedule=SEARCH, actions=plan.actions, micro_batches=count)
     name = schedule or plan.schedule
     if name != SEARCH:
-        return _named(plan, name, count, chunks)
+        return with_split_critical(_named(plan, name, count, chunks))
     found = _searched(plan if same_chunks else _named(plan, "looped-bfs", count, chunks), count)
     comparable = same_chunks and count == plan.micro_batches
     return min([found, plan] if comparable else [found], key=lambda made: made.predicted.step_seconds)
@@ -108,7 +109,7 @@ def _with(plan: Plan, stages: Sequence[StagePlan], *, micro_batches: int, **orde
             **order,
         )
     except ValidationError as error:
-        raise UsageError("; ".join(fault_texts(error))) from None
+        raise UsageError("; ".join(text.removeprefix("file: ") for text in fault_texts(error))) from None
     return made.refreshed()
 
 

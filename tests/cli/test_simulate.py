@@ -13,6 +13,7 @@ from typer.testing import Result
 
 import schedules
 from pipepart import Cluster, Plan, Profile, plan
+from pipepart.cli.what_if import reordered
 
 Run = Callable[[str], Result]
 NUMBERS = "--schedule 1f1b --devices 4 --micro-batches 8"
@@ -73,6 +74,20 @@ def test_the_stages_of_a_plan_under_another_schedule(run: Run, planned: Plan) ->
     other = planned.model_copy(update={"schedule": "gpipe", "micro_batches": 6})
     assert found["makespan_seconds"] == pytest.approx(other.simulate().makespan, rel=1e-12)
     assert found["micro_batches"] == 6
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "pipedream"])
+def test_a_plan_under_another_schedule_has_the_figures_of_a_plan_for_it(
+    measured: Profile, schedule: str
+) -> None:
+    gpipe, expected = (
+        plan(measured, Cluster.virtual(2), schedule=name, micro_batches=4, cut_before=["2"])
+        for name in ("gpipe", schedule)
+    )
+    found = reordered(gpipe, schedule, None, None)
+    assert found.predicted.step_seconds == expected.predicted.step_seconds
+    assert found.predicted.memory_bytes == expected.predicted.memory_bytes
+    assert found.split_critical == expected.split_critical
 
 
 def test_another_schedule_is_compared_with_the_plans_own(run: Run, planned: Plan) -> None:
