@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,21 @@ from .layer_pass import LayerPass, Observer
 
 
 @dataclass
+class LayerBytes:
+    """Memory of one layer, with the field names of :class:`LayerCost`."""
+
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    workspace_bytes: int = 0
+    deferred_bytes: int = 0
+
+
+@dataclass
 class Memory:
     """Bytes of each layer, with the loss counted in the last one, and the specs of each layer's outputs."""
 
-    saved_bytes: list[int]
-    input_bytes: list[int]
-    output_bytes: list[int]
-    workspace_bytes: list[int]
-    deferred_bytes: list[int]
+    layers: list[LayerBytes]
     saved: tuple[SavedTensor, ...]
     outputs: list[tuple[TensorSpec, ...]]
 
@@ -44,26 +51,27 @@ def count_memory(model: nn.Module, layers: int, chain: LayerPass, micro_batch: A
         chain: the layers with their loss.
         micro_batch: the input of the first layer.
     """
-    state = _storages((*model.parameters(), *model.buffers()))
-    counter, deferred = _Counter(layers, state), _DeferredBytes(layers, state)
+    tensors = (*model.parameters(), *model.buffers())
+    state = {part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor)}
+    counter = _Counter(layers, state)
     with counter, saved_tensors_hooks(counter.pack, _Kept.unpack):
         chain.run(micro_batch, counter)
-    chain.run(micro_batch, deferred, split=True)
-    return counter.memory(deferred.bytes)
+    chain.run(micro_batch, _DeferredCounter(counter.layers, state), split=True)
+    return counter.memory()
 
 
-class _DeferredBytes(Observer):
+class _DeferredCounter(Observer):
     """Counts what each layer keeps between the two parts of its backward."""
 
-    def __init__(self, layers: int, state: set[int]) -> None:
-        self.bytes = [0] * layers
+    def __init__(self, layers: list[LayerBytes], state: set[int]) -> None:
+        self._layers = layers
         self._state = state
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
         assert deferred is not None
         parts = (part for tensor in deferred.tensors() for part in dense_parts(tensor))
         storages = {storage._cdata: storage for storage in (part.untyped_storage() for part in parts)}
-        self.bytes[min(index, len(self.bytes) - 1)] += sum(
+        self._layers[min(index, len(self._layers) - 1)].deferred_bytes += sum(
             storage.nbytes() for key, storage in storages.items() if key not in self._state
         )
 
@@ -78,7 +86,7 @@ class _Piece:
 
 
 class _Token:
-    """An attribute of a storage that counts the storage's bytes as allocated until the storage is freed."""
+    """Counts a storage's bytes as allocated as long as the storage has this attribute, until it is freed."""
 
     __slots__ = ("counter", "size")
 
@@ -108,15 +116,13 @@ class _Counter(TorchDispatchMode, Observer):
 
     def __init__(self, layers: int, state: set[int]) -> None:
         super().__init__()
+        self.layers = [LayerBytes() for _ in range(layers)]
         self.allocated = self.peak = 0
         self._state = state
         self._start = 0
         self._in_forward = False
         self._pieces: dict[int, _Piece] = {}
         self._packed: list[weakref.ref[_Kept]] = []
-        self._inputs = [0] * layers
-        self._outputs = [0] * layers
-        self._workspace = [0] * layers
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
 
     @classmethod
@@ -133,8 +139,8 @@ class _Counter(TorchDispatchMode, Observer):
         return result
 
     def forward_starts(self, index: int, value: Any) -> None:
-        if index < len(self._inputs):
-            self._inputs[index] = sum(tensor.nbytes for tensor in _tensors(value))
+        if index < len(self.layers):
+            self.layers[index].input_bytes = sum(tensor.nbytes for tensor in _tensors(value))
             for tensor in _tensors(value):
                 self._piece(tensor).input_of.add(index)
         self._in_forward = True
@@ -142,8 +148,8 @@ class _Counter(TorchDispatchMode, Observer):
 
     def forward_ends(self, index: int, output: Any) -> None:
         self._in_forward = False
-        if index < len(self._outputs):
-            self._outputs[index] = sum(tensor.nbytes for tensor in _tensors(output))
+        if index < len(self.layers):
+            self.layers[index].output_bytes = sum(tensor.nbytes for tensor in _tensors(output))
             self._specs[index] = tensor_specs(output)
         newly_saved = 0
         for kept in filter(None, (reference() for reference in self._packed)):
@@ -151,7 +157,7 @@ class _Counter(TorchDispatchMode, Observer):
                 if part.untyped_storage()._cdata not in self._state:
                     piece = self._piece(part)
                     newly_saved += 0 if piece.layers else piece.bytes
-                    piece.layers.add(self._layer(index))
+                    piece.layers.add(min(index, len(self.layers) - 1))
         self._packed.clear()
         self._note_workspace(index, self.peak - self._start - newly_saved)
 
@@ -168,29 +174,22 @@ class _Counter(TorchDispatchMode, Observer):
             self._packed.append(weakref.ref(kept))
         return kept
 
-    def memory(self, deferred_bytes: list[int]) -> Memory:
-        """The counts of the pass."""
-        saved = [0] * len(self._inputs)
+    def memory(self) -> Memory:
+        """Return the counts of the pass."""
         for piece in self._pieces.values():
             for layer in piece.layers:
-                saved[layer] += piece.bytes
-        pieces = tuple(
+                self.layers[layer].saved_bytes += piece.bytes
+        saved = tuple(
             SavedTensor(
                 bytes=piece.bytes, layers=tuple(sorted(piece.layers)), input_of=tuple(sorted(piece.input_of))
             )
             for piece in self._pieces.values()
         )
-        return Memory(
-            saved, self._inputs, self._outputs, self._workspace, deferred_bytes, pieces, self._specs
-        )
-
-    def _layer(self, index: int) -> int:
-        """The layer that the index of a layer, or of the loss, counts in."""
-        return min(index, len(self._inputs) - 1)
+        return Memory(self.layers, saved, self._specs)
 
     def _note_workspace(self, index: int, size: int) -> None:
-        layer = self._layer(index)
-        self._workspace[layer] = max(self._workspace[layer], size)
+        layer = self.layers[min(index, len(self.layers) - 1)]  # the loss counts in the last layer
+        layer.workspace_bytes = max(layer.workspace_bytes, size)
 
     def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -201,10 +200,6 @@ class _Counter(TorchDispatchMode, Observer):
         storage = tensor.untyped_storage()
         # A pass keeps every input and graph until the backward, so no address is used again during the forward.
         return self._pieces.setdefault(storage._cdata, _Piece(storage.nbytes()))
-
-
-def _storages(tensors: Iterable[Tensor]) -> set[int]:
-    return {part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor)}
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -77,8 +77,8 @@ def profile(
         Exception: whatever a layer raises, with a note that names the layer.
     """
     counts = _counts(micro_batches)
-    _require(devices >= 1, f"devices must be at least 1, got {devices}")
-    _require(seconds >= 0, f"seconds must be at least 0, got {seconds}")
+    if devices < 1 or seconds < 0:
+        raise ValueError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
     optimizer = check_optimizer(optimizer)
     layers = flatten(model)
     given = Arguments.of(sample)
@@ -173,26 +173,17 @@ def _largest_micro_batch(
 
 
 def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> Costs:
-    timings = timer.timings(part.parts)
-    layers = len(memory.saved_bytes)
+    *times, last = timer.timings(part.parts)
+    if len(times) < len(memory.layers):  # there is no loss
+        times, last = [*times, last], LayerTimes()
+    pairs = zip(times, memory.layers, strict=True)
     return Costs(
         micro_batches=count,
         samples=part.samples,
-        layers=tuple(_cost(index, timings[index], memory) for index in range(layers)),
-        loss=LayerCost(**timings[-1]._asdict()) if len(timings) > layers else LayerCost(),
+        layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
+        loss=LayerCost(**last._asdict()),
         saved=memory.saved,
         repeats=timer.repeats,
-    )
-
-
-def _cost(index: int, times: LayerTimes, memory: Memory) -> LayerCost:
-    return LayerCost(
-        **times._asdict(),
-        saved_bytes=memory.saved_bytes[index],
-        input_bytes=memory.input_bytes[index],
-        output_bytes=memory.output_bytes[index],
-        workspace_bytes=memory.workspace_bytes[index],
-        deferred_bytes=memory.deferred_bytes[index],
     )
 
 
@@ -207,45 +198,32 @@ def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
     if threads is None:
         return max(1, torch.get_num_threads() // devices)
     most = _THREADS_A_CORE * cores
-    _require(
-        1 <= threads <= most,
-        f"threads must be between 1 and {most} ({_THREADS_A_CORE} a core, {cores} cores), got {threads}",
-    )
+    if not 1 <= threads <= most:
+        raise ValueError(
+            f"threads must be between 1 and {most} ({_THREADS_A_CORE} a core, {cores} cores), got {threads}"
+        )
     return threads
-
-
-def _require(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise ValueError(otherwise)
 
 
 def _on_own_thread(
     work: Callable[[], list[_Measured]], stop: threading.Event, device: torch.device, threads: int | None
 ) -> list[_Measured]:
-    """Run ``work`` as a pipeline's worker would: on a thread of its own with ``threads`` intra-operation threads.
-
-    On an interrupt, set ``stop`` and wait for the thread's end.
-    """
-    outcome: SimpleQueue[list[_Measured] | BaseException] = SimpleQueue()
+    """Run ``work`` as a pipeline's worker would: on a thread of its own with ``threads`` intra-operation threads."""
+    outcome: Future[list[_Measured]] = Future()
 
     def run() -> None:
         try:
-            outcome.put(work())
+            outcome.set_result(work())
         except BaseException as error:
-            outcome.put(error)
+            outcome.set_exception(error)
 
     (worker,) = start_workers([("profile", device, threads)])
     worker.submit(run)
     worker.stop()
     try:
-        found = outcome.get()
-    except BaseException:  # KeyboardInterrupt, in this thread
-        stop.set()
+        return outcome.result()
+    finally:
+        stop.set()  # if a KeyboardInterrupt came first
         worker.join()
-        raise
-    worker.join()
-    # Later threads would otherwise start with the workers' number.
-    torch.set_num_threads(torch.get_num_threads())
-    if isinstance(found, BaseException):
-        raise found
-    return found
+        # Later threads would otherwise start with the workers' number.
+        torch.set_num_threads(torch.get_num_threads())

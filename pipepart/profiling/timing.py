@@ -20,10 +20,10 @@ from .layer_pass import LayerPass, Observer, entrance
 class LayerTimes(NamedTuple):
     """Times of one layer, with the field names of :class:`LayerCost`."""
 
-    forward: Timing
-    backward_input: Timing
-    backward_weight: Timing
-    split_seconds: float
+    forward: Timing = Timing()
+    backward_input: Timing = Timing()
+    backward_weight: Timing = Timing()
+    split_seconds: float | None = None
 
 
 class LayerTimer:
