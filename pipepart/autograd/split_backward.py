@@ -9,12 +9,13 @@
 The first part is one run of autograd's engine that excludes the deferred weights. A hook on the node of each of their
 layers keeps the gradient that arrives there. The second part computes the weight gradient as the node would have. It
 passes it to the weight through autograd, or adds it to the weight's ``grad`` directly if that is faster. Weights of
-unknown layer types get their gradients in the first part. The forward does not depend on the split.
+unknown layer types, and those that a stage uses twice, get their gradients in the first part: autograd sums the
+gradients of several uses in an order of its own. The forward does not depend on the split.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,9 +28,6 @@ from . import graph_cut
 from .fused_addmm import add_product
 from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
-
-# Two gradients add up to the same bits in either order. The sum of more gradients depends on the order.
-_MOST_USES = 2
 
 # Starting autograd's engine takes longer than adding a small gradient, so small gradients share one run.
 _BYTES_AT_ONCE = 2**20
@@ -70,19 +68,12 @@ class WeightGradients:
         Raises:
             RuntimeError: a layer's input has been written into since the first part.
         """
-        shared = _shared(use.ends for use, _ in self._arrived)
-        halves: dict[Node, _Found] = {}
         ready: list[_Found] = []
         with torch.no_grad():
             while self._arrived:
                 use, gradient = self._arrived.popleft()
                 self.computed = _weights(use.ends)
-                for found in _compute(use, gradient, alone=use.ends[0] not in shared):
-                    if found.end not in shared or found.end in halves:
-                        ready.append(found)
-                        ready += [halves.pop(found.end)] if found.end in shared else []
-                    else:
-                        halves[found.end] = found
+                ready += _compute(use, gradient)
                 if not self._arrived or sum(bytes_of(found.gradient) for found in ready) >= _BYTES_AT_ONCE:
                     self.computed = _weights(found.end for found in ready)
                     graph_cut.backward([found.edge for found in ready], [found.gradient for found in ready])
@@ -96,7 +87,7 @@ def backward_inputs(roots: Sequence[GradientEdge], gradients: graph_cut.Gradient
     """
     start = [root.node for root, gradient in zip(roots, gradients, strict=True) if gradient is not None]
     uses, ends = _survey(start)
-    uses = _that_can_wait(uses, ends)
+    uses = _used_once(uses, ends)
     arrived = _keep_what_arrives(uses)
     # Nothing can be deferred: an ordinary backward.
     targets = [GradientEdge(node, 0) for node in (*uses, *ends)] if uses else ()
@@ -184,13 +175,10 @@ def _is_direct(formula: Formula, node: Any) -> bool:
     return formula.factors is not None and type(node).__name__ == "AccumulateGrad"
 
 
-def _that_can_wait(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
+def _used_once(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
     """Return the uses whose weights nothing else uses. The accumulating nodes of the others are added to ``ends``."""
-    counts: dict[Node, int] = {}
-    for use in uses.values():
-        for end in use.ends:
-            counts[end] = counts.get(end, 0) + 1
-    ends.update(end for end, count in counts.items() if count > _MOST_USES)
+    counts = Counter(end for use in uses.values() for end in use.ends)
+    ends.update(end for end, count in counts.items() if count > 1)
     while True:
         others = [node for node, use in uses.items() if not ends.isdisjoint(use.ends)]
         if not others:
@@ -212,17 +200,7 @@ def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor
         arrived.append((use, gradients[0]))
 
 
-def _shared(groups: Iterable[Sequence[Node]]) -> set[Node]:
-    """Return the accumulating nodes that two uses share: these gradients are summed before they enter ``grad``."""
-    seen: set[Node] = set()
-    shared: set[Node] = set()
-    for ends in groups:
-        shared.update(end for end in ends if end in seen)
-        seen.update(ends)
-    return shared
-
-
-def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
+def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
     """Return the weight gradients of one use, except one that was added to the weight's ``grad`` directly."""
     if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
@@ -230,7 +208,7 @@ def _compute(use: _Use, gradient: Tensor, *, alone: bool) -> list[_Found]:
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    added = alone and use.direct and _add(use, gradient)
+    added = use.direct and _add(use, gradient)
     computed = [gradient for _ in use.ends[1:]] if added else use.formula.gradients(gradient)
     found = zip(use.ends[added:], use.edges[added:], computed, strict=True)
     return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]

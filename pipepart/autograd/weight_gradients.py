@@ -13,7 +13,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .saved_tensor import unpacked
+
+class Saved:
+    """What a ``saved_tensors_hooks`` of ours has autograd hold for a tensor: it is deleted when autograd frees it.
+
+    Args:
+        tensor: without its graph: an output of the node that saves it would keep that node alive.
+    """
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def unpacked(held: Any) -> Tensor:
+    """The unpack hook: return the tensor that was saved."""
+    return held.tensor if isinstance(held, Saved) else held
 
 
 class Formula(NamedTuple):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from ...autograd.saved_tensor import Saved, unpacked
 from ...autograd.sparse import bytes_of, dense_parts
+from ...autograd.weight_gradients import Saved, unpacked
 
 _Piece = int | tuple[int, int]  # a storage, or the part of it that a tensor uses
 
