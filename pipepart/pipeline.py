@@ -16,10 +16,10 @@ import schedules
 from .autograd import graph_cut
 from .capture import flatten
 from .cluster import Cluster
-from .data.batching import Batching
 from .data.copy_ahead import CopyAhead
+from .data.gather import Merger, gather
 from .data.prefetch import Passes, Prefetch
-from .data.split import Merger, MicroBatches, Splitter
+from .data.split import Batching, MicroBatches, Splitter
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -126,7 +126,7 @@ class Pipeline(AsModule):
         self._traces = Traces(plan, always=trace)
         self._stages = build_stages(model, plan, compile, strict)
         layers = flatten(model)
-        self._batching = Batching(layers[0], model.modules(), plan.micro_batches, split, merge)
+        self._batching = Batching(layers[0], model.modules(), plan.micro_batches, split)
         warn_of_changes(plan, model, stacklevel=2)
         super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
         if nan_guard:
@@ -340,12 +340,12 @@ class Pipeline(AsModule):
             devices = (stage.device for stage in self._stages)
             forward, read_again = self._engine.forwards_for_caller, named if recomputes else ()
             outputs = differentiable(batch.inputs, batch.sizes, forward, self._backward, devices, read_again)
-            return self._batching.joined(outputs, batch)
+            return gather(outputs, batch, self._merge)
         sink = OutputSink(batch.sizes)
         self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return self._batching.joined(sink.outputs, batch)
+        return gather(sink.outputs, batch, self._merge)
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -390,7 +390,7 @@ class Pipeline(AsModule):
 
     def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(outputs)
-        return self._batching.joined(outputs, batch)
+        return gather(outputs, batch, self._merge)
 
     def _backward(self, forward: Step, sink: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
         with nullcontext() if parameters else gradients_kept(self.parameters()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -76,13 +75,6 @@ def _unflatten(values: Any, names: tuple[int, tuple[str, ...]]) -> Arguments:
 pytree.register_pytree_node(Arguments, _flatten, _unflatten)
 
 
-def arguments_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """Return the arguments of a call ``pipe(*args, **kwargs)``, which may be one :class:`Arguments`."""
-    if len(args) == 1 and not kwargs and isinstance(args[0], Arguments):
-        return args[0]
-    return Arguments(*args, **kwargs)
-
-
 def call(layer: Any, value: Any) -> Any:
     """Call a layer with an input: one value, or :class:`Arguments`."""
     return layer(*value.args, **value.kwargs) if type(value) is Arguments else layer(value)
@@ -108,28 +100,27 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
         signature = inspect.signature(layer.forward)
     except (TypeError, ValueError):
         return
+    if (fault := _fault(signature, given)) is None:
+        return
+    hint = ""
+    if target is None and len(given.args) > 1:
+        without_last = Arguments(*given.args[:-1], **given.kwargs)
+        hint = (
+            "" if _fault(signature, without_last) else ". Pass the target of the loss by its name: target=..."
+        )
+    raise TypeError(
+        f"the model's first layer {name!r} ({type(layer).__name__}) takes {signature} and was given "
+        f"{_described(given)}: {fault}{hint}"
+    )
+
+
+def _fault(signature: inspect.Signature, given: Arguments) -> str | None:
+    """Return why a signature does not take the arguments; None if it does."""
     try:
         signature.bind(*given.args, **given.kwargs)
     except TypeError as error:
-        hint = ""
-        if (
-            target is None
-            and len(given.args) > 1
-            and _takes(signature, Arguments(*given.args[:-1], **given.kwargs))
-        ):
-            hint = ". Pass the target of the loss by its name: target=..."
-        raise TypeError(
-            f"the model's first layer {name!r} ({type(layer).__name__}) takes {signature} and was given "
-            f"{_described(given)}: {error}{hint}"
-        ) from None
-
-
-def _takes(signature: inspect.Signature, given: Arguments) -> bool:
-    try:
-        signature.bind(*given.args, **given.kwargs)
-    except TypeError:
-        return False
-    return True
+        return str(error)
+    return None
 
 
 def _described(given: Arguments) -> str:

@@ -22,19 +22,26 @@ from ..workers.forks import FORKED, listen_for_forks
 from ..workers.modes import Modes
 from .copy_ahead import Copied, CopyAhead
 
-_PATIENCE_SECONDS = (
-    1.0  # wait for a loader that is busy when its pass ends; the thread ends when the loader returns
-)
+_PATIENCE_SECONDS = 1.0  # wait for a busy loader when its pass ends; the thread ends when the loader returns
 
 
 class Passes:
     """The active passes over loaders of one pipeline."""
 
     def __init__(self) -> None:
-        listen_for_forks(self)
-        self.ended = ""
+        self._ended = ""
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_Pass] = weakref.WeakSet()
+        listen_for_forks(self)
+
+    def check_open(self) -> None:
+        """Raise if the pipeline is closed.
+
+        Raises:
+            RuntimeError: it is.
+        """
+        if self._ended:
+            raise RuntimeError(self._ended)
 
     def begin(self, loader: Iterable[Any], copy: CopyAhead, depth: int) -> _Pass:
         """Start a pass. Its thread holds no reference to the pipeline.
@@ -42,12 +49,10 @@ class Passes:
         Raises:
             RuntimeError: the pipeline is closed.
         """
-        made = _Pass(
-            iter(loader), copy, depth
-        )  # the loader may draw a seed: on this thread, as without prefetching
+        # The loader may draw a seed: on this thread, as without prefetching.
+        made = _Pass(iter(loader), copy, depth)
         with self._lock:
-            if self.ended:
-                raise RuntimeError(self.ended)
+            self.check_open()
             self._all.add(made)
         made.start()
         return made
@@ -55,17 +60,14 @@ class Passes:
     def end(self, reason: str) -> None:
         """End all passes; later ones raise an error with ``reason``."""
         with self._lock:
-            self.ended = reason
-            passes = list(self._all)
-        for one in passes:
+            self._ended = reason
+        for one in list(self._all):
             one.end(reason)
 
     def forked(self) -> None:
         """End all passes in a forked process, which has no loading threads."""
-        self.ended = FORKED
         self._lock = threading.Lock()
-        for one in list(self._all):
-            one.end(FORKED)
+        self.end(FORKED)
 
 
 class Prefetch:
@@ -92,8 +94,7 @@ class Prefetch:
             raise TypeError(f"prefetch takes an iterable of mini-batches, got a {type(loader).__name__}")
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be at least 1 mini-batch ahead, got {depth!r}")
-        if passes.ended:
-            raise RuntimeError(passes.ended)
+        passes.check_open()
         self._loader = loader
         self._copy = copy
         self._passes = passes
@@ -115,8 +116,8 @@ class Prefetch:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader and its samplers that have ``set_epoch``, such as ``DistributedSampler``."""
         sampler = getattr(self._loader, "batch_sampler", None)
-        listeners = [self._loader, getattr(self._loader, "sampler", None), sampler]
-        listeners.append(getattr(sampler, "sampler", None))
+        inner = getattr(sampler, "sampler", None)
+        listeners: list[Any] = [self._loader, getattr(self._loader, "sampler", None), sampler, inner]
         for listener in {id(one): one for one in listeners if hasattr(one, "set_epoch")}.values():
             listener.set_epoch(epoch)
 
@@ -138,14 +139,11 @@ class _Pass:
         self._modes = Modes.current()
         for _ in range(depth):
             self._room.put(None)
+        # In a list, which the thread empties: it keeps its arguments while it runs.
         self._thread = threading.Thread(
             target=self._work, args=([batches], copy), name="pipepart-prefetch", daemon=True
         )
-        del batches
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self.start = self._thread.start
 
     def take(self) -> Copied | None:
         """Return the next mini-batch; None after the last.
@@ -175,10 +173,13 @@ class _Pass:
             self._thread.join(_PATIENCE_SECONDS)
 
     def _work(self, given: list[Iterator[Any]], copy: CopyAhead) -> None:
-        batches = given.pop()  # the thread object keeps its arguments while it runs
+        batches = given.pop()
         try:
             with self._modes.entered(), self._modes.autocasting():
-                while not self._waited_in_vain():
+                while True:
+                    self._room.get()
+                    if self._ended:
+                        break
                     try:
                         batch = next(batches)
                     except StopIteration:
@@ -188,8 +189,3 @@ class _Pass:
             self._made.put(None)
         except BaseException as error:
             self._made.put(_Failed(error))
-
-    def _waited_in_vain(self) -> bool:
-        """Wait for a free place; return True if the pass has ended by then."""
-        self._room.get()
-        return self._ended

@@ -1,8 +1,8 @@
-"""Splits a mini-batch into micro-batches, and joins the outputs of the micro-batches."""
+"""Splits a mini-batch into micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,15 +13,16 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from ..autograd.nests import check_nest
+from .arguments import Arguments, check_arguments
+
+_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 Splitter = Callable[[tuple[Any, Any], int], Iterable[tuple[Any, Any]]]
-Merger = Callable[[list[Any]], Any]
 
 _TO_SPLIT = (
-    "pass its tensors themselves, give all of it to every micro-batch as pipepart.Whole(...), or split the "
+    "pass its tensors themselves, give all of it to every micro-batch as pipepart.Whole(...), or split the mini-batch "
+    "yourself with Pipeline(..., split=...)"
 )
-_TO_SPLIT += "mini-batch yourself with Pipeline(..., split=...)"
-_TO_MERGE = "Pipeline(..., merge=lambda outputs: ...)"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,45 @@ class MicroBatches(NamedTuple):
     by_samples: bool = True
 
 
+class Batching:
+    """Splits the calls of one model.
+
+    Args:
+        first_layer: the name of the model's first layer, and the layer.
+        modules: all modules of the model.
+        micro_batches: parts of a mini-batch, at most.
+        splitter: the user's function in place of the default rule, or None.
+    """
+
+    def __init__(
+        self,
+        first_layer: tuple[str, nn.Module],
+        modules: Iterable[nn.Module],
+        micro_batches: int,
+        splitter: Splitter | None,
+    ) -> None:
+        self._first_layer = first_layer
+        self._norms = [module for module in modules if isinstance(module, _BATCH_NORMS)]
+        self._micro_batches = micro_batches
+        self._splitter = splitter
+        self._accepted: set[tuple[int, tuple[str, ...]]] = set()  # forms of calls that the first layer takes
+
+    def parts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Any = None) -> MicroBatches:
+        """Return the micro-batches of a call ``pipe(*args, **kwargs)``.
+
+        Raises:
+            TypeError, ValueError: the first layer does not take the arguments, or they cannot be split.
+        """
+        is_one = len(args) == 1 and not kwargs and isinstance(args[0], Arguments)
+        given = args[0] if is_one else Arguments(*args, **kwargs)
+        form = len(given.args), tuple(given.kwargs)
+        if form not in self._accepted:
+            check_arguments(*self._first_layer, given, target)
+            self._accepted.add(form)
+        least = least_samples(self._norms)
+        return micro_batches_of(given.input, target, self._micro_batches, self._splitter, least)
+
+
 def micro_batches_of(
     value: Any, target: Any, most: int, splitter: Splitter | None = None, least_samples: int = 1
 ) -> MicroBatches:
@@ -92,7 +132,7 @@ def micro_batches_of(
     targets = [_bare(part) for _, part in found]
     counts = [batch_size(*part) for part in found]
     by_samples = _samples(value) in (None, sum(counts))
-    return MicroBatches([_bare(part) for part, _ in found], targets, counts, joined(targets), by_samples)
+    return MicroBatches([_bare(part) for part, _ in found], targets, counts, _joined(targets), by_samples)
 
 
 def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
@@ -104,10 +144,7 @@ def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
         modules: of the model.
         training: count a BatchNorm in evaluation mode as well.
     """
-    return 2 if any(isinstance(one, BATCH_NORMS) and (training or one.training) for one in modules) else 1
-
-
-BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+    return 2 if any(isinstance(one, _BATCH_NORMS) and (training or one.training) for one in modules) else 1
 
 
 def batch_size(sample: Any, target: Any = None) -> int:
@@ -207,23 +244,6 @@ def _column(item: Any, parts: int) -> list[Any]:
     return list(item.split(sizes(item.shape[0], parts)))  # unlike `tensor_split`, one node of a graph
 
 
-def joined(targets: Sequence[Any]) -> Any:
-    """Join the targets of several micro-batches, or return :class:`Apart`. Shared objects are kept as they are."""
-    columns = [pytree.tree_leaves(target) for target in targets]
-    try:
-        leaves = [_in_common(column) for column in zip(*columns, strict=True)]
-    except (RuntimeError, ValueError):
-        return Apart()
-    return pytree.tree_unflatten(leaves, pytree.tree_structure(targets[0]))
-
-
-def _in_common(column: Sequence[Any]) -> Any:
-    first = column[0]
-    if not isinstance(first, Tensor) or all(one is first for one in column):
-        return first
-    return _together(column)
-
-
 def _is_whole(nest: Any) -> bool:
     return isinstance(nest, Whole)
 
@@ -242,82 +262,25 @@ def sizes(batch: int, parts: int) -> list[int]:
     return [batch // parts + (index < batch % parts) for index in range(parts)]
 
 
-def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = None) -> Any:
-    """Join the outputs of the micro-batches into one output of the mini-batch.
-
-    Tensors are joined along dimension 0; several tensors without dimensions are stacked. Any other value must be the
-    same for all micro-batches.
-
-    Args:
-        outputs: one entry a micro-batch, in the order of the parts.
-        batch: the mini-batch that was split.
-        merge: the user's function in place of this rule: called with the list of outputs, it returns the output.
-
-    Raises:
-        TypeError: the outputs hold objects with tensors that cannot be taken apart.
-        ValueError: the outputs cannot be joined by this rule.
-    """
-    home = next((leaf.device for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)), None)
-    if home is not None:  # outputs of replicas are on their own devices
-        outputs = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), list(outputs))
-    if merge is not None:
-        return merge(list(outputs))
-    if len(outputs) == 1:
-        return outputs[0]
-    if not batch.by_samples:
-        raise ValueError(
-            f"the parts of the mini-batch, {batch.sizes} samples, are not split along its samples, so their outputs "
-            f"cannot be joined along dimension 0: say how to join them, {_TO_MERGE}"
-        )
-    for output in outputs:
-        check_nest(output, "the output", f"return its tensors themselves, or say how to join it, {_TO_MERGE}")
-    columns = [pytree.tree_flatten_with_path(output, is_leaf=_is_kept) for output in outputs]
-    spec = columns[0][1]
-    if any(other != spec for _, other in columns):
-        raise ValueError(f"the outputs of the micro-batches are nests of unlike structure: {_TO_MERGE}")
-    rows = zip(*(leaves for leaves, _ in columns), strict=True)
-    return pytree.tree_unflatten(
-        [
-            _gathered("output" + pytree.keystr(row[0][0]), [leaf for _, leaf in row], batch.sizes)
-            for row in rows
-        ],
-        spec,
-    )
-
-
-def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
-    """Join one leaf of the output from those of the micro-batches."""
-    first = column[0]
-    if not isinstance(first, Tensor):
-        if not all(one is first or _equal(one, first) for one in column):
-            raise ValueError(
-                f"{name} differs between micro-batches, and is no tensor that could be joined: {list(column)}. Return "
-                f"a tensor [samples, ...], or say how to join it, {_TO_MERGE}"
-            )
-        return first
-    fits = all(
-        tensor.dim() == first.dim()
-        and tensor.shape[1:] == first.shape[1:]
-        and (not first.dim() or tensor.shape[0] * samples[0] == first.shape[0] * count)
-        for tensor, count in zip(column, samples, strict=True)
-    )
-    if not fits:
-        shapes = [list(tensor.shape) for tensor in column]
-        raise ValueError(
-            f"{name} has shapes {shapes} for micro-batches of {list(samples)} samples, which cannot be joined along "
-            f"dimension 0: return it as [samples, ...], or say how to join it, {_TO_MERGE}"
-        )
-    return _together(column)
-
-
-def _equal(one: Any, other: Any) -> bool:
+def _joined(targets: Sequence[Any]) -> Any:
+    """Join the targets of several micro-batches, or return :class:`Apart`. Shared objects are kept as they are."""
+    columns = [pytree.tree_leaves(target) for target in targets]
     try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:
-        return False
+        leaves = [_in_common(column) for column in zip(*columns, strict=True)]
+    except (RuntimeError, ValueError):
+        return Apart()
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(targets[0]))
 
 
-def _together(tensors: Sequence[Tensor]) -> Tensor:
+def _in_common(column: Sequence[Any]) -> Any:
+    first = column[0]
+    if not isinstance(first, Tensor) or all(one is first for one in column):
+        return first
+    return together(column)
+
+
+def together(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along dimension 0, on the device of the first; stack those without dimensions."""
     if len(tensors) == 1:
         return tensors[0]
     here = [tensor.to(tensors[0].device) for tensor in tensors]

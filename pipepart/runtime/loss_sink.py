@@ -15,7 +15,8 @@ from schedules import Schedule, stepped_together
 
 from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
-from ..data.split import Apart, Merger, MicroBatches, gather, joined
+from ..data.gather import Merger, gather
+from ..data.split import Apart, MicroBatches
 from ..loss import Added, LossError, Reduction, StepLoss, check_gradient, value_of
 from ..planning.request import runs_forwards_first
 from .failure.notes import LAYER, add_note
@@ -389,7 +390,5 @@ def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
     if len(group) == len(batch.sizes):
         return batch
     part = slice(group.start, group.stop)
-    targets = batch.targets[part]
-    return batch._replace(
-        inputs=batch.inputs[part], targets=targets, sizes=batch.sizes[part], target=joined(targets)
-    )
+    inputs, targets, sizes = batch.inputs[part], batch.targets[part], batch.sizes[part]
+    return MicroBatches(inputs, targets, sizes, Apart(), batch.by_samples)

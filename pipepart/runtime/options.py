@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from ..data.split import Merger
+from ..data.gather import Merger
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..capture import flatten
 from ..data.arguments import call
-from ..data.split import gather, micro_batches_of
+from ..data.gather import gather
+from ..data.split import micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
 from ..runtime import MicroBatchLossSink, StepGradients

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipepart.data.split import MicroBatches, batch_size, gather, sizes, split
+from pipepart.data.gather import gather
+from pipepart.data.split import MicroBatches, batch_size, sizes, split
 
 
 def gathered(outputs: list[Any], samples: list[int]) -> Any:
