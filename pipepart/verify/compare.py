@@ -18,6 +18,7 @@ from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, StagePlan, warn_of_changes
 from ..planning.stage_plan import Recompute
+from . import plain
 from .first_difference import (
     Difference,
     LayerRecorder,
@@ -27,10 +28,19 @@ from .first_difference import (
     why_different,
     why_other_loss,
 )
-from .numbers import Numbers, error_of_steps, errors, first_different_step
-from .reference import Reference, make_reference, recorded_plain_step
+from .plain import Reference
 from .report import CheckReport, CheckRow
-from .training import Case, Optimizer, Reductions, Training, own_dtype
+from .training import (
+    Case,
+    Numbers,
+    Optimizer,
+    Reductions,
+    Training,
+    error_of_steps,
+    errors,
+    first_different_step,
+    own_dtype,
+)
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
@@ -101,8 +111,7 @@ def check(
         plans = [
             plan.model_copy(update={"profile": None})
         ]  # copies in another dtype are no changes of the model
-    home = torch.device(plans[0].workers[0].torch_device or "cpu")
-    parts = plans[0].micro_batches
+    home, parts = torch.device(plans[0].workers[0].torch_device or "cpu"), plans[0].micro_batches
     cases = {
         label: Case(
             model,
@@ -121,17 +130,18 @@ def check(
         )
         for label, dtype in labels.items()
     }
-    rows, plain = [], []
+    first = next(iter(cases.values()))
+    rows, facts = [], []
     with restored(model), _threads(plans[0].workers[0].threads), torch.enable_grad():
         for tried in plans:
-            with _pipeline(next(iter(cases.values())).start(), tried):
+            with _pipeline(Training(first), tried):
                 pass  # what is impossible is refused before anything is trained
         for label, case in cases.items():
             with _named(label, case):
-                reference = make_reference(
+                reference = plain.make_reference(
                     case, label, max(_TOLERANCES.get(part, 1e-4) for part in label.split(", "))
                 )
-            plain.append(reference.facts)
+            facts.append(reference.facts)
             for tried in plans:
                 with _named(label, case, tried.schedule):
                     rows.append(_row(case, label, tried, reference))
@@ -139,19 +149,17 @@ def check(
         model=type(model).__name__,
         devices=tuple(device.name for device in plans[0].workers),
         samples=samples,
-        micro_batches=next(iter(cases.values())).parts,
+        micro_batches=first.parts,
         steps=steps,
         optimizer=optimizer,
         seed=seed,
         rows=tuple(rows),
-        plain=tuple(plain),
+        plain=tuple(facts),
     )
 
 
 def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
-    training = case.start()
-    with _pipeline(training, plan) as pipe:
-        numbers = training.run(_step_of(pipe), follow=reference.micro_batched)
+    numbers = _train(Training(case), plan, reference)
     found = errors(numbers, reference.micro_batched)
     modes = {stage.recompute for stage in plan.stages}
     row = CheckRow(
@@ -171,6 +179,23 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
     return row.model_copy(update=_first_difference(case, plan, row, numbers, reference))
 
 
+def _train(
+    training: Training,
+    plan: Plan,
+    reference: Reference,
+    steps: int | None = None,
+    recorder: LayerRecorder | None = None,
+) -> list[Numbers]:
+    """Train as a pipeline, each step from where the plain model was."""
+    with _pipeline(training, plan) as pipe:
+        return training.run(
+            lambda _, x, y: pipe.step(Arguments.of_input(x), target=y),
+            steps,
+            recorder=recorder,
+            follow=reference.micro_batched,
+        )
+
+
 def _first_difference(
     case: Case, plan: Plan, row: CheckRow, numbers: list[Numbers], reference: Reference
 ) -> dict[str, str]:
@@ -186,33 +211,21 @@ def _first_difference(
             "what": "the loss of the mini-batch",
             "why": why_other_loss(case.loss_fn, case.reduction, row.mini_batch or 0.0),
         }
+    # Train both once more up to the step that differs, and record their layers in it.
     allowed = 0.0 if close else row.tolerance
     step = first_different_step(numbers, reference.micro_batched, allowed) or 0
-    found = _compare_layers(case, plan, step, allowed, reference) or Difference("", "", Part.LOSS)
+    theirs, plain_recorder, _ = plain.recorded_step(case, step)
+    training = Training(case)
+    recorder = LayerRecorder(training.layers, forward_order(plan, case.parts))
+    ours = _train(training, plan, reference, step + 1, recorder)[-1]
+    found = find_first_difference(training.layers, (ours, recorder), (theirs, plain_recorder), allowed)
+    found = found or Difference("", "", Part.LOSS)
     return {
         "layer": found.layer or "loss",
         "kind": found.kind,
         "what": f"{found.what}, step {step}",
         "why": why_different(found, plan, case.parts, case.model, reference.facts),
     }
-
-
-def _compare_layers(
-    case: Case, plan: Plan, step: int, allowed: float, reference: Reference
-) -> Difference | None:
-    """Train both once more up to a step, record their layers in it, and compare these."""
-    plain_numbers, plain_recorder, _ = recorded_plain_step(case, step)
-    training = case.start()
-    with _pipeline(training, plan) as pipe:
-        recorder = LayerRecorder(training.layers, forward_order(plan, case.parts))
-        numbers = training.run(_step_of(pipe), step + 1, recorder=recorder, follow=reference.micro_batched)
-    return find_first_difference(
-        training.layers, (numbers[-1], recorder), (plain_numbers, plain_recorder), allowed
-    )
-
-
-def _step_of(pipe: Pipeline) -> Callable[[Any, Any], Tensor]:
-    return lambda x, y: pipe.step(Arguments.of_input(x), target=y)
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -18,11 +18,10 @@ import schedules
 from ..capture import describe
 from ..loss import declared_reduction
 from ..planning import Plan
-from .numbers import Numbers, Tensors, copied, different, largest_error
 from .report import PlainFacts, listed
+from .training import Numbers, Tensors, copied, tensor_errors
 
 Layers = Sequence[tuple[str, nn.Module]]
-_Key = tuple[int, int]  # micro-batch, index of the tensor in the output
 
 
 class LayerRecorder:
@@ -40,8 +39,9 @@ class LayerRecorder:
         self._layers = layers
         self._calls = calls
         self._counts = [0] * len(layers)
-        self._outputs: list[dict[_Key, Tensor | None]] = [{} for _ in layers]
-        self._gradients: list[dict[_Key, Tensor | None]] = [{} for _ in layers]
+        # Of each layer, by micro-batch and index of the tensor in the output.
+        self._outputs: list[dict[tuple[int, int], Tensor | None]] = [{} for _ in layers]
+        self._gradients: list[dict[tuple[int, int], Tensor | None]] = [{} for _ in layers]
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
@@ -54,16 +54,11 @@ class LayerRecorder:
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
-    def outputs(self, index: int) -> Tensors | None:
-        """Outputs by micro-batch and tensor; None if the layer did not run as often as expected."""
-        return self._outputs[index] if self._is_complete(index) else None
-
-    def gradients(self, index: int) -> Tensors | None:
-        """Gradients of the same tensors."""
-        return self._gradients[index] if self._is_complete(index) else None
-
-    def _is_complete(self, index: int) -> bool:
-        return self._counts[index] == len(self._calls[index]) > 0
+    def recorded(self, index: int) -> tuple[Tensors, Tensors] | None:
+        """A layer's outputs, and their gradients; None if it did not run as often as expected."""
+        if not self._counts[index] == len(self._calls[index]) > 0:
+            return None
+        return self._outputs[index], self._gradients[index]
 
     def _record(self, index: int, layer: nn.Module, given: Any, output: Any) -> None:
         count = self._counts[index]
@@ -78,7 +73,7 @@ class LayerRecorder:
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._record_gradient, index, key))
 
-    def _record_gradient(self, index: int, key: _Key, gradient: Tensor) -> None:
+    def _record_gradient(self, index: int, key: tuple[int, int], gradient: Tensor) -> None:
         self._gradients[index][key] = copied(gradient)
 
 
@@ -141,43 +136,40 @@ class _Comparison:
         self._recorders = ours[1], theirs[1]
         self._allowed = allowed
         self._names = {
-            kind: different(ours[0].parts[kind], tensors, allowed)
-            for kind, tensors in theirs[0].parts.items()
+            kind: [name for name, error in tensor_errors(ours[0][kind], tensors).items() if error > allowed]
+            for kind, tensors in theirs[0].items()
         }
 
     def forward(self) -> Iterator[Difference]:
         for index in range(len(self._layers)):
-            if self._differs("outputs", index):
-                yield self._difference(index, Part.FORWARD)
+            if self._outputs_differ(index):
+                yield self._at(index, Part.FORWARD)
             yield from self._own("buffers", index, Part.BUFFERS)
         if self._names["losses"]:
-            yield self._difference(len(self._layers), Part.LOSS)
+            yield self._at(len(self._layers), Part.LOSS)
 
     def backward(self) -> Iterator[Difference]:
         for index in reversed(range(len(self._layers))):
-            if self._differs("gradients", index):  # the next layer computed the gradient of this one's output
-                yield self._difference(index + 1, Part.BACKWARD)
+            if self._outputs_differ(index, gradients=True):  # which the next layer has computed
+                yield self._at(index + 1, Part.BACKWARD)
             yield from self._own("gradients", index, Part.GRADIENTS)
 
     def update(self) -> Iterator[Difference]:
         for index in range(len(self._layers)):
             yield from self._own("parameters", index, Part.PARAMETERS)
 
-    def _differs(self, what: Literal["outputs", "gradients"], index: int) -> bool:
-        ours, theirs = (getattr(recorder, what)(index) for recorder in self._recorders)
-        return ours is not None and theirs is not None and largest_error(ours, theirs) > self._allowed
+    def _outputs_differ(self, index: int, gradients: bool = False) -> bool:
+        ours, theirs = (recorder.recorded(index) for recorder in self._recorders)
+        if ours is None or theirs is None:
+            return False
+        return max(tensor_errors(ours[gradients], theirs[gradients]).values(), default=0.0) > self._allowed
 
     def _own(self, kind: str, index: int, part: Part) -> Iterator[Difference]:
-        names = tuple(name for name in self._names[kind] if self._owner(name) == index)
+        names = [name for name in self._names[kind] if name.startswith(f"{self._layers[index][0]}.")]
         if names:
-            yield self._difference(index, part, names)
+            yield self._at(index, part, tuple(names))
 
-    def _owner(self, tensor: str) -> int | None:
-        """The index of the layer that a parameter or buffer belongs to."""
-        numbered = enumerate(self._layers)
-        return next((index for index, (name, _) in numbered if tensor.startswith(f"{name}.")), None)
-
-    def _difference(self, index: int, part: Part, tensors: tuple[str, ...] = ()) -> Difference:
+    def _at(self, index: int, part: Part, tensors: tuple[str, ...] = ()) -> Difference:
         if index == len(self._layers):
             return Difference("", "", part)
         name, module = self._layers[index]
@@ -259,10 +251,9 @@ def _order(plan: Plan, micro_batches: int, kinds: set[schedules.Kind]) -> list[l
 
 def _sharing(model: nn.Module, layer: str) -> list[str]:
     """The layers that share a parameter or buffer with one."""
-    infos = describe(model)
-    shared = {info.name: set(info.shares_with) for info in infos}
+    shared = {info.name: info.shares_with for info in describe(model)}
     return [
-        info.name
-        for info in infos
-        if info.name != layer and (info.name in shared.get(layer, set()) or layer in info.shares_with)
+        name
+        for name, partners in shared.items()
+        if name != layer and (layer in partners or name in shared.get(layer, ()))
     ]

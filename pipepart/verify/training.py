@@ -1,11 +1,12 @@
-"""Trains copies of a model for a check: each from the same start, on the same mini-batch, with the same seeds."""
+"""Trains copies of a model for a check, each from the same start, and takes the numbers of every step."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,13 +19,15 @@ from torch.utils import _pytree as pytree
 from ..capture import flatten
 from ..capture.deep_copies import deep_copies
 from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
-from .numbers import Numbers, gradients_of
 
 Optimizer = Literal["sgd", "adam"]
 Reductions = Literal["mean", "sum", "batch"]
-Step = Callable[
-    [Any, Any], Tensor
-]  # takes input and target of a mini-batch; adds gradients to the model's parameters
+Tensors = Mapping[Any, Tensor | None]
+Numbers = Mapping[str, Tensors]  # of one step: "losses", "gradients", "parameters" and "buffers", by name
+
+# The error of a tensor is relative to its own norm, or to this part of the norm of all tensors if that is larger: a
+# gradient that is zero except for rounding would otherwise have a large error.
+_SMALL = 1e-2
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Case:
     steps: int
     optimizer: Optimizer
     seed: int
-    reduction: Reductions | None = None
-    split: Splitter | None = None
-    strict: bool = False
+    reduction: Reductions | None
+    split: Splitter | None
+    strict: bool
 
     @property
     def parts(self) -> int:
@@ -61,74 +64,79 @@ class Case:
 
     def split_up(self, x: Any, y: Any) -> MicroBatches:
         """The micro-batches of a mini-batch."""
-        least = least_samples(self.model.modules())
-        return micro_batches_of(x, y, self.micro_batches, self.split, least)
-
-    def start(self) -> Training:
-        """A training of new copies."""
-        model, loss_fn = copy_of(self.model, self.loss_fn, self.dtype)
-        loss_fn = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
-        return Training(self, model.to(self.device), loss_fn)
+        return micro_batches_of(x, y, self.micro_batches, self.split, least_samples(self.model.modules()))
 
 
 class Training:
-    """A copy of the model that is being trained.
+    """A copy of a case's model that is being trained.
 
     Attributes:
-        case: the case that it belongs to.
+        case: the case.
         model, loss_fn: the copies.
         layers: names and modules of the copy's layers.
         drawn: names of layers that were seen to draw random numbers.
     """
 
-    def __init__(self, case: Case, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
-        self.model = model
-        self.loss_fn = loss_fn
+        model, loss_fn = copy_of(case.model, case.loss_fn, case.dtype)
+        self.model = model.to(case.device)
+        self.loss_fn = loss_fn.to(case.device) if isinstance(loss_fn, nn.Module) else loss_fn
         self.layers = flatten(model)
         self.drawn: set[str] = set()
-        model.zero_grad(set_to_none=True)
-        self._optimizer = _optimizer(model, case.optimizer)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if trained and case.optimizer == "adam":
+            self._optimizer = torch.optim.Adam(trained, lr=1e-3)
+        elif trained:
+            self._optimizer = torch.optim.SGD(trained, lr=1e-2, momentum=0.9)
 
     def run(
         self,
-        step: Step,
+        step: Callable[[Training, Any, Any], Tensor],
         steps: int | None = None,
         *,
         recorder: AbstractContextManager[object] | None = None,
         follow: Sequence[Numbers] | None = None,
     ) -> list[Numbers]:
-        """Train.
+        """Train; return the numbers of each step.
 
         Args:
-            step: runs forward and backward.
+            step: runs forward and backward of a mini-batch, (training, input, target) -> loss.
             steps: how many; by default those of the case.
             recorder: entered for the last step.
             follow: numbers of another training. After each step their parameters and buffers are taken over, so that
                 rounding in one step has no effect on the next.
         """
-        count = self.case.steps if steps is None else steps
-        found = []
+        case = self.case
+        count = case.steps if steps is None else steps
+        found: list[Numbers] = []
         for index in range(count):
-            _seed(self.case.seed + index)
-            x, y = (
-                _cast(nest, self.case.dtype, self.case.device)
-                for nest in (self.case.sample, self.case.target)
-            )
+            torch.manual_seed(case.seed + index)
+            random.seed(case.seed + index)
+            np.random.seed((case.seed + index) % 2**32)
+            x, y = _cast(case.sample, case), _cast(case.target, case)
             self.model.zero_grad(set_to_none=True)
             with recorder if recorder is not None and index == count - 1 else nullcontext():
-                loss = step(x, y)
-            gradients = gradients_of(self.model)
+                loss = step(self, x, y)
+            gradients = {name: copied(parameter.grad) for name, parameter in self.model.named_parameters()}
             if self._optimizer is not None:
                 self._optimizer.step()
-            found.append(Numbers.of(loss, gradients, self.model))
+            found.append(
+                {
+                    "losses": {"": loss.detach().cpu()},
+                    "gradients": gradients,
+                    "parameters": {name: copied(tensor) for name, tensor in self.model.named_parameters()},
+                    "buffers": {name: copied(tensor) for name, tensor in self.model.named_buffers()},
+                }
+            )
             if follow is not None:
                 _take_over(self.model, follow[index])
         return found
 
 
-def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None) -> tuple[nn.Module, Any]:
-    """Copy a model and its loss. What they share, the copies share.
+def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) -> tuple[nn.Module, Any]:
+    """Copy a model and its loss, without gradients. What they share, the copies share.
 
     Args:
         model, loss_fn: the originals.
@@ -144,6 +152,7 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None) -> tuple[
             f"a check trains copies, and {_uncopied(model)} cannot be copied: copy.deepcopy raises "
             f"{type(error).__name__}: {error}. Give it a __deepcopy__, or keep what cannot be copied outside of it"
         ) from error
+    copied.zero_grad(set_to_none=True)
     if dtype is not None:
         seen: dict[Tensor, Tensor] = {}
         for module in (copied, *([loss] if isinstance(loss, nn.Module) else [])):
@@ -154,32 +163,91 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None) -> tuple[
 
 def own_dtype(model: nn.Module, sample: Any) -> str:
     """The floating point dtypes of a model's parameters and buffers, or of its sample if it has none, as a name."""
-    state = [*model.parameters(), *model.buffers()]
-    found = _floating(state) or _floating(pytree.tree_leaves(sample))
-    return ", ".join(found) or "own"
+    for items in ([*model.parameters(), *model.buffers()], pytree.tree_leaves(sample)):
+        found = {str(t.dtype) for t in items if isinstance(t, Tensor) and t.is_floating_point()}
+        if found:
+            return ", ".join(sorted(name.removeprefix("torch.") for name in found))
+    return "own"
 
 
-def _floating(items: list[Any]) -> list[str]:
-    tensors = [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
-    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+def copied(tensor: Tensor | None) -> Tensor | None:
+    """A dense copy on the CPU."""
+    if tensor is None:
+        return None
+    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    return dense.cpu().clone()
 
 
-def _cast(nest: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
-    """Copy a nest of tensors to a device, and floating point numbers to a dtype."""
+def tensor_errors(ours: Tensors, theirs: Tensors) -> dict[Any, float]:
+    """The relative error of each tensor, by norm.
+
+    0 if it is equal bit for bit, where NaN equals NaN. Infinite if only one side has it, or finite numbers in it.
+    """
+    floor = _SMALL * math.hypot(*(_norm(tensor) for tensor in theirs.values() if tensor is not None), 0.0)
+    names = dict.fromkeys([*theirs, *ours])
+    return {name: _error(ours.get(name), theirs.get(name), floor) for name in names}
+
+
+def errors(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> dict[str, float | None]:
+    """The largest error of any step for each kind of numbers; None if there are none of a kind."""
+    found: dict[str, float | None] = {}
+    for kind, first in theirs[0].items():
+        of_steps = [tensor_errors(a[kind], b[kind]).values() for a, b in zip(ours, theirs, strict=True)]
+        some = any(tensor is not None for tensor in first.values())
+        found[kind] = max(error for step in of_steps for error in step) if some else None
+    return found
+
+
+def error_of_steps(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> float:
+    """The largest error of any loss or gradient."""
+    found = errors(ours, theirs)
+    return max(found["losses"] or 0.0, found["gradients"] or 0.0)
+
+
+def first_different_step(ours: Sequence[Numbers], theirs: Sequence[Numbers], allowed: float) -> int | None:
+    """The first step in which anything differs by more than ``allowed``."""
+    for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if max(error or 0.0 for error in errors([mine], [other]).values()) > allowed:
+            return step
+    return None
+
+
+def _error(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
+    if ours is None or theirs is None:
+        return 0.0 if ours is theirs else math.inf
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    if ours.equal(theirs) or bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all()):
+        return 0.0
+    size = max(_norm(ours), _norm(theirs), floor)
+    off = _norm(_wide(ours) - _wide(theirs))
+    # The difference of two neighbouring numbers may be 0 in the norm; it must not count as bit for bit.
+    return max(off / size, math.ulp(0.0)) if math.isfinite(off) and math.isfinite(size) else math.inf
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(_wide(tensor).norm())
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _cast(nest: Any, case: Case) -> Any:
+    """Copy a nest of tensors to the case's device, and floating point numbers to its dtype."""
 
     def one(tensor: Tensor) -> Tensor:
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.detach().to(device, wanted, copy=True).requires_grad_(tensor.requires_grad)
+        wanted = case.dtype if case.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(case.device, wanted, copy=True).requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(Tensor, one, nest)
 
 
 def _cast_module(module: nn.Module, dtype: torch.dtype, seen: dict[Tensor, Tensor]) -> None:
     """Cast in place. A parameter or buffer with two names stays one tensor."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_floating_point():
@@ -205,29 +273,10 @@ def _uncopied(model: nn.Module) -> str:
     return "the model with its loss"
 
 
-def _optimizer(model: nn.Module, name: Optimizer) -> torch.optim.Optimizer | None:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
-        return None
-    if name == "adam":
-        return torch.optim.Adam(trained, lr=1e-3)
-    return torch.optim.SGD(trained, lr=1e-2, momentum=0.9)
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 @torch.no_grad()
 def _take_over(model: nn.Module, numbers: Numbers) -> None:
-    for own, wanted in (
-        (model.named_parameters(), numbers.parameters),
-        (model.named_buffers(), numbers.buffers),
-    ):
-        for name, tensor in own:
-            value = wanted.get(name)
-            if value is not None and value.shape == tensor.shape:
-                same_layout = value.layout == tensor.layout
-                tensor.copy_(value if same_layout else value.to_sparse(layout=tensor.layout))
+    values = {**numbers["parameters"], **numbers["buffers"]}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        value = values.get(name)
+        if value is not None and value.shape == tensor.shape:
+            tensor.copy_(value if value.layout == tensor.layout else value.to_sparse(layout=tensor.layout))
