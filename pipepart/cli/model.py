@@ -28,19 +28,8 @@ from .output import note, user_output_to_stderr
 _FORMS = "path/to/file.py:factory or package.module:factory"
 _RETURNS = "(model, sample, target, loss_fn), or the first one, two or three of these"
 _SAMPLE = re.compile(r"(\d+(?:x\d+)*)(?::([a-z]+[0-9]*)(?::(\d+))?)?")
-_FLOATS = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-_INTEGERS = {
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 @dataclass(frozen=True)
@@ -133,25 +122,25 @@ def make_sample(text: str) -> Tensor:
             f"--input {text!r} is not a shape: write for example 32x3x16x16, 32x100:float64 or, for tokens "
             "of a vocabulary, 8x128:int64:50257"
         )
-    shape, dtype = [int(extent) for extent in match[1].split("x")], match[2] or "float32"
+    shape, name = [int(extent) for extent in match[1].split("x")], match[2] or "float32"
     if 0 in shape:
         raise UsageError(f"--input {text!r} holds nothing: each number of the shape must be at least 1")
-    generator = torch.Generator().manual_seed(0)
-    if dtype in _FLOATS:
+    if name not in _FLOATS + _INTEGERS:
+        raise UsageError(
+            f"--input {text!r}: no dtype {name!r}, choose one of {', '.join(_FLOATS + _INTEGERS)}"
+        )
+    dtype, generator = getattr(torch, name), torch.Generator().manual_seed(0)
+    if name in _FLOATS:
         if match[3]:
-            raise UsageError(f"--input {text!r}: a bound is for whole numbers, {dtype} takes none")
+            raise UsageError(f"--input {text!r}: a bound is for whole numbers, {name} takes none")
         try:
-            return torch.randn(shape, generator=generator).to(_FLOATS[dtype])
+            return torch.randn(shape, generator=generator).to(dtype)
         except RuntimeError as error:  # torch cannot allocate it
             raise UsageError(f"--input {text!r} does not fit in memory: {error}") from None
-    if dtype not in _INTEGERS:
-        raise UsageError(
-            f"--input {text!r}: no dtype {dtype!r}, choose one of {', '.join((*_FLOATS, *_INTEGERS))}"
-        )
-    bound, most = int(match[3] or 2), torch.iinfo(_INTEGERS[dtype]).max
+    bound, most = int(match[3] or 2), torch.iinfo(dtype).max
     if not 1 <= bound <= most:
-        raise UsageError(f"--input {text!r}: the bound of {dtype} must be between 1 and {most}, got {bound}")
-    return torch.randint(bound, shape, generator=generator).to(_INTEGERS[dtype])
+        raise UsageError(f"--input {text!r}: the bound of {name} must be between 1 and {most}, got {bound}")
+    return torch.randint(bound, shape, generator=generator).to(dtype)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -13,25 +13,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 # Equal to schedules.names(), which would import numpy; a test compares the two.
-SCHEDULES = (
-    "1f1b",
-    "chimera",
-    "dualpipe-v",
-    "eager-1f1b",
-    "gpipe",
-    "hanayo",
-    "interleaved-1f1b",
-    "interleaved-zb",
-    "looped-bfs",
-    "pipedream",
-    "pipedream-2bw",
-    "sequential",
-    "v-half",
-    "v-min",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
+SCHEDULE_LIST = (
+    "1f1b, chimera, dualpipe-v, eager-1f1b, gpipe, hanayo, interleaved-1f1b, interleaved-zb, looped-bfs, pipedream, "
+    "pipedream-2bw, sequential, v-half, v-min, zb-h1, zb-h2, zb-v"
 )
+SCHEDULES = SCHEDULE_LIST.split(", ")
 RECOMPUTE = ("never", "except-last", "always")
 
 
@@ -96,9 +82,18 @@ def _layer_group(text: str) -> list[str]:
     return layers
 
 
-def option(metavar: str, help_text: str, parser: Callable[[str], Any] | None = None, **more: Any) -> Any:
-    """Declare an option that takes a value. The help does not show its default."""
-    return typer.Option(parser=parser, metavar=metavar, show_default=False, help=help_text, **more)
+def option(
+    metavar: str,
+    help_text: str,
+    parser: Callable[[str], Any] | None = None,
+    *names: str,
+    show_default: bool = False,
+    **more: Any,
+) -> Any:
+    """Declare an option that takes a value."""
+    return typer.Option(
+        *names, parser=parser, metavar=metavar, help=help_text, show_default=show_default, **more
+    )
 
 
 Model = Annotated[
@@ -107,11 +102,11 @@ Model = Annotated[
 ]
 Sample = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "SHAPE[:DTYPE[:BOUND]]",
+        "Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
+        None,
         "--input",
-        metavar="SHAPE[:DTYPE[:BOUND]]",
-        show_default=False,
-        help="Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
     ),
 ]
 Devices = Annotated[
@@ -122,17 +117,14 @@ Devices = Annotated[
 ]
 Optimizer = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Whose state memory figures include: sgd, momentum, adam or adamw."),
+    option("NAME", "Whose state memory figures include: sgd, momentum, adam or adamw.", show_default=True),
 ]
 Threads = Annotated[int | None, option("N", "CPU threads per operation while measuring.", min=1)]
 TimeBudget = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="Time to measure each micro-batch size for.")
+    float, option("SECONDS", "Time to measure each micro-batch size for.", min=0, show_default=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Save the JSON in FILE."),
-]
+Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", None, "--output", "-o")]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
     list[Any] | None,

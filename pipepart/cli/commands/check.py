@@ -9,6 +9,7 @@ import typer
 
 from .. import options
 from ..errors import UsageError, with_exit_status
+from ..options import option
 
 if TYPE_CHECKING:
     from ..model import Given
@@ -20,25 +21,25 @@ def check_command(
     model: options.Model,
     schedule: Annotated[
         list[str] | None,
-        options.option(
+        option(
             "NAME",
-            f"A schedule to try; repeatable. Of {', '.join(options.SCHEDULES)}; gpipe, 1f1b and zb-h1 if none is "
+            f"A schedule to try; repeatable. Of {options.SCHEDULE_LIST}; gpipe, 1f1b and zb-h1 if none is "
             "given.",
             options.choice(*options.SCHEDULES),
         ),
     ] = None,
     devices: options.Devices = None,
     micro_batches: Annotated[
-        int | None, options.option("N", "Parts of a mini-batch; two per device if not given.", min=1)
+        int | None, option("N", "Parts of a mini-batch; two per device if not given.", min=1)
     ] = None,
     plan: Annotated[
         Path | None,
-        options.option("FILE", "Try this saved plan with its devices, schedule and micro-batches."),
+        option("FILE", "Try this saved plan with its devices, schedule and micro-batches."),
     ] = None,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training steps.")] = 3,
+    steps: Annotated[int, option("N", "Number of training steps.", min=1, show_default=True)] = 3,
     dtype: Annotated[
         list[str] | None,
-        options.option(
+        option(
             "NAME",
             "A precision to try; repeatable. own (the model's), float64, float32, bfloat16 or float16; float64 and "
             "own if none is given.",
@@ -46,23 +47,23 @@ def check_command(
     ] = None,
     recompute: Annotated[
         list[str] | None,
-        options.option(
+        option(
             "MODE",
             "Activation checkpointing to try; repeatable. never, except-last or always.",
             options.choice(*options.RECOMPUTE),
         ),
     ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer: sgd or adam.")] = "sgd",
+    optimizer: Annotated[str, option("NAME", "The optimizer: sgd or adam.", show_default=True)] = "sgd",
     reduction: Annotated[
         str | None,
-        options.option(
+        option(
             "HOW",
             "How the loss reduces over samples, if it does not say: mean, sum, or batch for any loss of the whole "
             "mini-batch.",
             options.choice("mean", "sum", "batch"),
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Random seed of the first step.")] = 0,
+    seed: Annotated[int, option("N", "Random seed of the first step.", min=0, show_default=True)] = 0,
     strict: Annotated[
         bool,
         typer.Option(

@@ -10,6 +10,7 @@ import typer
 
 from .. import options
 from ..errors import with_exit_status
+from ..options import option
 
 if TYPE_CHECKING:
     from ...planning import Plan
@@ -24,9 +25,7 @@ def explain_command(
     ],
     trace: Annotated[
         Path | None,
-        options.option(
-            "FILE", "A measured step of the plan, saved by pipe.trace(): compare it with the prediction."
-        ),
+        option("FILE", "A measured step of the plan, saved by pipe.trace(): compare it with the prediction."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

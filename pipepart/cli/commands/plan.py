@@ -10,6 +10,7 @@ import typer
 
 from .. import options
 from ..errors import UsageError, with_exit_status
+from ..options import option
 
 if TYPE_CHECKING:
     from ...planning import InfeasiblePlanError
@@ -27,38 +28,38 @@ def plan_command(
         ),
     ],
     devices: options.Devices = None,
-    cluster: Annotated[Path | None, options.option("FILE", "A cluster saved as JSON.")] = None,
+    cluster: Annotated[Path | None, option("FILE", "A cluster saved as JSON.")] = None,
     device: Annotated[
         list[str] | None,
-        options.option(
+        option(
             "MEMORY[@SPEED]",
             "A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
         ),
     ] = None,
-    bandwidth: Annotated[
-        str | None, options.option("RATE", "Between devices given by --device: 12GB/s.")
-    ] = None,
-    memory: Annotated[str | None, options.option("SIZE", "Memory limit of each device: 2GiB.")] = None,
+    bandwidth: Annotated[str | None, option("RATE", "Between devices given by --device: 12GB/s.")] = None,
+    memory: Annotated[str | None, option("SIZE", "Memory limit of each device: 2GiB.")] = None,
     schedule: Annotated[
         str,
-        typer.Option(
-            parser=options.choice(*options.SCHEDULES, "auto", "search"),
-            metavar="NAME",
-            help=f"auto for the best of several, search for an order made for these stages, or one of "
-            f"{', '.join(options.SCHEDULES)}.",
+        option(
+            "NAME",
+            "auto for the best of several, search for an order made for these stages, or one of "
+            f"{options.SCHEDULE_LIST}.",
+            options.choice(*options.SCHEDULES, "auto", "search"),
+            show_default=True,
         ),
     ] = "auto",
     micro_batches: Annotated[
         Any,
-        typer.Option(
-            parser=options.count_or_auto,
-            metavar="N",
-            help="Parts of a mini-batch; auto for the best number profiled.",
+        option(
+            "N",
+            "Parts of a mini-batch; auto for the best number profiled.",
+            options.count_or_auto,
+            show_default=True,
         ),
     ] = "auto",
     stages: Annotated[
         Any,
-        options.option(
+        option(
             "N",
             "Number of stages, or auto for the best; one per device if not given.",
             options.count_or_auto,
@@ -66,26 +67,28 @@ def plan_command(
     ] = None,
     chunks: Annotated[
         int | None,
-        options.option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1),
+        option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1),
     ] = None,
     replicas: Annotated[
         Any,
-        typer.Option(
-            parser=options.count_or_auto,
-            metavar="N",
-            help="Replicas of the model, each on devices of its own with a share of the micro-batches; or auto.",
+        option(
+            "N",
+            "Replicas of the model, each on devices of its own with a share of the micro-batches; or auto.",
+            options.count_or_auto,
+            show_default=True,
         ),
     ] = "1",
     max_micro_batches: Annotated[
-        int | None, options.option("N", "Upper limit for --micro-batches auto.", min=1)
+        int | None, option("N", "Upper limit for --micro-batches auto.", min=1)
     ] = None,
     recompute: Annotated[
         Any,
-        typer.Option(
-            parser=options.choice("auto", *options.RECOMPUTE),
-            metavar="MODE",
-            help="Activation checkpointing: auto for stages that would not fit; or never, except-last (all "
-            "micro-batches but the last) or always, for all stages.",
+        option(
+            "MODE",
+            "Activation checkpointing: auto for stages that would not fit; or never, except-last (all micro-batches "
+            "but the last) or always, for all stages.",
+            options.choice("auto", *options.RECOMPUTE),
+            show_default=True,
         ),
     ] = "auto",
     pin: options.Pin = None,

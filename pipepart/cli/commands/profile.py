@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from .. import options
 from ..errors import with_exit_status
+from ..options import option
 
 
 @with_exit_status
@@ -15,10 +14,11 @@ def profile_command(
     model: options.Model,
     micro_batches: Annotated[
         Any,
-        typer.Option(
-            parser=options.counts,
-            metavar="N[,N..]",
-            help="Number of parts that a mini-batch is split into; several numbers measure several sizes.",
+        option(
+            "N[,N..]",
+            "Number of parts that a mini-batch is split into; several numbers measure several sizes.",
+            options.counts,
+            show_default=True,
         ),
     ] = "1",
     sample: options.Sample = None,

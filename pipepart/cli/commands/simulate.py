@@ -11,6 +11,7 @@ import typer
 
 from .. import options
 from ..errors import UsageError, with_exit_status
+from ..options import option
 
 if TYPE_CHECKING:
     from schedules import Schedule, StageCosts, Timeline
@@ -29,55 +30,53 @@ def simulate_command(
     ] = None,
     schedule: Annotated[
         str | None,
-        options.option(
+        option(
             "NAME",
-            f"search for the best that is found, or one of {', '.join(options.SCHEDULES)}; the plan's own if not "
+            f"search for the best that is found, or one of {options.SCHEDULE_LIST}; the plan's own if not "
             "given.",
             options.choice(*options.SCHEDULES, "search"),
         ),
     ] = None,
     schedule_file: Annotated[
         Path | None,
-        options.option(
+        option(
             "FILE",
             "A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
             "writes it.",
         ),
     ] = None,
     micro_batches: Annotated[
-        int | None, options.option("N", "Number of micro-batches, each of the same size.", min=1)
+        int | None, option("N", "Number of micro-batches, each of the same size.", min=1)
     ] = None,
-    chunks: Annotated[
-        int | None, options.option("N", "Stages per device; the plan's if not given.", min=1)
-    ] = None,
-    devices: Annotated[int | None, options.option("N", "Number of devices, without a plan.", min=1)] = None,
+    chunks: Annotated[int | None, option("N", "Stages per device; the plan's if not given.", min=1)] = None,
+    devices: Annotated[int | None, option("N", "Number of devices, without a plan.", min=1)] = None,
     forward: Annotated[
         Any,
-        options.option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs),
+        option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs),
     ] = "1",
     backward_input: Annotated[
-        Any, options.option("S[,S..]", "The same for the backward for inputs.", options.costs)
+        Any, option("S[,S..]", "The same for the backward for inputs.", options.costs)
     ] = "1",
     backward_weight: Annotated[
-        Any, options.option("S[,S..]", "The same for the backward for weights.", options.costs)
+        Any, option("S[,S..]", "The same for the backward for weights.", options.costs)
     ] = "1",
     latency: Annotated[
         float,
-        typer.Option(
-            metavar="S", min=0, help="Seconds that a message between devices takes, without a plan."
+        option(
+            "S", "Seconds that a message between devices takes, without a plan.", min=0, show_default=True
         ),
     ] = 0.0,
     stash: Annotated[
         str | None,
-        options.option(
+        option(
             "SIZE[,SIZE..]",
             "Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
         ),
     ] = None,
     trace: Annotated[
-        Path | None, options.option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.")
+        Path | None, option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.")
     ] = None,
-    csv: Annotated[Path | None, options.option("FILE", "Save the schedule as CSV.")] = None,
+    csv: Annotated[Path | None, option("FILE", "Save the schedule as CSV.")] = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
