@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
 from ..capture import LayerInfo, TensorSpec
 from ..document import Document
+from ..units import counted
 from .costs import Costs
-from .profile_checks import profile_faults
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph
@@ -48,7 +50,7 @@ class Profile(Document):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
-        faults += profile_faults(self.layers, self.costs, self.edges)
+        faults += _faults(self.layers, self.costs, self.edges)
         if faults:
             raise ValueError("\n  ".join(faults))
         return self
@@ -110,3 +112,70 @@ def check_optimizer(name: str) -> str:
 def _unknown_optimizer(name: str) -> str:
     known = ", ".join(map(repr, sorted(STATE_PER_GRADIENT)))
     return f"the state of optimizer {name!r} is not known: choose one of {known}"
+
+
+def _faults(
+    layers: Sequence[LayerInfo], costs: Sequence[Costs], edges: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Return contradictions in a profile that was written or edited by hand, one text for each."""
+    faults = [*_layer_faults(layers), *_edge_faults(layers, edges)]
+    for index, entry in enumerate(costs):
+        faults += [f"costs.{index}: {fault}" for fault in _cost_faults(entry, len(layers))]
+    counts = [entry.micro_batches for entry in costs]
+    return faults + [
+        f"there are two entries of costs for {count} micro-batches" for count in _repeated(counts)
+    ]
+
+
+def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
+    for name in _repeated(info.name for info in layers):
+        yield f"two layers are called {name!r}"
+    before: set[str] = set()
+    for info in layers:
+        for other in info.shares_with:
+            if other not in before:
+                yield f"layer {info.name!r} shares with {other!r}, which is no layer before it"
+        before.add(info.name)
+        if info.gradient_bytes > info.parameter_bytes:
+            yield (
+                f"layer {info.name!r} has {info.gradient_bytes} bytes of gradients, which is more than its "
+                f"{info.parameter_bytes} bytes of parameters"
+            )
+
+
+def _edge_faults(layers: Sequence[LayerInfo], edges: Sequence[tuple[str, str]]) -> Iterator[str]:
+    place = {info.name: index for index, info in enumerate(layers)}
+    for edge in _repeated(edges):
+        yield f"edge {edge} is given twice"
+    for one, other in edges:
+        unknown = [name for name in (one, other) if name not in place]
+        if unknown:
+            yield f"edge {(one, other)} names {unknown[0]!r}, which is no layer"
+        elif place[one] >= place[other]:
+            yield f"edge {(one, other)} goes against the execution order: {one!r} does not run before {other!r}"
+
+
+def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
+    if len(costs.layers) != layers:
+        yield f"{len(costs.layers)} layers have costs, and the profile has {layers} layers"
+    kept = [0] * max(layers, len(costs.layers))
+    for number, tensor in enumerate(costs.saved):
+        unknown = [index for index in (*tensor.layers, *tensor.input_of) if not 0 <= index < layers]
+        if unknown:
+            yield f"saved.{number} names layers {unknown}: indices run from 0 to {layers - 1}"
+            continue
+        for index in tensor.layers:
+            kept[index] += tensor.bytes
+    unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
+    if unlisted:
+        first, others = unlisted[0], len(unlisted) - 1
+        more = f" (and {counted(others, 'more layer')})" if others else ""
+        yield (
+            f"layers.{first} has saved_bytes {costs.layers[first].saved_bytes}, and the tensors in 'saved' that it "
+            f"keeps have {kept[first]}{more}: list all that layers keep for the backward, "
+            f'as in saved=[{{"bytes": {costs.layers[first].saved_bytes}, "layers": [{first}]}}]'
+        )
+
+
+def _repeated(values: Iterable[object]) -> list[object]:
+    return [value for value, count in Counter(values).items() if count > 1]

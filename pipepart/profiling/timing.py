@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -15,6 +17,8 @@ from ..autograd import graph_cut
 from ..autograd.split_backward import WeightGradients
 from .costs import Timing
 from .layer_pass import LayerPass, Observer, entrance
+
+Seconds = NDArray[np.float64]
 
 
 class LayerTimes(NamedTuple):
@@ -31,20 +35,18 @@ class LayerTimer:
 
     Four kinds of passes alternate: with a whole or a split backward, for the first micro-batch of a step (no gradients
     yet) or a later one (which adds to gradients).
-
-    Attributes:
-        repeats: how many passes were timed.
     """
 
     def __init__(self, chain: LayerPass, device: torch.device) -> None:
-        self.repeats = 0
         self._chain = chain
         self._clock = _HostClock() if device.type == "cpu" else _EventClock(device)
-        self._forward: list[list[float]] = []
-        # Seconds of each layer, a row a pass. Passes of first and of later micro-batches take turns.
-        self._whole: list[list[float]] = []
-        self._input: list[list[float]] = []
-        self._weight: list[list[float]] = []
+        # Seconds of each layer, a row a pass: "forward", "whole" backward, or its parts "input" and "weight".
+        self._seconds: dict[str, list[list[float]]] = {"forward": [], "whole": [], "input": [], "weight": []}
+
+    @property
+    def repeats(self) -> int:
+        """How many passes were timed."""
+        return len(self._seconds["forward"])
 
     def measure(self, micro_batch: Any, *, budget: float, passes: tuple[int, int]) -> None:
         """Run passes of all kinds for ``budget`` seconds, but of each kind within ``passes`` (least, most)."""
@@ -54,49 +56,45 @@ class LayerTimer:
         start = time.perf_counter()
         for count in range(1, most + 1):
             for split in (False, True):
-                self._forget_gradients()
+                for module in self._chain.calls:
+                    if isinstance(module, nn.Module):
+                        module.zero_grad()
                 self._time(micro_batch, split)
                 self._time(micro_batch, split)
             if count >= least and time.perf_counter() - start >= budget:
                 break
 
     def timings(self, micro_batches: int) -> list[LayerTimes]:
-        """The times of each layer, and of the loss as the last if there is one.
+        """Return the times of each layer, and of the loss as the last if there is one.
 
         A backward counts as the mean over the ``micro_batches`` of a step, of which the first adds to no gradients.
         """
-        later = (micro_batches - 1) / micro_batches
 
-        def backward(passes: Sequence[Sequence[float]], index: int) -> list[float]:
-            pairs = zip(passes[::2], passes[1::2], strict=True)
-            return [first[index] * (1 - later) + other[index] * later for first, other in pairs]
+        def backward(part: str) -> Seconds:
+            first, later = np.array(self._seconds[part][::2]), np.array(self._seconds[part][1::2])
+            return (first + (micro_batches - 1) * later) / micro_batches
 
+        forward, whole = np.array(self._seconds["forward"]), backward("whole")
+        inputs, weights = backward("input"), backward("weight")
         found = []
         for index, module in enumerate(self._chain.calls):
-            forward = _timing([one[index] for one in self._forward])
-            whole, first, second = (
-                backward(passes, index) for passes in (self._whole, self._input, self._weight)
-            )
-            trained = isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
-            found.append(LayerTimes(forward, *(_split(whole, first, second) if trained else _unsplit(whole))))
+            parts = _timing(whole[:, index]), Timing(), 0.0
+            if isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters()):
+                parts = _split(whole[:, index], inputs[:, index], weights[:, index])
+            found.append(LayerTimes(_timing(forward[:, index]), *parts))
         return found
 
-    def _forget_gradients(self) -> None:
-        for module in self._chain.calls:
-            if isinstance(module, nn.Module):
-                module.zero_grad()
-
     def _time(self, micro_batch: Any, split: bool) -> None:
-        observer = _PassTimes(self._clock, len(self._chain.calls))
-        self._chain.run(micro_batch, observer, split=split)
+        marks = _Marks(self._clock)
+        self._chain.run(micro_batch, marks, split=split)
         self._clock.wait()
-        self.repeats += 1
-        self._forward.append(observer.forward())
+        layers, engine = len(self._chain.calls), self._clock.engine_seconds
+        self._seconds["forward"].append(marks.seconds("forward", "output", layers))
+        self._seconds["input" if split else "whole"].append(
+            marks.seconds("backward", "middle", layers, engine)
+        )
         if split:
-            self._input.append(observer.input_gradients())
-            self._weight.append(observer.weight_gradients())
-        else:
-            self._whole.append(observer.input_gradients())
+            self._seconds["weight"].append(marks.seconds("deferred", "end", layers, engine))
 
 
 class _HostClock:
@@ -135,82 +133,57 @@ class _EventClock:
         return start.elapsed_time(end) / 1e3
 
 
-class _PassTimes(Observer):
-    """Marks of a clock at the start and the end of each part of one pass."""
+class _Marks(Observer):
+    """Readings of a clock at the start and the end of each part of one pass, by layer."""
 
-    def __init__(self, clock: Any, layers: int) -> None:
+    def __init__(self, clock: Any) -> None:
         self._clock = clock
-        self._layers = layers
-        self._marks: dict[tuple[str, int], Any] = {}
+        self._at: dict[str, dict[int, Any]] = defaultdict(dict)
 
     def forward_starts(self, index: int, value: Any) -> None:
-        self._marks["forward", index] = self._clock.now()
+        self._at["forward"][index] = self._clock.now()
 
     def forward_ends(self, index: int, output: Any) -> None:
-        self._marks["output", index] = self._clock.now()
+        self._at["output"][index] = self._clock.now()
 
     def backward_starts(self, index: int) -> None:
-        self._marks["backward", index] = self._clock.now()
+        self._at["backward"][index] = self._clock.now()
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
-        self._marks["middle", index] = self._clock.now()
+        self._at["middle"][index] = self._clock.now()
         if deferred:
-            self._marks["deferred", index] = self._marks["middle", index]
+            self._at["deferred"][index] = self._at["middle"][index]
 
     def backward_ends(self, index: int) -> None:
-        self._marks["end", index] = self._clock.now()
+        self._at["end"][index] = self._clock.now()
 
-    def forward(self) -> list[float]:
-        """Seconds of each forward."""
-        return self._between("forward", "output", 0.0)
-
-    def input_gradients(self) -> list[float]:
-        """Seconds of each whole backward, or of the first part of it."""
-        return self._between("backward", "middle", self._clock.engine_seconds)
-
-    def weight_gradients(self) -> list[float]:
-        """Seconds of the second part of each backward."""
-        return self._between("deferred", "end", self._clock.engine_seconds)
-
-    def _between(self, start: str, end: str, overhead: float) -> list[float]:
-        """Seconds from one mark to another, less ``overhead``; 0 for layers that have no such marks."""
+    def seconds(self, start: str, end: str, layers: int, overhead: float = 0.0) -> list[float]:
+        """Return the seconds from one mark to another, less ``overhead``; 0 for layers that have no such marks."""
+        starts, ends = self._at[start], self._at[end]
         return [
-            max(0.0, self._clock.seconds(self._marks[start, index], self._marks[end, index]) - overhead)
-            if (start, index) in self._marks
-            else 0.0
-            for index in range(self._layers)
+            max(0.0, self._clock.seconds(starts[index], ends[index]) - overhead) if index in starts else 0.0
+            for index in range(layers)
         ]
 
 
-def _timing(seconds: Sequence[float]) -> Timing:
-    if len(seconds) < 2:
-        return Timing(seconds=statistics.median(seconds or [0.0]))
-    quartiles = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Timing(seconds=quartiles[1], spread=(quartiles[2] - quartiles[0]) / 2)
+def _timing(seconds: Seconds) -> Timing:
+    first, median, third = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return Timing(seconds=median, spread=(third - first) / 2)
 
 
-def _unsplit(whole: Sequence[float]) -> tuple[Timing, Timing, float]:
-    return _timing(whole), Timing(), 0.0
-
-
-def _split(
-    whole: Sequence[float], inputs: Sequence[float], weights: Sequence[float]
-) -> tuple[Timing, Timing, float]:
-    """The two parts of a backward, whose sum is the median of the whole, and their overhead when run separately.
+def _split(whole: Seconds, inputs: Seconds, weights: Seconds) -> tuple[Timing, Timing, float]:
+    """Return the two parts of a backward, whose sum is the median of the whole, and their overhead when run separately.
 
     The ratios come from the fastest passes, which were disturbed least.
     """
-    total = _timing(whole)
-    first, second = min(inputs), min(weights)
+    total, first, second, fastest = _timing(whole), inputs.min(), weights.min(), whole.min()
     if not second:
-        return _unsplit(whole)
+        return total, Timing(), 0.0
     share = total.seconds * (first / (first + second))  # in this order rounding leaves it within the total
-    fastest = min(whole)
-    apart = min(map(sum, zip(inputs, weights, strict=True)))
     return (
         Timing(seconds=share, spread=_timing(inputs).spread),
         Timing(seconds=total.seconds - share, spread=_timing(weights).spread),
-        total.seconds * (apart / fastest - 1) if fastest else 0.0,
+        total.seconds * ((inputs + weights).min() / fastest - 1) if fastest else 0.0,
     )
 
 
