@@ -13,9 +13,8 @@ from schedules import Kind, Schedule, ScheduleError, Timeline
 from ..document import fault_texts
 from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_recompute
-from ..planning.search.order_text import SEARCH, order_text
-from ..planning.search.search_order import first_replica, order_within
-from ..planning.search.split_critical import with_split_critical
+from ..planning.plan_record import SEARCH, order_text
+from ..planning.search.search_order import first_replica, order_within, with_split_critical
 from .errors import UsageError
 
 

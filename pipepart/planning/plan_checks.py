@@ -9,8 +9,7 @@ from schedules.core.action import COMMUNICATION
 
 from ..capture import LayerInfo
 from ..units import counted, format_bytes
-from .plan_record import PlanRecord
-from .search.order_text import SEARCH
+from .plan_record import SEARCH, PlanRecord
 from .stage_plan import StagePlan
 
 

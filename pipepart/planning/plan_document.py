@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Self
 
 from pydantic import ValidationError, model_validator
 
-from ..cluster import Cluster
 from ..document import fault_texts
-from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import StashCounts
 from .plan_checks import memory_faults, structure_faults
-from .plan_record import PlanRecord, Prediction
-from .prediction import Piece, stage_plans
-from .stage_plan import TOLERANCE
+from .plan_record import PlanRecord
 
 
 class Plan(PlanRecord):
@@ -72,57 +66,3 @@ class Plan(PlanRecord):
         if faults:
             raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
         return read
-
-    def refreshed(self) -> Self:
-        """Return the plan with the figures of its stages and its prediction computed from its profile.
-
-        The bound and the alternatives are kept only if nothing was edited.
-        """
-        if self.profile is None:
-            return self
-        costs = ChainCosts(self.profile, self.profile.at(self.micro_batches))
-        index = {info.name: position for position, info in enumerate(self.profile.layers)}
-        pieces = [
-            Piece(slice(index[stage.layers[0]], index[stage.layers[-1]] + 1), stage.device, stage.recompute)
-            for stage in self.stages
-        ]
-        counts = StashCounts(self.build_schedule())
-        stages = stage_plans(self.profile, costs, self.cluster, pieces, counts.by_stage, counts.older)
-        fresh = self.model_copy(update={"stages": stages})
-        found = fresh.predict(costs.total_seconds)
-        kept = self.prediction
-        if (
-            kept is not None
-            and stages == self.stages
-            and found == kept.model_copy(update={"bottleneck_bound": 0.0})
-            and kept.bottleneck_bound <= found.bottleneck_seconds * (1 + TOLERANCE)
-        ):
-            return self
-        return fresh.model_copy(update={"prediction": found, "alternatives": ()})
-
-    def predict(self, micro_batch_seconds: float, bottleneck_bound: float = 0.0) -> Prediction:
-        """Simulate one step.
-
-        Args:
-            micro_batch_seconds: of one micro-batch on one device like the profiled one.
-            bottleneck_bound: no cut has a smaller bottleneck.
-        """
-        timeline = self.simulate()
-        loads: dict[tuple[int, str], float] = {}
-        for number, stage in enumerate(self.all_stages):
-            key = number // len(self.stages), stage.device
-            loads[key] = loads.get(key, 0.0) + stage.load_seconds
-        unused = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        return Prediction(
-            step_seconds=timeline.makespan,
-            memory_bytes=tuple({**unused, **self.device_bytes(timeline)}.values()),
-            bubble=timeline.bubble,
-            bottleneck_seconds=max(loads.values()),
-            bottleneck_bound=bottleneck_bound,
-            serial_seconds=micro_batch_seconds * self.micro_batches,
-            found_for=_digest(self.cluster),
-        )
-
-
-def _digest(cluster: Cluster) -> str:
-    return hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import math
 from collections.abc import Hashable, Sequence
+from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr
 
@@ -14,10 +18,12 @@ from ..cluster import Cluster, Device
 from ..document import ByteCount, Document, Seconds, Value
 from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
-from .costs.stage_memory import RecomputeChoice, with_recompute
+from .costs.layer_ranges import TOLERANCE, ChainCosts
+from .costs.stage_memory import Recompute, RecomputeChoice, StashCounts, with_recompute
 from .partition.replicas import all_stages, reduce_seconds, stage_devices
-from .search.order_text import SEARCH, searched_order
-from .stage_plan import TOLERANCE, Recompute, StagePlan
+from .stage_plan import StagePlan, predict_stages
+
+SEARCH = "search"  # the name of a schedule that is known by its actions alone
 
 
 class ScheduleCache(dict[Hashable, schedules.Schedule]):
@@ -81,7 +87,7 @@ class Alternative(Value):
 
 
 class PlanConstraints(Value):
-    """The keywords of :func:`pipepart.plan` that limit the cut; :func:`~pipepart.replan` uses them again."""
+    """The keywords of :func:`pipepart.plan` that limit the plan; :func:`~pipepart.replan` uses them again."""
 
     recompute: RecomputeChoice = "auto"
     pin: dict[str, int] = Field(default_factory=dict)
@@ -89,6 +95,7 @@ class PlanConstraints(Value):
     no_cut_before: tuple[str, ...] = ()
     cut_before: tuple[str, ...] | None = None
     allow_split_ties: bool = False
+    reduction: Literal["mean", "sum", "batch"] | None = None
 
 
 class PlanRecord(Document):
@@ -201,6 +208,55 @@ class PlanRecord(Document):
             built = schedules.split_backward(built, map(schedules.Action.parse, split_critical))
         return schedules.insert_reduce_grad(built) if built.replicas > 1 else built
 
+    def refreshed(self) -> Self:
+        """Return the plan with the figures of its stages and its prediction computed from its profile.
+
+        The bound and the alternatives are kept only if nothing was edited.
+        """
+        if self.profile is None:
+            return self
+        fresh = self.predict()
+        found, kept = fresh.predicted, self.prediction
+        if (
+            kept is not None
+            and fresh.stages == self.stages
+            and found == kept.model_copy(update={"bottleneck_bound": 0.0})
+            and kept.bottleneck_bound <= found.bottleneck_seconds * (1 + TOLERANCE)
+        ):
+            return self
+        return fresh.model_copy(update={"alternatives": ()})
+
+    def predict(self, costs: ChainCosts | None = None, bottleneck_bound: float = 0.0) -> Self:
+        """Return the plan with the figures of its stages computed from its profile, and with one step simulated.
+
+        Args:
+            costs: of the profile's layers at this micro-batch size; None to compute them.
+            bottleneck_bound: no cut has a smaller bottleneck.
+        """
+        assert self.profile is not None
+        if costs is None:
+            gathers = self.constraints.reduction == "batch"
+            costs = ChainCosts(self.profile, self.profile.at(self.micro_batches), gathers_outputs=gathers)
+        counts = StashCounts(self.build_schedule())
+        stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
+        fresh = self.model_copy(update={"stages": stages})
+        timeline = fresh.simulate()
+        loads: dict[tuple[int, str], float] = {}
+        for number, stage in enumerate(fresh.all_stages):
+            key = number // len(stages), stage.device
+            loads[key] = loads.get(key, 0.0) + stage.load_seconds
+        unused = dict.fromkeys((device.name for device in self.cluster.devices), 0)
+        prediction = Prediction(
+            step_seconds=timeline.makespan,
+            memory_bytes=tuple({**unused, **fresh.device_bytes(timeline)}.values()),
+            bubble=timeline.bubble,
+            bottleneck_seconds=max(loads.values()),
+            bottleneck_bound=bottleneck_bound,
+            serial_seconds=costs.total_seconds * self.micro_batches,
+            found_for=hashlib.sha256(self.cluster.model_dump_json().encode()).hexdigest()[:16],
+        )
+        return fresh.model_copy(update={"prediction": prediction})
+
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step."""
         return schedules.simulate(self.build_schedule(), self.stage_costs())
@@ -256,3 +312,30 @@ class PlanRecord(Document):
             [[link.latency for link in row] for row in links],
             [[link.bandwidth or math.inf for link in row] for row in links],
         )
+
+
+def order_text(schedule: schedules.Schedule) -> tuple[tuple[str, ...], ...]:
+    """Return the actions of each device as text, as ``Plan.actions`` has them."""
+    return tuple(tuple(map(str, row)) for row in schedule.actions)
+
+
+def searched_order(actions: Sequence[Sequence[str]], micro_batches: int) -> schedules.Schedule:
+    """Return the schedule of these actions, for as many micro-batches as they have or fewer.
+
+    Raises:
+        ScheduleError: an action is none, the devices would wait for each other for ever, or there are too few
+            micro-batches.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(actions)
+    found = schedules.Schedule.from_csv(text.getvalue(), SEARCH)
+    if not actions:
+        raise schedules.ScheduleError(
+            "a schedule that was searched for is known by its actions, and there are none"
+        )
+    schedules.check(found)
+    if micro_batches > found.micro_batches:
+        raise schedules.ScheduleError(
+            f"the schedule was searched for {found.micro_batches} micro-batches, there is none for {micro_batches}"
+        )
+    return schedules.without_micro_batches(found, micro_batches)

@@ -13,7 +13,6 @@ from .costs.stage_memory import RecomputeChoice
 from .feasibility.infeasible import InfeasiblePlanError
 from .feasibility.suggestions import find_suggestions, suggestions_text
 from .plan_document import Plan
-from .plan_record import PlanConstraints
 from .request import PlanOptions, check_arguments, read_request
 from .search.strategies import infeasible_candidates, search
 
@@ -55,8 +54,8 @@ def plan(
         micro_batches: a number that was profiled, or ``"auto"`` for the fastest of those.
         recompute: ``"auto"`` recomputes in stages that would not fit otherwise; ``"never"``, ``"except-last"`` (all
             micro-batches but the last) and ``"always"`` hold for all stages.
-        stages: their number; None for one a device (or ``chunks``), or fewer if only fewer fit; ``"auto"`` for the
-            fastest number.
+        stages: their number; None for one a device (or ``chunks``), or fewer if the schedule has no plan for so many
+            that fits; ``"auto"`` for the fastest number.
         chunks: stages of each device, for a schedule with several; None for its default.
         replicas: replicas of the model that train in parallel, each on devices of its own with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest of the numbers that divide the number
@@ -69,7 +68,7 @@ def plan(
         allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
         reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
-            first backward; the gathered outputs and their gradients are not counted in the predicted memory.
+            first backward; the last stage then also holds the gathered output and its gradient.
 
     Raises:
         TypeError: ``profile`` or ``cluster`` is something else.
@@ -96,16 +95,9 @@ def plan(
     if profile.edges:
         from .branched import plan_branched  # which needs scipy
 
-        made = plan_branched(
-            profile,
-            cluster,
-            partial(_plan_chain, cluster=cluster, options=options),
-            colocate,
-            allow_split_ties,
-        )
-    else:
-        made = _plan_chain(profile, cluster, options)
-    return made.model_copy(update={"constraints": _constraints(options)})
+        chain = partial(_plan_chain, cluster=cluster, options=options)
+        return plan_branched(profile, cluster, chain, colocate, allow_split_ties)
+    return _plan_chain(profile, cluster, options)
 
 
 def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
@@ -126,17 +118,6 @@ def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Pla
         nearest.stage,
         nearest.deficit_bytes,
         suggestions,
-    )
-
-
-def _constraints(options: PlanOptions) -> PlanConstraints:
-    return PlanConstraints(
-        recompute=options.recompute,
-        pin=dict(options.pin or {}),
-        colocate=tuple(tuple(group) for group in options.colocate),
-        no_cut_before=tuple(options.no_cut_before),
-        cut_before=None if options.cut_before is None else tuple(options.cut_before),
-        allow_split_ties=options.allow_split_ties,
     )
 
 

@@ -13,7 +13,7 @@ from ..profiling import Profile
 from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import MODES, RecomputeChoice
-from .search.order_text import SEARCH
+from .plan_record import SEARCH, PlanConstraints
 
 # Stages of each device under each schedule that is planned for; None if the schedule has one.
 CHUNKS: dict[str, int | None] = {
@@ -69,26 +69,29 @@ class Request:
         cluster: the devices.
         schedule: a name, ``"auto"`` or ``"search"``.
         micro_batches: numbers to choose from.
-        recompute: the modes that stages may use.
         stages: their number; None for one a device (or fewer if only fewer fit).
         chunks: stages of each device; None for the schedule's default.
         replicas: numbers of replicas to choose from.
         allow_split_ties: allow borders between layers that share a parameter if no other cut exists.
-        constraints: of the user.
-        forwards_first: allow only schedules whose last stage runs all forwards before its first backward.
+        constraints: on the cut.
+        asked: the keywords of the user that the plan keeps.
     """
 
     profile: Profile
     cluster: Cluster
     schedule: str
     micro_batches: tuple[int, ...]
-    recompute: RecomputeChoice
     stages: int | Literal["auto"] | None
     chunks: int | None
+    replicas: tuple[int, ...]
+    allow_split_ties: bool
     constraints: Constraints
-    replicas: tuple[int, ...] = (1,)
-    allow_split_ties: bool = False
-    forwards_first: bool = False
+    asked: PlanConstraints
+
+    @property
+    def gathers_outputs(self) -> bool:
+        """True if the loss is computed once on the outputs of all micro-batches."""
+        return self.asked.reduction == "batch"
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -96,7 +99,7 @@ class Request:
         if self.schedule == SEARCH:
             return (*AUTO, *SPLIT)
         names = AUTO if self.schedule == "auto" else (self.schedule,)
-        return tuple(name for name in names if _is_forwards_first(name)) if self.forwards_first else names
+        return tuple(name for name in names if _is_forwards_first(name)) if self.gathers_outputs else names
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:
@@ -135,13 +138,20 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         cluster=cluster,
         schedule=options.schedule,
         micro_batches=_micro_batches(profile, options.micro_batches, options.max_micro_batches),
-        recompute=options.recompute,
         stages=stages,
         chunks=options.chunks,
-        constraints=constraints,
         replicas=replicas,
         allow_split_ties=options.allow_split_ties,
-        forwards_first=options.reduction == "batch",
+        constraints=constraints,
+        asked=PlanConstraints(
+            recompute=options.recompute,
+            pin=dict(options.pin or {}),
+            colocate=tuple(tuple(group) for group in options.colocate),
+            no_cut_before=tuple(options.no_cut_before),
+            cut_before=None if options.cut_before is None else tuple(options.cut_before),
+            allow_split_ties=options.allow_split_ties,
+            reduction=options.reduction,
+        ),
     )
 
 

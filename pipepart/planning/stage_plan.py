@@ -1,17 +1,18 @@
-"""StagePlan: one stage of a plan, its device and its predicted cost."""
+"""StagePlan: one stage of a plan, its device and its predicted cost, computed from the profile."""
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
+from collections.abc import Sequence
 
+import numpy as np
 from pydantic import Field
 
+from ..cluster import Cluster
 from ..document import ByteCount, Seconds, Value
-
-# The micro-batches for which a stage repeats its forward right before the backward instead of keeping the stash.
-Recompute = Literal["never", "except-last", "always"]
-
-TOLERANCE = 1e-9  # predicted seconds that differ by less, relative to them, are equal
+from ..profiling import Profile
+from .costs.layer_ranges import ChainCosts
+from .costs.stage_memory import Ints, Recompute, StashCounts
 
 
 class StagePlan(Value):
@@ -96,3 +97,77 @@ class StagePlan(Value):
     def memory_bytes(self) -> int:
         """The memory peak of the stage."""
         return self.static_bytes + self.kept_bytes + self.transient_bytes
+
+
+def predict_stages(
+    stages: Sequence[StagePlan], profile: Profile, costs: ChainCosts, cluster: Cluster, counts: StashCounts
+) -> tuple[StagePlan, ...]:
+    """Return the stages with all figures that follow from their layers, devices and recompute modes.
+
+    Args:
+        stages: of one replica, in pipeline order.
+        profile: has the layers.
+        costs: of the layers at the plan's micro-batch size.
+        cluster: the devices.
+        counts: of the plan's schedule.
+    """
+    index = {info.name: position for position, info in enumerate(profile.layers)}
+    layers = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
+    transfers = [0.0]
+    for (before, stage), own in zip(itertools.pairwise(stages), layers[1:], strict=True):
+        link = cluster.link_between(before.device, stage.device)
+        transfers.append(0.0 if before.device == stage.device else costs.crossing_seconds(own.start, link))
+    transfers.append(0.0)
+    return tuple(
+        _predicted(
+            stage, own, profile, costs, cluster.device(stage.device).speed, before + behind, of_stage, older
+        )
+        for stage, own, (before, behind), of_stage, older in zip(
+            stages, layers, itertools.pairwise(transfers), counts.by_stage, counts.older, strict=False
+        )
+    )
+
+
+def _predicted(
+    stage: StagePlan,
+    layers: slice,
+    profile: Profile,
+    costs: ChainCosts,
+    speed: float,
+    transfer_seconds: float,
+    counts: Ints,
+    older: int,
+) -> StagePlan:
+    infos = profile.layers[layers]
+    forward = float(costs.forward[layers].sum()) / speed
+    recomputes = stage.recompute != "never"
+    sizes = costs.sizes(layers)
+    stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
+    boundary = boundary if recomputes else 0
+    # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
+    most = np.lexsort((counts[:, 0], counts.sum(axis=1), counts @ (stash, boundary, deferred)))[-1]
+    full_stashes, input_only, deferred_weight_grads = counts[most].tolist()
+    return StagePlan(
+        layers=stage.layers,
+        device=stage.device,
+        forward_seconds=forward,
+        backward_input_seconds=float(costs.backward_input[layers].sum()) / speed,
+        backward_weight_seconds=float(costs.backward_weight[layers].sum()) / speed,
+        split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / speed,
+        transfer_seconds=transfer_seconds,
+        output_bytes=int(costs.output_bytes[layers.stop - 1]),
+        static_bytes=int(sizes.static[0, 0] + older * sizes.version[0, 0]),
+        gradient_bytes=sum(info.gradient_bytes for info in infos),
+        optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
+        buffer_bytes=sum(info.buffer_bytes for info in infos),
+        stash_bytes=stash,
+        recompute=stage.recompute,
+        recompute_seconds=forward if recomputes else 0.0,
+        boundary_bytes=boundary,
+        deferred_bytes=deferred,
+        transient_bytes=int(sizes.transient[0, 0]),
+        in_flight=int(counts.sum(axis=1).max()),
+        full_stashes=full_stashes,
+        input_only=input_only,
+        deferred_weight_grads=deferred_weight_grads,
+    )

@@ -60,7 +60,7 @@ def profile(
         loss_fn: called as ``loss_fn(output, target)``; without it the backward starts with ones at the output.
         target: the target of the loss, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
         micro_batches: how many micro-batches to split the mini-batch into; several numbers measure several sizes. At
-            most one micro-batch a sample is measured and recorded.
+            most one a sample, and one for two samples if a BatchNorm needs two: more of these are measured as fewer.
         split: a function that splits the mini-batch, if not along dimension 0; as for :class:`pipepart.Pipeline`.
         optimizer: the optimizer whose state counts: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
         devices: the number of virtual devices that will share the CPU. While layers are timed, copies of the model
@@ -73,7 +73,8 @@ def profile(
 
     Raises:
         TypeError: ``model`` is not an ``nn.Sequential``, or its first layer does not take ``sample``.
-        ValueError: a number is out of range, sizes of batches differ, or the loss is not a scalar.
+        ValueError: a number is out of range, more micro-batches than samples, sizes of batches differ, or the loss is
+            not a scalar.
         Exception: whatever a layer raises, with a note that names the layer.
     """
     counts = _counts(micro_batches)
@@ -84,6 +85,10 @@ def profile(
     given = Arguments.of(sample)
     check_arguments(*layers[0], given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
+    _require(
+        split is not None or counts[-1] <= max(batch, 1),
+        f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}",
+    )
     if split is None:
         most = max(1, batch // least_samples(model.modules(), training=True))
         counts = sorted({min(count, most) for count in counts})

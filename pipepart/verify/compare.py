@@ -17,7 +17,7 @@ from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, StagePlan, warn_of_changes
-from ..planning.stage_plan import Recompute
+from ..planning.costs.stage_memory import Recompute
 from . import plain
 from .first_difference import (
     Difference,

@@ -75,7 +75,7 @@ def test_no_cut_of_thousands_has_a_smaller_bottleneck(
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_memory_without_limit_always_fits(layers, cluster, micro_batches):
     assume(len(cluster) <= len(layers))
-    plan = pipepart.plan(profile_of(layers, [micro_batches]), cluster)
+    plan = pipepart.plan(profile_of(layers, [micro_batches]), cluster, schedule="1f1b")
     assert {stage.device for stage in plan.stages} == {device.name for device in cluster.devices}
 
 

@@ -1,5 +1,6 @@
 """A plan: what it predicts, how the best is chosen, and the value that is saved."""
 
+import itertools
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, Link, Plan
+from pipepart import Cluster, Device, InfeasiblePlanError, Link, Plan
 from pipepart.planning import StagePlan
 from pipepart.planning.request import AUTO
 from tests.planning.problems import Layer, chains, clusters, profile_of
@@ -57,21 +58,31 @@ def test_no_gradient_crosses_a_border_behind_frozen_layers():
     assert [stage.transfer_seconds for stage in plan.stages] == pytest.approx([2.5, 2.5])
 
 
-@given(layers=chains(), cluster=clusters(limited=False), micro_batches=st.integers(1, 6))
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(layers=chains(sharing=True), cluster=clusters(limited=False), micro_batches=st.integers(1, 6))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_auto_is_as_fast_as_the_best_of_its_choices(layers, cluster, micro_batches):
-    """Schedule and micro-batches; never worse than the best of all of them."""
+    """Schedule and micro-batches; never worse than the best of all, on however few devices."""
     assume(len(cluster) <= len(layers))
     counts = sorted({micro_batches, 1, 4})
     profile = profile_of(layers, counts)
-    best = pipepart.plan(profile, cluster).predicted.step_seconds
-    each = [
-        pipepart.plan(profile, cluster, schedule=name, micro_batches=count).predicted.step_seconds
-        for name in AUTO
-        for count in counts
-        if name not in ("interleaved-1f1b", "looped-bfs", "hanayo") or 2 < 2 * len(cluster) <= len(layers)
-    ]
-    assert best <= min(each) * (1 + 1e-9)
+    best = pipepart.plan(profile, cluster, allow_split_ties=True).predicted.step_seconds
+    for name, count in itertools.product(AUTO, counts):
+        try:
+            one = pipepart.plan(profile, cluster, schedule=name, micro_batches=count, allow_split_ties=True)
+        except InfeasiblePlanError:
+            continue  # several stages a device, on one device
+        assert best <= one.predicted.step_seconds * (1 + 1e-9)
+
+
+def test_auto_leaves_a_slow_device_out_where_a_schedule_has_no_stages_for_it():
+    """Two stages a device are six, and there are five layers: only two devices then, the fast ones."""
+    cluster = Cluster.parse(["1GiB", "1GiB", "1GiB@0.25"])
+    profile = profile_of(EQUAL[:5], [1])
+    assert len(pipepart.plan(profile, cluster, schedule="1f1b").stages) == 3
+    plan = pipepart.plan(profile, cluster)
+    assert (plan.schedule, len(plan.stages)) == ("interleaved-1f1b", 4)
+    assert {stage.device for stage in plan.stages} == {"device:0", "device:1"}
+    assert plan.predicted.step_seconds == 15
 
 
 def test_auto_takes_the_number_of_stages_that_is_fastest():

@@ -15,7 +15,7 @@ from pipepart import Cluster, Device, Link, Plan, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning.feasibility.infeasible import Infeasible
 from pipepart.planning.request import PlanOptions, read_request
-from pipepart.planning.search.strategies import candidate_groups
+from pipepart.planning.search.strategies import choices
 from schedules import Kind, Schedule
 from tests.planning.problems import Layer, Parts, profile_of, stage_parts
 
@@ -151,9 +151,8 @@ def _borders(
 
 def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | Infeasible:
     """The plan with the smallest bottleneck, before its step is improved by simulation; or why there is none."""
-    ((candidate, devices),) = next(
-        group for group in candidate_groups(read_request(profile, cluster, PlanOptions(**options))) if group
-    )
+    (choice,) = choices(read_request(profile, cluster, PlanOptions(**options)))
+    candidate, devices = choice.candidates[0], choice.devices[0]
     return candidate.best_plan(devices) or candidate.infeasible(devices)
 
 

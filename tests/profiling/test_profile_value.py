@@ -120,3 +120,14 @@ def test_an_unknown_optimizer_names_the_known_ones():
 def test_a_profile_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         measured().batch = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("counts", [100, (2, 100)])
+def test_more_micro_batches_than_samples_are_refused_before_anything_runs(counts):
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the loss was computed")
+
+    with pytest.raises(ValueError, match="micro_batches=100 is more than the mini-batch has samples, 64"):
+        pipepart.profile(
+            nn.Sequential(nn.Linear(2, 2)), torch.zeros(64, 2), loss_fn=loss_fn, micro_batches=counts
+        )

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ...cluster import Link
 from ...profiling import Costs, Profile
-from ..stage_plan import TOLERANCE
 from .stage_memory import Floats, StageSizes
+
+TOLERANCE = 1e-9  # predicted seconds that differ by less, relative to them, are equal
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class ChainCosts:
         no_border: layers, by index, that no stage begins with.
         allow_split_ties: allow borders between layers that share a parameter or buffer. Each later stage then holds a
             copy of the shared tensors and of their gradients.
+        gathers_outputs: the loss is computed once, on the outputs of all micro-batches (``reduction="batch"``). The
+            last stage then holds the gathered output and its gradient.
 
     Attributes:
         micro_batches, layers: their numbers.
@@ -49,7 +52,9 @@ class ChainCosts:
         output_bytes: of each layer.
         trained: for each layer, True if it or a layer before it has trained parameters.
         has_backward: for each layer, True if a stage that ends there has a backward.
-        compute_sums, forward_sums: running sums of seconds, from 0.0 on.
+        sums: running sums of ``forward``, ``backward_input``, ``backward_weight`` and ``split`` (zeros if that was not
+            measured), from 0.0 on: [4, layers + 1].
+        compute_sums, forward_sums: running sums of all seconds and of the forwards.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class ChainCosts:
         colocate: Collection[tuple[int, int]] = (),
         no_border: Collection[int] = (),
         allow_split_ties: bool = True,
+        gathers_outputs: bool = False,
     ) -> None:
         self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
@@ -71,13 +77,24 @@ class ChainCosts:
         self.backward_input[-1] += costs.loss.backward_seconds
         self.seconds = self.forward + self.backward_input + self.backward_weight
         self.compute_sums = np.cumsum(np.r_[0.0, self.seconds])
-        self.forward_sums = np.cumsum(np.r_[0.0, self.forward])
+        rows = (
+            self.forward,
+            self.backward_input,
+            self.backward_weight,
+            np.nan_to_num(np.array(split, float)),
+        )
+        self.sums = np.cumsum(np.pad(np.array(rows), ((0, 0), (1, 0))), axis=1)
+        self.forward_sums = self.sums[0]
 
         self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
         self._workspace = np.array([layer.workspace_bytes for layer in costs.layers])
-        # The last stage computes the gradient of its output itself.
-        self._incoming_gradient = np.r_[self.output_bytes[:-1], 0]
+        # The last stage computes the gradient of its output itself, for each micro-batch or for all at once.
+        gathered = 2 * costs.micro_batches * int(self.output_bytes[-1]) if gathers_outputs else 0
+        self._incoming_gradient = np.r_[self.output_bytes[:-1], gathered]
         self._saved = costs.saved
+        self._saved_bytes = np.array([piece.bytes for piece in costs.saved], dtype=np.int64)
+        self._kept = _Uses([piece.layers for piece in costs.saved], self.layers)
+        self._inputs = _Uses([piece.input_of for piece in costs.saved], self.layers)
         self._known_sizes: dict[tuple[int, int], StageSizes] = {}
         gradients = [info.gradient_bytes for info in profile.layers]
         static = [
@@ -122,17 +139,18 @@ class ChainCosts:
             return self._known_sizes[start, stop]
         stash = boundary = 0
         if self.has_backward[stop - 1]:
-            inside = range(start, stop)
-            boundary = sum(piece.bytes for piece in self._saved if start in piece.input_of)
-            stash = boundary + sum(
-                piece.bytes
-                for piece in self._saved
-                if start not in piece.input_of and any(layer in inside for layer in piece.layers)
-            )
+            inputs = self._inputs.of(start, start + 1)
+            boundary = int(self._saved_bytes[inputs].sum())
+            stash = int(self._saved_bytes[np.union1d(inputs, self._kept.of(start, stop))].sum())
         last = slice(stop - start - 1, stop - start)
         found = self._sizes(start, stop, np.array([stash]), boundary, last)
         self._known_sizes[start, stop] = found  # near cuts have most stages in common
         return found
+
+    def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[cuts, stages + 1]: the first layers of the stages, and the end of the last one, of cuts [cuts, borders]."""
+        ends = np.full((len(borders), 1), self.layers)
+        return np.hstack([np.zeros_like(ends), borders, ends])
 
     def border_seconds(self, link: Link) -> Floats:
         """Seconds to cross the border before each layer, forward and back; infinite where none is allowed.
@@ -170,16 +188,9 @@ class ChainCosts:
         """
         count = self.layers
         first = np.zeros(count)  # bytes by the first layer, from `start` on, that keeps them
-        keepers: list[list[int]] = [[] for _ in range(count)]
-        inputs: list[list[int]] = [[] for _ in range(count)]
-        for number, piece in enumerate(self._saved):
-            for layer in piece.layers:
-                keepers[layer].append(number)
-            for layer in piece.input_of:
-                inputs[layer].append(number)
         first_keeper: dict[int, int] = {}
         for start in range(count - 1, -1, -1):
-            for number in keepers[start]:
+            for number in self._kept.of(start, start + 1).tolist():
                 size = self._saved[number].bytes
                 if number in first_keeper:
                     first[first_keeper[number]] -= size
@@ -188,7 +199,7 @@ class ChainCosts:
             end = last_ends[start]
             stash = np.cumsum(first[start:end])
             boundary = 0
-            for number in inputs[start]:
+            for number in self._inputs.of(start, start + 1).tolist():
                 stash[: first_keeper.get(number, count) - start] += self._saved[number].bytes
                 boundary += self._saved[number].bytes
             ends = slice(start + 1, end + 1)
@@ -226,6 +237,19 @@ class ChainCosts:
         sizes = np.zeros(end - start, dtype=np.int64)
         np.add.at(sizes, layer[copied] - start, size[copied])
         return np.cumsum(sizes)
+
+
+class _Uses:
+    """The saved tensors of each layer: kept by it, or inputs of it, as ``layers_of`` has it for each tensor."""
+
+    def __init__(self, layers_of: Sequence[Sequence[int]], layers: int) -> None:
+        pairs = sorted((layer, number) for number, own in enumerate(layers_of) for layer in own)
+        self._numbers = np.array([number for _, number in pairs], dtype=np.int64)
+        self._first = np.searchsorted([layer for layer, _ in pairs], np.arange(layers + 1))
+
+    def of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the numbers of the tensors of these layers, one for each use."""
+        return self._numbers[self._first[start] : self._first[stop]]
 
 
 def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64]:

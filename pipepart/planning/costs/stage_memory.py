@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 import schedules
 
-from ..stage_plan import Recompute
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# The micro-batches for which a stage repeats its forward right before the backward instead of keeping the stash.
+Recompute = Literal["never", "except-last", "always"]
 RecomputeChoice = Literal["auto", "never", "except-last", "always"]
 
 # The recompute modes that a stage may use, the fastest first and the one with the least memory last.

@@ -10,8 +10,8 @@ from ...cluster import Cluster, Device
 from ...profiling import Profile
 from ...units import format_bytes, format_seconds
 from ..costs.interpolate import estimate
+from ..plan_record import SEARCH
 from ..request import PlanOptions, read_request
-from ..search.order_text import SEARCH
 from ..search.strategies import search
 from .infeasible import Suggestion
 

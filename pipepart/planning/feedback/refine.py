@@ -13,8 +13,8 @@ from ...cluster import Cluster
 from ...profiling import Costs, LayerCost, Profile, Timing
 from ..costs.layer_ranges import ChainCosts
 from ..plan_document import Plan
+from ..plan_record import SEARCH
 from ..planner import plan as make_plan
-from ..search.order_text import SEARCH
 from .measured_steps import StageTimes, checked_traces, stage_times
 
 Traces = schedules.Timeline | Sequence[schedules.Timeline]

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ...cluster import Cluster, Link
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
-from ..costs.stage_memory import Floats, StashCounts, device_peak_bytes
-from ..stage_plan import Recompute
+from ..costs.stage_memory import Floats, Recompute, StashCounts
 from .device_orders import Ints, Orders, all_orders, devices_of, given_order
 
 _SAME = 1e-12
@@ -106,28 +105,6 @@ class ChainProblem:
             return None
         first_layers, device_indices = self._traced(orders, self._deficit, ends(found))
         return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), orders.complete)
-
-    def modes(self, first_layers: Sequence[int], device_indices: Sequence[int]) -> list[Recompute]:
-        """Return each stage's recompute mode: the first that fits its device, else the one with the least memory."""
-        ends = [*first_layers[1:], self._costs.layers]
-        return [
-            self._mode(stage, slice(start, end), self._cluster.devices[device].memory_bytes)
-            for stage, (start, end, device) in enumerate(zip(first_layers, ends, device_indices, strict=True))
-        ]
-
-    def _mode(self, stage: int, layers: slice, limit: int | None) -> Recompute:
-        if not self._costs.has_backward[layers.stop - 1]:
-            return "never"
-        if limit is None:
-            return self._modes[0]
-        sizes = self._costs.sizes(layers)
-        needs = []
-        for mode, counts in self._counts.items():
-            own = counts.by_stage[stage][None, :, None, :]
-            needs.append(float(device_peak_bytes(sizes, own, np.array([[counts.older[stage]]]))[0, 0]))
-            if needs[-1] <= limit:
-                return mode
-        return self._modes[needs.index(min(needs))]
 
     def _first_guess(self, orders: Orders) -> float:
         speeds = sorted((kind.speed for kind in orders.types for _ in kind.devices), reverse=True)

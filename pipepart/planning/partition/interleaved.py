@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...cluster import Cluster
 from ..constraints import Constraints
-from ..costs.chunk_costs import Borders, ChunkCosts, CutTable
+from ..costs.cut_costs import Borders, CutCosts, CutTable
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import StashCounts
-from ..stage_plan import Recompute
 from .chain_dp import ChainCut
 from .device_orders import distinct_orders
 from .local_search import climb, neighbours
@@ -36,22 +33,13 @@ class ChunkedProblem:
     Args:
         costs: of the layers.
         cluster: the devices. As many of them are used as the schedule has.
-        device_of: the schedule row of each stage.
-        counts: the recompute modes that a device may use, the fastest first, and the stash counts if all stages use it.
+        cuts: the costs of cuts, with the schedule row of each stage and the recompute modes that a device may use.
         constraints: of the user.
     """
 
-    def __init__(
-        self,
-        costs: ChainCosts,
-        cluster: Cluster,
-        device_of: Sequence[int],
-        counts: Mapping[Recompute, StashCounts],
-        constraints: Constraints,
-    ) -> None:
-        self._costs, self._cluster, self._constraints = costs, cluster, constraints
-        self._chunks = ChunkCosts(costs, cluster, device_of, counts)
-        self._rows, self._inner = self._chunks.rows, len(device_of) - 1
+    def __init__(self, costs: ChainCosts, cluster: Cluster, cuts: CutCosts, constraints: Constraints) -> None:
+        self._costs, self._cluster, self._chunks, self._constraints = costs, cluster, cuts, constraints
+        self._rows, self._inner = cuts.rows, len(cuts.rows) - 1
 
     def best(self) -> ChainCut | None:
         """Return the best cut found: least deficit of memory, then smallest bottleneck, then evenest loads.
@@ -89,18 +77,6 @@ class ChunkedProblem:
     def nearest(self) -> ChainCut | None:
         """The cut found whose largest deficit of memory is smallest, None where no cut is possible at all."""
         return self.best()
-
-    def modes(self, first_layers: Sequence[int], device_indices: Sequence[int]) -> list[Recompute]:
-        """What each stage does: the first of what it may do with which its device fits, else what needs least."""
-        order = [
-            device_indices[int(np.argmax(self._rows == row))] for row in range(int(self._rows.max()) + 1)
-        ]
-        chosen = self._chunks.of(np.array([first_layers[1:]], dtype=np.int64)).choices(order)[0]
-        ends = [*first_layers[1:], self._costs.layers]
-        return [
-            self._chunks.modes[chosen[row]] if self._costs.has_backward[end - 1] else "never"
-            for row, start, end in zip(self._rows, first_layers, ends, strict=True)
-        ]
 
     def _cut(self, found: _Found, bound: float, *, exhaustive: bool) -> ChainCut:
         (deficit, bottleneck, _), borders, order = found

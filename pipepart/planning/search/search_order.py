@@ -1,4 +1,4 @@
-"""Searches for an order of the actions of a plan's stages that is faster than every named schedule."""
+"""Changes the order of a plan's actions: splits backwards on the critical path, or searches for another order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import schedules
+from schedules import Kind
 
+from ..costs.layer_ranges import ChainCosts
 from ..plan_document import Plan
-from .order_text import SEARCH, order_text
+from ..plan_record import SEARCH, order_text
 
 _PLACEMENTS = 3  # placements of the stages that an order is searched for
 _NEAR = 1.3  # relative to the best step: slower plans are not searched
@@ -110,18 +112,37 @@ def _searched(plan: Plan, effort: float) -> Plan | None:
 
 def _ordered(plan: Plan, order: schedules.Schedule, *, same: bool) -> Plan | None:
     """The plan with this order for every replica; None if it does not fit."""
-    made = plan.model_copy(
-        update={
-            "schedule": SEARCH,
-            "actions": order_text(order),
-            "split_critical": (),
-            "prediction": None,
-        }
-    ).refreshed()
-    limits = {device.name: device.memory_bytes or math.inf for device in plan.workers}
-    if any(need > limits[name] for name, need in made.device_bytes().items()):
-        return None
     # A cut that does not fit under the plan's schedule may fit with another order: the bound then needs no limits.
-    holds = same or min(limits.values()) == math.inf
-    bound = {"bottleneck_bound": plan.predicted.bottleneck_bound if holds else 0.0}
-    return made.model_copy(update={"prediction": made.predicted.model_copy(update=bound)})
+    unlimited = all(device.memory_bytes is None for device in plan.workers)
+    bound = plan.predicted.bottleneck_bound if same or unlimited else 0.0
+    order_of_all = {"schedule": SEARCH, "actions": order_text(order), "split_critical": ()}
+    made = plan.model_copy(update=order_of_all).predict(bottleneck_bound=bound)
+    needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
+    return made if all(need <= (device.memory_bytes or math.inf) for device, need in needs) else None
+
+
+def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
+    """Return the plan with backwards split (I, then W) where that shortens its step within the devices' memory.
+
+    The plan is returned as it is if split backwards were not measured, as in a profile made by hand, or if its schedule
+    is asynchronous.
+
+    Args:
+        plan: under a named schedule, without split backwards.
+        costs: of its layers; None to compute them.
+    """
+    if any(stage.split_seconds is None for stage in plan.stages):
+        return plan
+    plain, timeline = plan.build_schedule(), plan.simulate()
+    made = schedules.split_critical(plain, plan.stage_costs(), plan.free_stash_bytes(timeline))
+    if made is plain:
+        return plan
+    full = {action for row in made.actions for action in row if action.kind is Kind.B}
+    split = [
+        str(action)
+        for row in schedules.split_overlaps(plain).actions
+        for action in row
+        if action.kind is Kind.B and action not in full
+    ]
+    changed = plan.model_copy(update={"split_critical": tuple(split)})
+    return changed.predict(costs, plan.predicted.bottleneck_bound)

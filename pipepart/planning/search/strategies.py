@@ -2,127 +2,162 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 
-from ..costs.layer_ranges import ChainCosts
+from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..feasibility.infeasible import Infeasible
 from ..partition.replica_groups import group_devices
 from ..plan_document import Plan
-from ..plan_record import Alternative
+from ..plan_record import SEARCH, Alternative
 from ..request import ASYNCHRONOUS, CHUNKS, Request
-from ..stage_plan import TOLERANCE
 from .candidate import Candidate
 from .improve_by_simulation import improve_by_simulation
-from .order_text import SEARCH
-from .search_order import search_order
-from .split_critical import with_split_critical
-
-_Tried = list[tuple[Candidate, int, Plan | None]]
+from .search_order import search_order, with_split_critical
 
 _SHOWN = 12
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Candidates that differ in one thing: whether layers that share a parameter may be in different stages.
+
+    Attributes:
+        candidates: to try one after the other, until one has a plan.
+        devices: numbers of devices for a replica.
+        first_only: True to take the first of these numbers that has a plan; False to choose among all.
+    """
+
+    candidates: tuple[Candidate, ...]
+    devices: tuple[int, ...]
+    first_only: bool
+
+
 def search(request: Request) -> Plan | None:
-    """Return the plan with the shortest step, with the others as its alternatives; None if none fits."""
-    for group in candidate_groups(request):
-        tried = [(candidate, devices, candidate.best_plan(devices)) for candidate, devices in group]
-        found = [(candidate, devices, made) for candidate, devices, made in tried if made]
-        if found:
-            best = improve_by_simulation(_best([made for *_, made in found]), found)
-            best, tried = _split(best, tried)
-            if request.schedule == SEARCH:
-                best = search_order([best, *(made for *_, made in tried if made)])
-            return best.model_copy(update={"alternatives": tuple(_alternatives(best, tried))})
-    return None
+    """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
+
+    The plan of a choice does not depend on the other choices. So a plan is never slower than one whose request allows
+    fewer schedules, numbers of micro-batches, replicas or stages.
+    """
+    found: list[tuple[Candidate, int, Plan]] = []
+    failed: list[tuple[Candidate, int]] = []
+    waiting = choices(request)
+    for place in range(max((len(choice.devices) for choice in waiting), default=0)):
+        tried, waiting = waiting, []
+        for choice in tried:
+            if place >= len(choice.devices):
+                continue
+            devices, plan = choice.devices[place], None
+            fastest = min((plan.predicted.step_seconds for *_, plan in found), default=float("inf"))
+            if not place or choice.candidates[0].shortest_possible_step(devices) < fastest:
+                made = ((candidate, _plan(candidate, devices)) for candidate in choice.candidates)
+                candidate, plan = next((one for one in made if one[1]), (choice.candidates[0], None))
+                if plan:
+                    found.append((candidate, devices, plan))
+                elif not place or not choice.first_only:
+                    failed.append((candidate, devices))
+            if plan is None or not choice.first_only:
+                waiting.append(choice)
+    if not found:
+        return None
+    best = _best([plan for *_, plan in found])
+    if request.schedule == SEARCH:
+        best = search_order([best, *(plan for *_, plan in found)])
+    return best.model_copy(update={"alternatives": tuple(_alternatives(best, found, failed))})
 
 
 def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
     """Explain why each candidate has no plan."""
-    for group in candidate_groups(request):
-        for candidate, devices in group:
+    for choice in choices(request):
+        for candidate, devices in product(choice.candidates, choice.devices):
             yield candidate.infeasible(devices)
 
 
-def _candidates(request: Request, *, allow_split_ties: bool) -> Iterator[Candidate]:
-    groupings = [group_devices(request.cluster, replicas) for replicas in request.replicas]
-    constraints = request.constraints
-    for count, groups in itertools.product(request.micro_batches, groupings):
-        measured = request.profile.at(count)
-        profile = request.profile.model_copy(update={"costs": (measured,)})
-        costs = ChainCosts(profile, measured, constraints.colocate, constraints.no_border, allow_split_ties)
-        for name in request.schedules:
-            own = CHUNKS.get(name)
-            chunks = 1 if own is None else request.chunks or own
-            if request.chunks in (None, chunks):
-                yield Candidate(profile, groups, costs, name, chunks, request.recompute, constraints)
-
-
-def candidate_groups(request: Request) -> Iterator[list[tuple[Candidate, int]]]:
-    """Candidates with numbers of devices for a replica. A group is tried if none before it has a plan."""
+def choices(request: Request) -> list[Choice]:
+    """Return everything to choose from: numbers of micro-batches, replicas and schedules."""
     tied = any(info.shares_with for info in request.profile.layers)
     may_split = request.allow_split_ties and request.schedule not in ASYNCHRONOUS
     ways = [False, True] if tied and may_split else [False]
-    candidates = {split: list(_candidates(request, allow_split_ties=split)) for split in ways}
-    layers = len(request.profile.layers)
-    most = [min(len(candidate.cluster), layers) for candidate in candidates[False]]
-    if request.stages is None:
-        for fewer, split in itertools.product(range(max(most, default=0)), ways):
-            pairs = zip(candidates[split], most, strict=True)
-            yield [(candidate, count - fewer) for candidate, count in pairs if count > fewer]
-        return
-    for split in ways:
-        yield [
-            (candidate, devices)
-            for candidate, count in zip(candidates[split], most, strict=True)
-            for devices in range(1, count + 1)
-            if request.stages in ("auto", devices * candidate.chunks)
+    fingerprint = request.profile.fingerprint
+    constraints = request.constraints
+    found = []
+    for count, replicas in product(request.micro_batches, request.replicas):
+        groups = group_devices(request.cluster, replicas)
+        measured = request.profile.at(count)
+        profile = request.profile.model_copy(update={"costs": (measured,)})
+        costs = [
+            ChainCosts(
+                profile, measured, constraints.colocate, constraints.no_border, split, request.gathers_outputs
+            )
+            for split in ways
         ]
+        most = min(len(groups.cluster), len(profile.layers))
+        for name in request.schedules:
+            own = CHUNKS.get(name)
+            chunks = 1 if own is None else request.chunks or own
+            if request.chunks not in (None, chunks):
+                continue
+            if request.stages is None:
+                devices = tuple(range(most, 0, -1))
+            else:
+                devices = tuple(n for n in range(1, most + 1) if request.stages in ("auto", n * chunks))
+            candidates = tuple(
+                Candidate(profile, groups, own, name, chunks, constraints, request.asked, fingerprint)
+                for own in costs
+            )
+            found.append(Choice(candidates, devices, request.stages is None))
+    return found
+
+
+def _plan(candidate: Candidate, devices: int) -> Plan | None:
+    """The plan with the shortest step of a candidate; None if none fits."""
+    plan = candidate.best_plan(devices)
+    return plan and with_split_critical(improve_by_simulation(candidate, devices, plan), candidate.costs)
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
-    """The fastest; of equal ones that with fewest replicas, then fewest chunks, then least memory, then the first."""
+    """The fastest; of equal ones that with fewest replicas, most devices, fewest chunks, least memory; or the first."""
     fastest = min(made.predicted.step_seconds for made in plans)
     near = [made for made in plans if made.predicted.step_seconds <= fastest * (1 + TOLERANCE)]
-    return min(near, key=lambda made: (made.replicas, made.chunks, max(made.predicted.memory_bytes)))
+    return min(
+        near,
+        key=lambda made: (
+            made.replicas,
+            -len({stage.device for stage in made.stages}),
+            made.chunks,
+            max(made.predicted.memory_bytes),
+        ),
+    )
 
 
-def _split(best: Plan, tried: _Tried) -> tuple[Plan, _Tried]:
-    """Split backwards on the critical path of all plans, which may make another one the fastest."""
-    made = {id(plan): with_split_critical(plan) for plan in (best, *(plan for *_, plan in tried if plan))}
-    best = made[id(best)]
-    tried = [(candidate, devices, made[id(plan)] if plan else None) for candidate, devices, plan in tried]
-    limit = best.predicted.step_seconds * (1 - TOLERANCE)
-    quicker = [plan for *_, plan in tried if plan and plan.predicted.step_seconds < limit]
-    return _best(quicker) if quicker else best, tried
-
-
-def _alternatives(best: Plan, tried: _Tried) -> list[Alternative]:
+def _alternatives(
+    best: Plan, found: Sequence[tuple[Candidate, int, Plan]], failed: Sequence[tuple[Candidate, int]]
+) -> list[Alternative]:
     """The others: those that fit, the fastest first, then those that do not."""
-    fitting, others = [], []
-    for candidate, devices, made in tried:
-        if made is best:
-            continue
-        described = Alternative(
+
+    def described(candidate: Candidate, devices: int, why: str, plan: Plan | None = None) -> Alternative:
+        return Alternative(
             schedule=candidate.schedule,
             micro_batches=candidate.costs.micro_batches,
             chunks=candidate.chunks,
             replicas=candidate.groups.replicas,
             stages=devices * candidate.chunks,
-            why="does not fit the memory of the devices",
+            step_seconds=plan and plan.predicted.step_seconds,
+            memory_bytes=plan and max(plan.predicted.memory_bytes),
+            why=why,
         )
-        if made is None:
-            reason = candidate.impossible_reason(devices)
-            if not reason or candidate.schedule != best.schedule:
-                others.append(described.model_copy(update={"why": reason or described.why}))
-            continue
-        figures = {
-            "step_seconds": made.predicted.step_seconds,
-            "memory_bytes": max(made.predicted.memory_bytes),
-            "why": _why_slower(best, made),
-        }
-        fitting.append(described.model_copy(update=figures))
-    fitting.sort(key=lambda other: other.step_seconds or 0.0)
+
+    fitting = [
+        described(candidate, devices, _why_slower(best, plan), plan)
+        for candidate, devices, plan in sorted(found, key=lambda one: one[2].predicted.step_seconds)
+        if plan is not best
+    ]
+    others = []
+    for candidate, devices in failed:
+        reason = candidate.impossible_reason(devices)
+        if not reason or candidate.schedule != best.schedule:
+            others.append(described(candidate, devices, reason or "does not fit the memory of the devices"))
     return [*fitting, *others][:_SHOWN]
 
 

@@ -1,4 +1,4 @@
-"""Computes load and memory of devices with several stages each, for many cuts at once."""
+"""Computes load, memory and recompute modes of the devices for many cuts of a chain at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster import Cluster
-from ..stage_plan import Recompute
 from .layer_ranges import ChainCosts
-from .stage_memory import Floats, Ints, StageSizes, StashCounts, device_peak_bytes
+from .stage_memory import Floats, Ints, Recompute, StageSizes, StashCounts, device_peak_bytes
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 
 
-class ChunkCosts:
-    """A profiled chain under a schedule whose devices have several stages each.
+class CutCosts:
+    """A profiled chain under a schedule with one or several stages a device.
 
     Args:
         costs: of the layers.
@@ -27,7 +26,9 @@ class ChunkCosts:
 
     Attributes:
         cluster: the devices.
+        counts: the stash counts of each mode.
         modes: the recompute modes; all stages of a device use the same one.
+        may_recompute: False if no stage ever recomputes.
         rows: the schedule row of each stage.
     """
 
@@ -38,12 +39,13 @@ class ChunkCosts:
         device_of: Sequence[int],
         counts: Mapping[Recompute, StashCounts],
     ) -> None:
-        self.cluster = cluster
+        self.cluster, self.counts = cluster, counts
         self.modes = tuple(counts)
         self.rows = np.array(device_of)
         self._costs = costs
         self._own = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
         self._limited = any(device.memory_bytes is not None for device in cluster.devices)
+        self.may_recompute = self._limited or self.modes[0] != "never"
         self._counts = [
             _stacked([kept.by_device[row] for kept in counts.values()]) for row in range(len(self._own))
         ]
@@ -53,14 +55,25 @@ class ChunkCosts:
     def of(self, borders: Borders) -> CutTable:
         """Return the loads and memory of the cuts (rows) with these borders."""
         costs = self._costs
-        ends = np.full((len(borders), 1), costs.layers)
-        edges = np.hstack([np.zeros_like(ends), borders, ends])
+        edges = costs.edges(borders)
         seconds = np.diff(costs.compute_sums[edges], axis=1)
         recompute = np.diff(costs.forward_sums[edges], axis=1)
         recompute = np.where(costs.has_backward[edges[:, 1:] - 1], recompute, 0.0)
         return CutTable(
             self, borders, self._per_device(seconds), self._per_device(recompute), self._needs(edges)
         )
+
+    def stage_modes(self, borders: Sequence[int], order: Sequence[int]) -> list[Recompute]:
+        """Return the recompute mode of each stage of one cut: the first that fits its device, else the one with the
+        least memory.
+        """
+        cut = np.array(borders, dtype=np.int64)[None, :]
+        chosen = self.of(cut).choices(order)[0]
+        trains = self._costs.has_backward[self._costs.edges(cut)[0, 1:] - 1]
+        return [
+            self.modes[chosen[row]] if train else "never"
+            for row, train in zip(self.rows, trains, strict=True)
+        ]
 
     def crossing_seconds(self, borders: Borders, order: Sequence[int]) -> Floats:
         """[cuts, devices]: seconds to send and receive for one micro-batch."""
@@ -114,7 +127,7 @@ class CutTable:
     """
 
     def __init__(
-        self, costs: ChunkCosts, borders: Borders, seconds: Floats, recompute: Floats, needs: Floats
+        self, costs: CutCosts, borders: Borders, seconds: Floats, recompute: Floats, needs: Floats
     ) -> None:
         self.borders = borders
         self._costs, self._seconds, self._recompute, self._needs = costs, seconds, recompute, needs
