@@ -85,10 +85,8 @@ def profile(
     given = Arguments.of(sample)
     check_arguments(*layers[0], given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
-    _require(
-        split is not None or counts[-1] <= max(batch, 1),
-        f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}",
-    )
+    if split is None and counts[-1] > max(batch, 1):
+        raise ValueError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
     if split is None:
         most = max(1, batch // least_samples(model.modules(), training=True))
         counts = sorted({min(count, most) for count in counts})
