@@ -161,9 +161,9 @@ def test_inputs_and_outputs_of_nests_are_summed():
     assert join.output_bytes == N * FLOAT
 
 
-def test_costs_are_those_of_the_largest_micro_batch_and_of_no_more_than_there_are_samples():
+def test_costs_are_those_of_the_largest_micro_batch():
     profile = pipepart.profile(
-        nn.Sequential(linear(), linear()), torch.randn(10, D), micro_batches=[1, 3, 20], seconds=0.01
+        nn.Sequential(linear(), linear()), torch.randn(10, D), micro_batches=[1, 3, 10], seconds=0.01
     )
     assert [(costs.micro_batches, costs.samples) for costs in profile.costs] == [(1, 10), (3, 4), (10, 1)]
     for costs in profile.costs:
