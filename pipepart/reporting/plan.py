@@ -97,7 +97,7 @@ def _order(plan: Plan) -> _Lines:
     names = [device.name for device in plan.cluster.devices]
     lines = []
     if used != [name for name in names if name in used]:
-        lines.append(("order", f"{', '.join(used)}: not the order of the cluster"))
+        lines.append(("order", f"{', '.join(used)} (the cluster lists them in another order)"))
     if unused := [name for name in names if name not in used]:
         lines.append(("unused", ", ".join(unused)))
     return lines

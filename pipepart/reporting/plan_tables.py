@@ -175,7 +175,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
                 f"step\n{unit.name}", [NONE if seconds is None else unit.text(seconds) for seconds in step]
             ),
             Column("memory", list(map(size, memory))),
-            Column("why it lost", ["taken", *(other.why for other in shown)], text=True),
+            Column("why it lost", ["chosen", *(other.why for other in shown)], text=True),
         ],
         notes=[f"And {hidden} more: `pipepart explain` shows them."] if hidden else [],
     )
@@ -204,7 +204,7 @@ def _suggestion_table(suggestions: Sequence[Suggestion]) -> FittingTable:
     if any(suggestion.estimated for suggestion in suggestions):
         notes.append("*: estimated from the sizes that were profiled; profile this one to plan with it.")
     return FittingTable(
-        "What would fit, shortest step first",
+        "What would fit, shortest step first, more devices last",
         [
             Column("", [str(number) for number, _ in enumerate(suggestions, 1)]),
             Column("change", list(map(_change, suggestions)), text=True),
