@@ -12,8 +12,6 @@ from pipepart import Pipeline
 from pipepart.autograd import graph_cut
 from pipepart.autograd.own_copy import tensors
 from pipepart.runtime.emulation.memory import storages, tag_of
-from pipepart.runtime.emulation.transport import EmulatedTransport
-from pipepart.runtime.transport.base import ForwardingTransport
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.copies import plan_copies
@@ -38,19 +36,6 @@ def notes(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
-def no_copy(monkeypatch: pytest.MonkeyPatch, kinds: str) -> None:
-    """Messages whose action is of one of the kinds arrive in the memory of the sender, and nothing moves them."""
-    copied = EmulatedTransport.recv
-    without = ForwardingTransport.recv
-
-    def recv(self: EmulatedTransport, receiver: int, key: Any) -> Any:
-        return (without if str(key[0]) in kinds else copied)(self, receiver, key)
-
-    monkeypatch.setattr(EmulatedTransport, "recv", recv)
-    move_all_but(monkeypatch, lives_on_a_device)
-    monkeypatch.setattr(graph_cut, "move_gradients", lambda gradients, device: gradients)
-
-
 def lives_on_a_device(message: Any) -> bool:
     return any(tag_of(storage) for tensor in tensors(message) for storage in storages(tensor))
 
@@ -64,7 +49,7 @@ def move_all_but(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Any], bool])
 
 
 def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(monkeypatch):
-    no_copy(monkeypatch, "F")
+    move_all_but(monkeypatch, lives_on_a_device)
     error = failure(chain(), [2])
     text = str(error)
     assert "aten.addmm.default runs on virtual:1" in text
@@ -76,7 +61,7 @@ def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(mon
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_a_missing_copy_of_a_gradient(monkeypatch, schedule):
-    no_copy(monkeypatch, "B")
+    monkeypatch.setattr(graph_cut, "move_gradients", lambda gradients, device: gradients)
     error = failure(chain(), [2], schedule=schedule)
     assert "runs on virtual:0 and was given a tensor of shape (2, 4) that lives on virtual:1" in str(error)
     assert "in the backward of layer '1' (Tanh)" in notes(error)
@@ -109,7 +94,7 @@ def test_a_missing_copy_of_what_the_caller_goes_backward_from(monkeypatch):
 
 
 def test_a_missing_copy_of_the_gradients_of_a_copy_of_the_model(monkeypatch):
-    no_copy(monkeypatch, "REDUCE_GRAD")
+    move_all_but(monkeypatch, lambda message: lives_on_a_device(message) and message.shape[0] == 4)
     model = chain()
     plan = plan_copies(["0", "1", "2"], [2], 2)
     with Pipeline(model, plan, nn.MSELoss(), strict=True) as pipe, pytest.raises(RuntimeError, match=MIXED):
@@ -228,7 +213,7 @@ def test_a_layer_that_writes_over_a_message_writes_over_a_copy(recompute):
 
 
 def test_a_write_into_a_message_that_was_not_copied(monkeypatch):
-    no_copy(monkeypatch, "F")
+    move_all_but(monkeypatch, lives_on_a_device)
     assert "aten.zero_.default runs on virtual:1" in str(failure(chain(Spoil()), [2]))
 
 

@@ -25,8 +25,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...autograd.own_copy import own_copy, tensors
-from .memory import OTHER, Ledger, storages, tag_of
-from .owner import owner_of
+from .memory import OTHER, Ledger, owner_of, storages, tag_of
 
 _aten = torch.ops.aten
 _COPIES = frozenset({_aten.copy_.default, _aten._foreach_copy_.default})
@@ -74,25 +73,32 @@ class StrictDevice(TorchDispatchMode):
         tags = [tag_of(storage) for storage in storages(tensor)]
         return all(tag is not None and tag.ledger is self.ledger for tag in tags)
 
-    def adopt(self, tensor: Tensor, what: str) -> None:
-        """Assign the tensor's memory to this device.
+    def bring(self, message: Any) -> Any:
+        """Return the message itself if all its tensors live here, otherwise a copy on this device.
 
         Raises:
             torch.OutOfMemoryError: the device's limit would be exceeded.
         """
-        for storage in list(storages(tensor)):
-            self.ledger.enter(storage, OTHER, lambda: f"{what} of shape {tuple(tensor.shape)}")
-
-    def bring(self, message: Any) -> Any:
-        """Return the message itself if all its tensors live here, otherwise a copy on this device."""
         if all(map(self.is_home, tensors(message))):
             return message
         with self.unchecked():
             copied = own_copy(message)
         for tensor in tensors(copied):
             if not self.is_home(tensor):  # two tensors may share one storage
-                self.adopt(tensor, "a message with a tensor")
+                self._adopt(tensor, "a message with a tensor")
         return copied
+
+    def copied(self, tensor: Tensor, to_host: bool) -> Tensor:
+        """Return a copy of a tensor on this device or on the host.
+
+        Raises:
+            torch.OutOfMemoryError: the device's limit would be exceeded.
+        """
+        with self.unchecked():
+            made = tensor.clone()
+        if not to_host:
+            self._adopt(made, "a copy")
+        return made
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,18 +106,20 @@ class StrictDevice(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._unchecked:
             return func(*args, **kwargs)
-        if _is_view(func):  # reads no values, so it is checked only if it had to copy
-            made = func(*args, **kwargs)
-            new = _untagged(made)
-            on_host = bool(new) and self._is_on_host(func, args, kwargs)
-        else:
-            on_host = self._is_on_host(func, args, kwargs)
-            made = func(*args, **kwargs)
-            new = () if on_host else _untagged(made)
-        if not on_host:
+        is_view = _is_view(func)  # reads no values, so it is checked only if it had to copy
+        on_host = not is_view and self._is_on_host(func, args, kwargs)
+        made = func(*args, **kwargs)
+        if on_host:
+            return made
+        new = [one for one in _flat(made) if any(tag_of(storage) is None for storage in storages(one))]
+        if new and not (is_view and self._is_on_host(func, args, kwargs)):
             for tensor in new:
-                self.adopt(tensor, f"{func}, which makes a tensor")
+                self._adopt(tensor, f"{func}, which makes a tensor")
         return made
+
+    def _adopt(self, tensor: Tensor, what: str) -> None:
+        for storage in list(storages(tensor)):
+            self.ledger.enter(storage, OTHER, lambda: f"{what} of shape {tuple(tensor.shape)}")
 
     def _is_on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return True if all inputs are the host's.
@@ -177,21 +185,21 @@ class ExplicitMoves(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.cpu and args[0].device.type == "cpu":
             return _Moved.apply(args[0], self._device, True)
-        if func is Tensor.type_as or (func is Tensor.to and _names_device(args, kwargs)):
-            return self._here(func(*args, **kwargs))
-        if func not in _device_constructors():
-            return func(*args, **kwargs)
-        if kwargs.get("device") is not None:
-            return self._here(func(*args, **kwargs))
-        if any(map(self._device.is_home, _flat(args))):
-            return func(*args, **kwargs)
-        with self._device.unchecked():
-            return func(*args, **kwargs)
-
-    def _here(self, made: Any) -> Any:
-        if not isinstance(made, Tensor) or made.device.type != "cpu" or self._device.is_home(made):
-            return made
-        return _Moved.apply(made, self._device, False)
+        constructs = func in _device_constructors()
+        if constructs and kwargs.get("device") is None and not any(map(self._device.is_home, _flat(args))):
+            with self._device.unchecked():
+                return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        names_device = "device" in kwargs or any(
+            isinstance(one, torch.device | str | int | Tensor) for one in args[1:2]
+        )
+        if (
+            func is Tensor.type_as
+            or (func is Tensor.to and names_device)
+            or (constructs and kwargs.get("device") is not None)
+        ) and (isinstance(made, Tensor) and made.device.type == "cpu" and not self._device.is_home(made)):
+            return _Moved.apply(made, self._device, False)
+        return made
 
 
 class _Moved(torch.autograd.Function):
@@ -200,23 +208,11 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, device: StrictDevice, to_host: bool) -> Tensor:
         ctx.device, ctx.to_host = device, to_host
-        return _moved(tensor, device, to_host)
+        return device.copied(tensor, to_host)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _moved(gradients[0], ctx.device, not ctx.to_host), None, None
-
-
-def _moved(tensor: Tensor, device: StrictDevice, to_host: bool) -> Tensor:
-    with device.unchecked():
-        made = tensor.clone()
-    if not to_host:
-        device.adopt(made, "a copy")
-    return made
-
-
-def _names_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return "device" in kwargs or any(isinstance(a, torch.device | str | int | Tensor) for a in args[1:2])
+        return ctx.device.copied(gradients[0], not ctx.to_host), None, None
 
 
 def _flat(nest: Iterable[Any] | Any) -> Iterator[Tensor]:
@@ -226,10 +222,6 @@ def _flat(nest: Iterable[Any] | Any) -> Iterator[Tensor]:
             yield item
         elif isinstance(item, list | tuple):
             yield from (one for one in item if isinstance(one, Tensor))
-
-
-def _untagged(made: Any) -> list[Tensor]:
-    return [tensor for tensor in _flat(made) if any(tag_of(storage) is None for storage in storages(tensor))]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -59,9 +59,9 @@ class DeviceEmulation:
         self._strict = [StrictDevice(ledger, layers) for ledger in self._ledgers] if strict else None
         self.begin(())
 
-    def memory(self) -> dict[str, MemoryUse] | None:
-        """The memory in use by device name; None without ``strict``."""
-        return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else None
+    def memory(self) -> dict[str, MemoryUse]:
+        """The memory in use by device name; empty without ``strict``."""
+        return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else {}
 
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
         """Assign parameters, gradients and optimizer state to their devices, which the caller may have replaced.
@@ -72,16 +72,16 @@ class DeviceEmulation:
             return
         for stage in range(len(self._stages)):
             for module in self._modules(stage):
-                for tensor in (*module._parameters.values(), *module._buffers.values()):
-                    self._assign(stage, tensor, PARAMETERS)
+                self._assign(stage, (*module._parameters.values(), *module._buffers.values()), PARAMETERS)
             self._assign_gradients(stage)
         for stage, optimizer in enumerate(optimizers):
-            for value in pytree.tree_leaves(dict(optimizer.state)) if optimizer else ():
-                self._assign(stage, value, OPTIMIZER)
+            self._assign(stage, pytree.tree_leaves(dict(optimizer.state)) if optimizer else (), OPTIMIZER)
 
     def transport(self, inner: Transport, schedule: Schedule) -> Transport:
-        """Return the transport of one run."""
-        return EmulatedTransport(inner, schedule.device_of, self._links, self._strict, self._clock)
+        """Return the transport of one run, with emulated links if the cluster has any."""
+        if self._links is None:
+            return inner
+        return EmulatedTransport(inner, schedule.device_of, self._links, self._clock)
 
     @contextmanager
     def computing(self, kind: Kind, stage: int) -> Iterator[None]:
@@ -105,16 +105,13 @@ class DeviceEmulation:
 
     def _assign_gradients(self, stage: int) -> None:
         for module in self._modules(stage):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    self._assign(stage, parameter.grad, GRADIENTS)
+            parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+            self._assign(stage, [parameter.grad for parameter in parameters], GRADIENTS)
 
-    def _assign(self, stage: int, tensor: object, category: str) -> None:
-        """Count a tensor of the stage, unless it lives on another device of this pipeline."""
-        if not isinstance(tensor, Tensor):
-            return
+    def _assign(self, stage: int, values: Iterable[object], category: str) -> None:
+        """Count the tensors among values of a stage, unless they live on another device of this pipeline."""
         ledger = self._ledgers[self._device_of[stage]]
-        for storage in storages(tensor):
+        for storage in (found for value in values if isinstance(value, Tensor) for found in storages(value)):
             tag = tag_of(storage)
             if tag is None or tag.ledger not in self._ledgers:  # the caller's, or another pipeline's
                 ledger.enter(storage, category, lambda: f"one of the {category} of stage {stage}")
@@ -147,8 +144,8 @@ def memory_of(emulation: DeviceEmulation | None) -> dict[str, MemoryUse]:
     Raises:
         RuntimeError: the pipeline does not count.
     """
-    found = emulation.memory() if emulation else None
-    if found is None:
+    found = emulation.memory() if emulation else {}
+    if not found:
         raise RuntimeError(
             "memory is counted on virtual devices whose pipeline is made with strict=True: "
             "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"

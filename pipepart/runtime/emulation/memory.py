@@ -1,14 +1,15 @@
-"""The memory account of one virtual device: which storages live on it, and how many bytes they take."""
+"""The memory of virtual devices: where a storage lives, how many bytes a device has in use, and who holds a tensor."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ...units import format_bytes
 
@@ -43,7 +44,7 @@ class Tag:
         self.ledger, self.size, self.category = ledger, size, category
 
     def __del__(self) -> None:
-        self.ledger.released(self)
+        self.ledger.released.append((self.size, self.category))
 
 
 class Ledger:
@@ -52,17 +53,20 @@ class Ledger:
     Args:
         device: its name.
         limit: bytes; None for no limit.
+
+    Attributes:
+        released: bytes and category of storages that were freed or assigned to another device. They are subtracted
+            later, because a tag may be deleted while this thread holds the lock.
     """
 
     def __init__(self, device: str, limit: int | None) -> None:
         self.device = device
+        self.released: deque[tuple[int, str]] = deque()
         self._limit = limit
         self._lock = threading.Lock()
-        # Tags may be deleted while this thread holds the lock, so `released` must not take it.
-        self._released: deque[tuple[int, str]] = deque()
         self._bytes: dict[str, int] = dict.fromkeys(_CATEGORIES, 0)
         self._peaks = dict(self._bytes)
-        self._allocated = self._peak = 0
+        self._peak = 0
 
     def enter(self, storage: torch.UntypedStorage, category: str, what: Callable[[], str]) -> None:
         """Assign a storage to this device. ``what`` describes it for the error.
@@ -72,11 +76,15 @@ class Ledger:
         """
         size = storage.nbytes()
         with self._lock:
-            self._subtract_released()
-            if self._limit is not None and self._allocated + size > self._limit:
-                raise torch.OutOfMemoryError(self._full(self._limit, size, what()))
-            self._allocated += size
-            self._peak = max(self._peak, self._allocated)
+            allocated = self._allocated() + size
+            if self._limit is not None and allocated > self._limit:
+                used = ", ".join(f"{name} {format_bytes(number)}" for name, number in self._bytes.items())
+                raise torch.OutOfMemoryError(
+                    f"{self.device} is out of memory: {what()} takes {format_bytes(size)}, and "
+                    f"{format_bytes(allocated - size)} of its {format_bytes(self._limit)} are in use ({used}). "
+                    "Cluster.virtual(..., memory=...) sets the limit"
+                )
+            self._peak = max(self._peak, allocated)
             self._add(category, size)
         setattr(storage, _TAG, Tag(self, size, category))
 
@@ -87,32 +95,20 @@ class Ledger:
             self._add(category, tag.size)
             tag.category = category
 
-    def released(self, tag: Tag) -> None:
-        """Note that a storage was freed or assigned to another device."""
-        self._released.append((tag.size, tag.category))
-
     def use(self) -> MemoryUse:
         """The bytes in use now and at most so far."""
         with self._lock:
-            self._subtract_released()
-            return MemoryUse(self._allocated, self._peak, dict(self._bytes), dict(self._peaks))
+            return MemoryUse(self._allocated(), self._peak, dict(self._bytes), dict(self._peaks))
 
     def _add(self, category: str, size: int) -> None:
         self._bytes[category] += size
         self._peaks[category] = max(self._peaks[category], self._bytes[category])
 
-    def _subtract_released(self) -> None:
-        while self._released:
-            size, category = self._released.popleft()
+    def _allocated(self) -> int:
+        while self.released:
+            size, category = self.released.popleft()
             self._bytes[category] -= size
-            self._allocated -= size
-
-    def _full(self, limit: int, size: int, what: str) -> str:
-        used = ", ".join(f"{category} {format_bytes(number)}" for category, number in self._bytes.items())
-        return (
-            f"{self.device} is out of memory: {what} takes {format_bytes(size)}, and {format_bytes(self._allocated)} "
-            f"of its {format_bytes(limit)} are in use ({used}). Cluster.virtual(..., memory=...) sets the limit"
-        )
+        return sum(self._bytes.values())
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
@@ -134,3 +130,27 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 def tag_of(storage: torch.UntypedStorage) -> Tag | None:
     """The storage's tag; None for a storage that lives on no virtual device, in host memory."""
     return getattr(storage, _TAG, None)
+
+
+def owner_of(tensor: Tensor, layers: Iterable[tuple[str, nn.Module]]) -> str:
+    """Describe the parameter, buffer or attribute that shares the tensor's memory; "" if no layer holds it."""
+    wanted = {storage._cdata for storage in storages(tensor)}
+    for name, layer in layers:
+        for path, part in layer.named_modules():
+            own = vars(part)
+            attributes = {key: own[key] for key in own.keys() - {"_parameters", "_buffers", "_modules"}}
+            groups = ("parameter", part._parameters), ("buffer", part._buffers), ("attribute", attributes)
+            for kind, group in groups:
+                for key, held in group.items():
+                    leaves = [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor)]
+                    if wanted.isdisjoint(storage._cdata for leaf in leaves for storage in storages(leaf)):
+                        continue
+                    where = f"{path}.{key}" if path else key
+                    owner = f"{kind} {where!r} of layer {name!r} ({type(layer).__name__})"
+                    if kind != "attribute":
+                        return owner
+                    return (
+                        f"{owner}, which does not move with its layer: hold it as a buffer, "
+                        f"self.register_buffer({key!r}, ...)"
+                    )
+    return ""

@@ -1,4 +1,4 @@
-"""Delivers messages when an emulated link would, and copies them to the memory of a strict device.
+"""Delivers messages when an emulated link would.
 
 ::
 
@@ -16,11 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...autograd.in_place import check_not_overwritten
 from ...autograd.sparse import bytes_of
 from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..transport.base import ForwardingTransport, Key, Transport
-from .device import StrictDevice
 
 
 class Clock(NamedTuple):
@@ -36,58 +34,40 @@ class Clock(NamedTuple):
             self.sleep(seconds)
 
 
-class InFlight(NamedTuple):
-    """A message and the time of its arrival."""
-
-    message: Any
-    arrives: float
-
-
 class EmulatedTransport(ForwardingTransport):
-    """The messages of one run. Each direction of a link carries one message at a time.
+    """The messages of one run, each with the time of its arrival. A direction of a link carries one at a time.
 
     Args:
         inner: carries the messages.
         devices: the index of each stage's device.
-        links: from each device to each other; None where messages take no emulated time.
-        strict: the devices, whose memory messages are copied to; None to hand messages on as they are.
+        links: from each device to each other.
         clock: measures and sleeps.
     """
 
     def __init__(
-        self,
-        inner: Transport,
-        devices: Sequence[int],
-        links: Sequence[Sequence[Link]] | None,
-        strict: Sequence[StrictDevice] | None,
-        clock: Clock,
+        self, inner: Transport, devices: Sequence[int], links: Sequence[Sequence[Link]], clock: Clock
     ) -> None:
         super().__init__(inner)
         self._devices = devices
         self._links = links
-        self._strict = strict
         self._clock = clock
-        self._free_at = [[0.0] * len(row) for row in links or ()]
+        self._free_at = [[0.0] * len(row) for row in links]
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message from one stage to another, on the worker of the first."""
         here, there = self._devices[sender], self._devices[receiver]
-        if self._links is not None and here != there:
+        arrives = 0.0
+        if here != there:
             link = self._links[here][there]
             departs = max(self._clock.now(), self._free_at[here][there])
             passed = departs + (bytes_of(message) / link.bandwidth if link.bandwidth else 0.0)
             self._free_at[here][there] = passed
             # Threads need VIRTUAL_LATENCY_SECONDS for a message anyway.
-            message = InFlight(message, passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS))
-        super().send(sender, receiver, key, message)
+            arrives = passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS)
+        super().send(sender, receiver, key, (message, arrives))
 
     def recv(self, receiver: int, key: Key) -> Any:
         """The message for an action of a stage, on the worker of that stage; waits for it."""
-        message = super().recv(receiver, key)
-        if isinstance(message, InFlight):
-            self._clock.sleep_until(message.arrives)
-            message = message.message
-        if self._strict is None:
-            return message
-        check_not_overwritten(message)
-        return self._strict[self._devices[receiver]].bring(message)
+        message, arrives = super().recv(receiver, key)
+        self._clock.sleep_until(arrives)
+        return message

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ...autograd import graph_cut
 from ...capture import state_of
 from ..replay.buffers import Buffers, Noted
 from .shadow import ONE_COPY, Layers, ReplicaParam, Shadows
@@ -128,7 +129,7 @@ class Replica:
             for theirs, gradient in zip(self._own.values, gradients, strict=True):
                 if gradient is None:
                     continue
-                here = gradient.to(theirs.device)
+                here = graph_cut.move(gradient, theirs.device)
                 if theirs.grad is None:
                     theirs.grad = here
                 else:
