@@ -12,13 +12,13 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 1. **Upper bound** (``initial_split``). The best cut into intervals of a few topological orders, by dynamic programming
    (``exact/intervals.py``), improved by moves of single nodes (``heuristics/local_moves.py``).
 2. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? First the downsets that
-   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` and ``skips.py`` rule
+   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` rules
    out most. Then border I' is reached with one more device than border I if I' \\ I is a stage of at most T seconds
    (``feasible_stages.py``). There is a cut if V is reached. *Dominance* leaves out borders to which a node can be added
    at no cost.
-3. **Gap search** (``bounds/gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
+3. **Gap search** (``gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
    the cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
-4. **Too many downsets** (``_bound_gap``). Minimum cuts bound from below (``bounds/crossing.py``), a beam of the least
+4. **Too many downsets** (``_bound_gap``). Minimum cuts bound from below (``crossing_bound.py``), a beam of the least
    crossed downsets improves the cut from above, and decisions at small T raise the bound (``heuristics/beam.py``).
 
 Invariants:
@@ -36,15 +36,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds.crossing import CrossingBound
-from .bounds.gap_search import RESOLUTION, GapSearch
 from .budget import NO_LIMIT, Budget
+from .crossing_bound import CrossingBound
 from .device_states import DeviceStates, device_states
 from .exact.capacity import SLACK, Capacity
 from .exact.decision import Decider
 from .exact.downsets import blocks, downsets
 from .exact.intervals import best_intervals
-from .exact.skips import Skips
+from .gap_search import RESOLUTION, GapSearch
 from .heuristics.beam import beam, raise_bound
 from .heuristics.local_moves import improve_by_moves
 from .heuristics.topological_orders import topological_orders
@@ -149,12 +148,11 @@ def initial_split(
 def _close_gap(
     problem: Problem, states: DeviceStates, split: Split | None, low: float, effort: Effort
 ) -> SearchResult:
-    skips = Skips(problem)
     high = split.bottleneck(problem) if split else simple_upper_bound(problem) * (1 + RESOLUTION)
     most = min(effort.sets, max(1, MOST_BITS // len(problem)))
-    sets = downsets(problem, Capacity(problem, states, high * (1 - RESOLUTION)), most, skips)
+    sets = downsets(problem, Capacity(problem, states, high * (1 - RESOLUTION)), most)
     if sets is None:
-        return _bound_gap(problem, states, skips, effort.budget, split, low)
+        return _bound_gap(problem, states, effort.budget, split, low)
     if split and len(sets) > FEW:
         # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
         likely = GapSearch(problem, split, high, low)
@@ -162,21 +160,21 @@ def _close_gap(
         split, high = likely.split, likely.high
     gap = GapSearch(problem, split, high, low)
     if not gap.close(Decider(problem, states, sets, effort.pairs), effort.budget):
-        return _bound_gap(problem, states, skips, effort.budget, gap.split, gap.low)
+        return _bound_gap(problem, states, effort.budget, gap.split, gap.low)
     if gap.split is None:
         return SearchResult(None, math.inf, optimal=states.complete)
     return SearchResult(gap.split, gap.high, optimal=states.complete)
 
 
 def _bound_gap(
-    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split | None, low: float
+    problem: Problem, states: DeviceStates, budget: Budget, split: Split | None, low: float
 ) -> SearchResult:
     """Return the best cut and bound if there are too many downsets, or the effort is spent."""
     if split is None:
         return SearchResult(None, low, optimal=False)
     if not budget.spent:
-        low = CrossingBound(problem, states, skips).bound(low, split.bottleneck(problem))
-    split = beam(problem, states, skips, budget, split, low)
-    split, low = raise_bound(problem, states, skips, budget, split, low)
+        low = CrossingBound(problem, states).bound(low, split.bottleneck(problem))
+    split = beam(problem, states, budget, split, low)
+    split, low = raise_bound(problem, states, budget, split, low)
     high = split.bottleneck(problem)
     return SearchResult(split, min(low, high), optimal=states.complete and low >= high * (1 - RESOLUTION))

@@ -14,7 +14,6 @@ from .dominance import Dominance
 from .downsets import Downsets
 from .feasible_stages import FeasibleStages
 from .incidence import Incidence
-from .skips import stage_counts
 
 
 class TooMuchWork(Exception):
@@ -77,9 +76,6 @@ class Decider:
             TooMuchWork: the limit on pairs of borders is reached.
         """
         capacity = Capacity(self._problem, self._states, seconds)
-        ahead, behind = stage_counts(self._sets.work, self._sets.near, self._sets.limit, capacity)
-        if ahead[-1] > capacity.devices:
-            return None
         reached = np.zeros((len(self._states), len(self._sets)), dtype=bool)
         found = [_Reached() for _ in range(len(self._states))]
         reached[0, 0] = True
@@ -91,9 +87,7 @@ class Decider:
             sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
             for device_type, target in self._steps[state]:
                 reached[target] |= reached[state]
-                free = int(self._states.available[target].sum())
-                useful = (behind <= free) & (ahead <= capacity.devices - free) & ~reached[target]
-                open_targets = np.nonzero(self._eligible(capacity, target) & useful)[0]
+                open_targets = np.nonzero(self._eligible(capacity, target) & ~reached[target])[0]
                 rows, origins = self._stages(sources, open_targets, device_type, capacity)
                 reached[target, rows] = True
                 found[target].add(rows, origins, state, device_type)

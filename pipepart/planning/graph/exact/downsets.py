@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ..problem import Floats, Ints, Problem
 from .capacity import Capacity
 from .enumeration import Block, Words, columns_of, least_crossed
-from .skips import Skips, stage_counts
 
 _ONES = np.uint64(2**64 - 1)
 
@@ -31,8 +30,6 @@ class Downsets:
         key: a random hash, such that ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v``.
         keys: of the nodes.
         ranges: for each block, the range of words that its sets differ in.
-        near: seconds of the nets that cross it, without those in ``Skips.far``.
-        limit: ``Skips.limit``: a stage of more work pays at both borders for each of these.
     """
 
     words: Words
@@ -45,8 +42,6 @@ class Downsets:
     key: Words
     keys: Words
     ranges: tuple[tuple[int, int], ...]
-    near: Floats
-    limit: float
 
     def __len__(self) -> int:
         return len(self.work)
@@ -84,19 +79,16 @@ class Downsets:
             bytes=self.bytes[rows],
             crossing=self.crossing[rows],
             key=self.key[rows],
-            near=self.near[rows],
         )
 
 
-def downsets(
-    problem: Problem, capacity: Capacity, most: int, skips: Skips, *, thin: bool = False
-) -> Downsets | None:
+def downsets(problem: Problem, capacity: Capacity, most: int, *, thin: bool = False) -> Downsets | None:
     """Return the downsets that can be borders, or None if more than ``most`` would have to be kept.
 
     Nodes are taken in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
     other node; it starts a new block from the one set that holds all nodes before it. So the work is the sum over the
-    blocks between separators, not their product. The sets that :func:`.skips.stage_counts` rules out go last. The
-    enumeration is that of Tarnawski et al., NeurIPS 2020; the tests on capacity and skips are ours.
+    blocks between separators, not their product. The enumeration is that of Tarnawski et al., NeurIPS 2020; the test
+    on capacity is ours.
 
     With ``thin`` the sets are not complete: for each amount of work only the least crossed ones are kept.
 
@@ -115,18 +107,7 @@ def downsets(
             return None
         kept += len(block.work)
         parts.append(block)
-    near = [block.crossing - block.cut_seconds(skips.far) for block in parts]
-    work = np.concatenate([block.work for block in parts])
-    ahead, behind = stage_counts(work, np.concatenate(near), skips.limit, capacity)
-    useful = ahead + behind <= capacity.devices
-    useful[[0, -1]] = True
-    row = 0
-    for index, block in enumerate(parts):
-        chosen = useful[row : row + len(block.work)]
-        row += len(chosen)
-        block.keep(chosen)
-        near[index] = near[index][chosen]
-    return _joined(problem, parts, keys, np.concatenate(near), skips.limit)
+    return _joined(problem, parts, keys)
 
 
 def blocks(problem: Problem) -> list[tuple[int, int]]:
@@ -148,7 +129,7 @@ def blocks(problem: Problem) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _joined(problem: Problem, parts: list[Block], keys: Words, near: Floats, limit: float) -> Downsets:
+def _joined(problem: Problem, parts: list[Block], keys: Words) -> Downsets:
     count = sum(len(part.work) for part in parts)
     words = np.zeros((count, (len(problem) + 63) >> 6), dtype=np.uint64)
     row = 0
@@ -176,6 +157,4 @@ def _joined(problem: Problem, parts: list[Block], keys: Words, near: Floats, lim
         key=np.concatenate([part.key for part in parts])[order],
         keys=keys,
         ranges=tuple((part.first_word, ((part.high - 1) >> 6) + 1) for part in parts),
-        near=near[order],
-        limit=limit,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import Floats, Ints, Problem
+from ..problem import Floats, Problem
 from .capacity import Capacity
 from .reachability import Reachability
 
@@ -96,17 +96,6 @@ class Block:
             self.key[chosen],
             self._excluded[chosen],
         )
-
-    def cut_seconds(self, nets: Ints) -> Floats:
-        """Seconds of those of ``nets`` that cross the border behind each set, once all sets are enumerated."""
-        seconds = np.zeros(len(self.words))
-        for number in nets.tolist():
-            net = self._problem.nets[number]
-            pins = [pin for pin in net.pins if self.low <= pin < self.high]
-            some = np.full(len(seconds), net.pins[0] < self.low) | ~self._none_in(pins)
-            whole = self._all_in(pins) if net.pins[-1] < self.high else np.zeros(len(seconds), dtype=bool)
-            seconds += np.where(some & ~whole, net.seconds, 0.0)
-        return seconds
 
     def _take(self, node: int) -> None:
         before = [other for other in self._problem.predecessors[node] if other >= self.low]

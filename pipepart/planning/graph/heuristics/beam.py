@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..bounds.gap_search import GapSearch
 from ..budget import Budget
 from ..device_states import DeviceStates
 from ..exact.capacity import Capacity
 from ..exact.decision import Decider, TooMuchWork
 from ..exact.downsets import downsets
-from ..exact.skips import Skips
+from ..gap_search import GapSearch
 from ..problem import Problem, Split
 from .local_moves import improve_by_moves
 
@@ -30,9 +29,7 @@ PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(
-    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
-) -> Split:
+def beam(problem: Problem, states: DeviceStates, budget: Budget, split: Split, low: float) -> Split:
     """Return a cut at least as good as ``split``, searched among borders that few tensors cross.
 
     For each amount of work, only the downsets with the least crossing are kept. A gap search finds the best cut among
@@ -43,7 +40,7 @@ def beam(
         if budget.spent:
             break
         high = split.bottleneck(problem)
-        sets = downsets(problem, Capacity(problem, states, high), most, skips, thin=True)
+        sets = downsets(problem, Capacity(problem, states, high), most, thin=True)
         if sets is None:
             return split
         search = GapSearch(problem, split, high, low, step=STEP)
@@ -55,7 +52,7 @@ def beam(
 
 
 def raise_bound(
-    problem: Problem, states: DeviceStates, skips: Skips, budget: Budget, split: Split, low: float
+    problem: Problem, states: DeviceStates, budget: Budget, split: Split, low: float
 ) -> tuple[Split, float]:
     """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them.
 
@@ -68,7 +65,7 @@ def raise_bound(
         ask = min(low + step, high * (1 - 1e-9))
         if budget.spent or ask <= low * (1 + 1e-5):
             break
-        found = _decided(problem, states, skips, ask)
+        found = _decided(problem, states, ask)
         if found is None:
             step /= 4  # Too many downsets are open.
         elif found:
@@ -82,9 +79,9 @@ def raise_bound(
     return split, low
 
 
-def _decided(problem: Problem, states: DeviceStates, skips: Skips, seconds: float) -> list[Split] | None:
+def _decided(problem: Problem, states: DeviceStates, seconds: float) -> list[Split] | None:
     """Return [a cut of at most ``seconds``], [] if there is none, or None if deciding takes too much work."""
-    sets = downsets(problem, Capacity(problem, states, seconds), PROOF_SETS, skips)
+    sets = downsets(problem, Capacity(problem, states, seconds), PROOF_SETS)
     if sets is None:
         return None
     try:

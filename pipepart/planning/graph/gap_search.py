@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..budget import Budget
-from ..exact.decision import Decider, TooMuchWork
-from ..heuristics.local_moves import improve_by_moves
-from ..problem import Problem, Split
+from .budget import Budget
+from .exact.decision import Decider, TooMuchWork
+from .heuristics.local_moves import improve_by_moves
+from .problem import Problem, Split
 
 # A bottleneck counts as optimal if no other is smaller by more than this fraction.
 RESOLUTION = 1e-9

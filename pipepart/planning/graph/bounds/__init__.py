@@ -1,1 +1,0 @@
-"""Lower bounds on the bottleneck of any cut of a graph."""
