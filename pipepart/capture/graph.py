@@ -22,12 +22,7 @@ class LayerGraph(nx.DiGraph):
     @classmethod
     def chain(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
         """Build a chain graph: layer i feeds layer i + 1. ``inputs`` are the specs of the model's inputs."""
-        graph = cls(inputs=inputs)
-        for layer in layers:
-            graph.add_node(layer.name, layer=layer)
-        for before, after in itertools.pairwise(layers):
-            graph.add_edge(before.name, after.name, tensors=before.outputs, bytes=before.output_bytes)
-        return graph
+        return cls.branched(layers, itertools.pairwise(layer.name for layer in layers), inputs)
 
     @classmethod
     def branched(
@@ -37,9 +32,9 @@ class LayerGraph(nx.DiGraph):
         graph = cls(inputs=inputs)
         for layer in layers:
             graph.add_node(layer.name, layer=layer)
-        made = {layer.name: layer for layer in layers}
         for before, after in edges:
-            graph.add_edge(before, after, tensors=made[before].outputs, bytes=made[before].output_bytes)
+            layer: LayerInfo = graph.nodes[before]["layer"]
+            graph.add_edge(before, after, tensors=layer.outputs, bytes=layer.output_bytes)
         return graph
 
     @property

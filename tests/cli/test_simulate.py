@@ -181,9 +181,11 @@ def test_the_trace_is_the_timeline(run: Run, directory: Path) -> None:
 def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile, directory: Path) -> None:
     made = plan(measured, Cluster.virtual(2), schedule="1f1b", micro_batches=4, recompute="always")
     made.save(directory / "plan.json")
-    found = figures(run("simulate plan.json --json"))
+    found = figures(run("simulate plan.json --csv order.csv --json"))
     assert found["makespan_seconds"] == pytest.approx(made.predicted.step_seconds, rel=1e-12)
     assert "0RECOMPUTE0" in found["actions"][0]
+    again = figures(run("simulate plan.json --schedule-file order.csv --json"))
+    assert again == {**found, "schedule": "order"}
 
 
 @pytest.mark.parametrize(
