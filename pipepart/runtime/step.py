@@ -47,9 +47,8 @@ from .stage import Stage
 from .stage_run import Held, StageRun
 from .state.replicas import Replica
 from .state.weight_versions import Versions
-from .transport.base import Key, Stopped, Transport
 from .transport.cuda import Callers, Streams, StreamTransport
-from .transport.threads import ThreadTransport
+from .transport.threads import Key, Stopped, ThreadTransport, Transport
 
 # What a kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)`` and ``send(step, run, k, made)``.
 Part = Callable[..., Any]
@@ -114,7 +113,8 @@ class Step:
         self._worker_of = schedule.device_of
         self._parts: Parts = PARTS
         self._host_copies: list[torch.Event | torch.cuda.Event] = []
-        transport: Transport = ThreadTransport(schedule)
+        self._mailboxes = ThreadTransport(schedule)
+        transport: Transport = self._mailboxes
         if streams is not None:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
             if reads_pinned:
@@ -214,7 +214,7 @@ class Step:
                 return
             self._over = True
             self.failure, self.failed_on, self.held = error, worker, [run.held() for run in self.runs]
-        self._transport.stop()
+        self._mailboxes.stop()
 
     def finish(self) -> None:
         """Called after the last worker, whether the step has failed or not.
@@ -234,7 +234,7 @@ class Step:
             run.forget()
         self._inputs = ()
         self.input_gradients.clear()
-        self._transport.stop()
+        self._mailboxes.stop()
         with suppress(Exception):  # of a device that has failed: the step has raised it
             self._end()
 

@@ -13,8 +13,7 @@ from pipepart import Cluster, Link, Pipeline, Plan
 from pipepart.cluster import VIRTUAL_LATENCY_SECONDS, PairLink
 from pipepart.runtime.emulation import DeviceEmulation, emulation
 from pipepart.runtime.emulation.transport import Clock
-from pipepart.runtime.transport.base import Transport
-from pipepart.runtime.transport.threads import ThreadTransport
+from pipepart.runtime.transport.threads import ThreadTransport, Transport
 from schedules import Kind
 from tests.support import plain
 from tests.support.chains import plan_by_hand

@@ -15,7 +15,7 @@ from schedules import Kind, Schedule
 from ...autograd import graph_cut
 from ...planning import Plan
 from ..stage import Stage
-from ..transport.base import Transport
+from ..transport.threads import Transport
 from .device import ExplicitMoves, StrictDevice
 from .memory import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, storages, tag_of
 from .transport import Clock, EmulatedTransport

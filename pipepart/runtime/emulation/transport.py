@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...autograd.sparse import bytes_of
 from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
-from ..transport.base import ForwardingTransport, Key, Transport
+from ..transport.threads import Key, Transport
 
 
 class Clock(NamedTuple):
@@ -34,7 +34,7 @@ class Clock(NamedTuple):
             self.sleep(seconds)
 
 
-class EmulatedTransport(ForwardingTransport):
+class EmulatedTransport:
     """The messages of one run, each with the time of its arrival. A direction of a link carries one at a time.
 
     Args:
@@ -47,7 +47,7 @@ class EmulatedTransport(ForwardingTransport):
     def __init__(
         self, inner: Transport, devices: Sequence[int], links: Sequence[Sequence[Link]], clock: Clock
     ) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._devices = devices
         self._links = links
         self._clock = clock
@@ -64,10 +64,10 @@ class EmulatedTransport(ForwardingTransport):
             self._free_at[here][there] = passed
             # Threads need VIRTUAL_LATENCY_SECONDS for a message anyway.
             arrives = passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS)
-        super().send(sender, receiver, key, (message, arrives))
+        self._inner.send(sender, receiver, key, (message, arrives))
 
     def recv(self, receiver: int, key: Key) -> Any:
         """The message for an action of a stage, on the worker of that stage; waits for it."""
-        message, arrives = super().recv(receiver, key)
+        message, arrives = self._inner.recv(receiver, key)
         self._clock.sleep_until(arrives)
         return message

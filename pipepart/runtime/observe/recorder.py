@@ -27,7 +27,7 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
 from ..stage import Stage
-from ..transport.base import ForwardingTransport, Key, Transport
+from ..transport.threads import Key, Transport
 from .saved_bytes import KeptBytes
 
 _now = time.perf_counter
@@ -201,11 +201,11 @@ def profiling() -> bool:
     return profiler._is_profiler_enabled
 
 
-class WatchedTransport(ForwardingTransport):
+class WatchedTransport:
     """A transport that shows a watch the messages that go from one device to another."""
 
     def __init__(self, inner: Transport, schedule: Schedule, watch: Watch) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._watch = watch
         self._device_of = schedule.device_of
         self._sent = watch.recorder.sent if watch.recorder else None

@@ -41,7 +41,7 @@ from schedules import Schedule
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
 from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping_event, waits
-from .base import ForwardingTransport, Key, Transport
+from .threads import Key, Transport
 
 Callers = Mapping[torch.device, torch.Stream]  # the caller's current streams, one an accelerator
 
@@ -213,7 +213,7 @@ class Streams:
         return graph_cut.move(pinned, there, wait=False)
 
 
-class StreamTransport(ForwardingTransport):
+class StreamTransport:
     """Copies messages between accelerators on the streams of their workers.
 
     Args:
@@ -230,7 +230,7 @@ class StreamTransport(ForwardingTransport):
         streams: Streams,
         arrivals: dict[Key, torch.Event] | None = None,
     ) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._worker_of = schedule.device_of
         self._streams = streams
         self._arrivals = arrivals

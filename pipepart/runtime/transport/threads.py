@@ -1,19 +1,44 @@
-"""Carries messages between worker threads of one process, through one mailbox per device."""
+"""Carries messages between the stages of one step, through one mailbox per device.
+
+A worker *sends* what a stage has made for another stage, and *receives* what a stage needs, waiting for it. A message
+is keyed by the action that receives it. CUDA copies, emulated links and tracing are further transports around this one.
+"""
 
 from __future__ import annotations
 
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
-from schedules import Schedule
+from schedules import Kind, Schedule
 
-from .base import Key, Stopped
+# (kind, stage, micro-batch) of that action. The gradient of a shared parameter has the parameter's number for a kind.
+Key = tuple[Kind | int, int, int]
 
 _MISSING = object()
 
 
+class Stopped(Exception):
+    """The step has failed on another device, so no message will come."""
+
+
+class Transport(Protocol):
+    """Carries the messages of one step. Stages are numbered as in its schedule."""
+
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """Send a message from one stage to another. Called on the worker of ``sender``; does not wait."""
+        ...
+
+    def recv(self, receiver: int, key: Key) -> Any:
+        """Wait for the message ``key`` and return it. Called on the worker of ``receiver``.
+
+        Raises:
+            Stopped: the step has failed elsewhere.
+        """
+        ...
+
+
 class ThreadTransport:
-    """Mailboxes for the devices of one step.
+    """The mailboxes of the devices of one step, between worker threads of one process.
 
     Args:
         schedule: says which device runs which stage.
@@ -36,7 +61,7 @@ class ThreadTransport:
         return self._mailbox_of[receiver].take(key)
 
     def stop(self) -> None:
-        """Wake every worker that waits now or later, and drop all messages."""
+        """Wake every worker that waits now or later with :class:`Stopped`, and drop all messages."""
         for mailbox in self._mailbox_of:
             mailbox.stop()
 
