@@ -294,7 +294,7 @@ class Pipeline(AsModule):
                 gradients.take_back()
                 raise
             found = (scaled(gradient, factor) for part in step.input_gradients for gradient in part)
-            graph_cut.backward_inputs(batch.inputs, found)
+            graph_cut.backward_of_caller(batch.inputs, found)
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")

@@ -140,20 +140,18 @@ def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:
     """Move each gradient to the device of its leaf; the host waits for copies to the CPU."""
-    return [
-        gradient if gradient is None else move(gradient, home)
-        for gradient, home in zip(gradients, homes, strict=True)
-    ]
+    pairs = zip(gradients, homes, strict=True)
+    return [gradient if gradient is None else move(gradient, home) for gradient, home in pairs]
 
 
-def backward_inputs(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -> None:
-    """Runs the backward of the caller's graph that made the inputs of the micro-batches.
+def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -> None:
+    """Run the backward of the caller's graph that made the inputs of the micro-batches.
 
     All at once: the inputs may share a graph, which can be used only once.
 
     Args:
         inputs: one entry a micro-batch.
-        gradients: one for each tensor of the inputs that asks for a gradient, in their order.
+        gradients: one for each tensor of the inputs that requires a gradient, in their order.
     """
     homes = [leaf.device for one in inputs for leaf in leaves(one)]
     backward([root for one in inputs for root in cut(one)[1]], gradients_home(gradients, homes))

@@ -18,11 +18,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
 from ..loss import add_loss, collecting
 from .failure.out_of_memory import frees_memory
 from .loss_sink import OutputSink
-from .replay.buffers import version
 from .step import Step
 
 Forward = Callable[[Sequence[Any], OutputSink], Step]

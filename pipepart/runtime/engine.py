@@ -1,4 +1,14 @@
-"""Engine: the workers of a pipeline, which run one step at a time."""
+"""Engine: the workers of a pipeline, which run one step at a time.
+
+::
+
+    lives as long as the pipeline       lives for one step                      used by
+    Engine, claimed by one thread  ───▶ Step: order, mailboxes, failure         the caller, then all workers
+    Worker, one per device         ───▶ Step.work: the actions of the device    its own thread
+    Stage: layers and devices      ───▶ StageRun: micro-batches in flight       the worker of its device
+
+Nothing is locked in between: the caller makes the step before the workers have it, and reads it after the last one.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node
 
@@ -35,14 +35,14 @@ class Made(NamedTuple):
     Attributes:
         output: of the last layer.
         repeatable: whether a second forward draws the same random numbers.
-        inputs: where the gradients of the stage's input will be.
         ends: the number of autograd's next node after each layer, to name the layer whose backward fails.
+        inputs: where the gradients of the stage's input will be.
     """
 
     output: Any
     repeatable: bool
-    inputs: Awaited
     ends: list[int]
+    inputs: Awaited
 
 
 class Stage:
@@ -90,7 +90,7 @@ class Stage:
         if first == 0:  # the model's first layer may take several arguments
             self._calls[0] = partial(call, self._modules[0])
         self._regions = None if compiled is None else Regions(self._modules, compiled)
-        self._input_gradients = InputGradients()
+        self.input_gradients = InputGradients()
         self._keyed = KeyedLayers(self._modules, first, device)
         # Autograd forbids writing into a leaf, so a stage that does gets its input under an alias. Whether it does
         # is seen at the first micro-batch of each mode, training or not; a flag named `inplace` is believed.
@@ -108,23 +108,22 @@ class Stage:
         message = graph_cut.move(message, self.device)
         if self.guard is not None:
             self.guard.received(micro_batch, message)
-        ends: list[int] = []
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
         if not torch.is_grad_enabled():
-            awaited = self._input_gradients.await_for(())
-            return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
+            return Made(*self.run_layers(message, micro_batch, keys, which), Awaited((), None))
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
             message = own_copy(message)
-        awaited = self._input_gradients.await_for(graph_cut.leaves(message))
+        awaited = self.input_gradients.await_for(graph_cut.leaves(message))
         pairs = overlaps(message)
+        given = message
         # A layer's own hook on its input must run before the hook that catches the input's gradient.
-        if writes is False and not self._flagged and awaited.caught is None and not pairs:
-            return Made(*self.run_layers(message, ends, micro_batch, keys, which), awaited, ends)
+        if writes is not False or self._flagged or pairs or awaited.caught is not None:
+            given = graph_cut.alias(message)
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
-        made = Made(*self.run_layers(graph_cut.alias(message), ends, micro_batch, keys, which), awaited, ends)
+        made = Made(*self.run_layers(given, micro_batch, keys, which), awaited)
         if pairs and written(pairs):
             raise RuntimeError(
                 f"{self.name(range(len(self._modules)))} writes in place into a tensor of the stage's input that "
@@ -141,9 +140,10 @@ class Stage:
         self._keyed.begin()
 
     def run_layers(
-        self, value: Any, ends: list[int], micro_batch: int, keys: RngKeys, which: ForwardPass
-    ) -> tuple[Any, bool]:
-        """Run the layers in order; return the output and whether a second run would draw the same numbers."""
+        self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
+    ) -> tuple[Any, bool, list[int]]:
+        """Run the layers in order; return the first three fields of :class:`Made`."""
+        ends: list[int] = []
         running: Sequence[int] = ()
         repeatable = True
         try:
@@ -160,7 +160,7 @@ class Stage:
                     ends.extend([_get_sequence_nr()] * len(running))
                     if self.guard is not None:
                         self.guard.made(micro_batch, index, value)
-                return value, repeatable
+                return value, repeatable, ends
             unkeyed = self._keyed.unkeyed(which)
             with self._keyed.watched_generators(which):
                 for index, run_layer in enumerate(self._calls):
@@ -175,7 +175,7 @@ class Stage:
             name = "second forward" if which is ForwardPass.SECOND else "forward"
             add_note(error, f"{LAYER}in the {name} of {self.name(running)}")
             raise
-        return value, repeatable
+        return value, repeatable, ends
 
     def _run_one(self, index: int, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass) -> Any:
         """Run a layer by itself, and note whether it may be compiled with its neighbours."""
@@ -222,10 +222,6 @@ class Stage:
         ]
         which = owners or range(len(self._modules))
         add_note(error, f"{LAYER}in the backward for the weights of {self.name(which)}")
-
-    def input_gradients(self, inputs: Awaited) -> list[Tensor | None]:
-        """Return the gradients of one input after its backward, None for a leaf that nothing used."""
-        return self._input_gradients.collect(inputs)
 
     def name(self, indices: Sequence[int]) -> str:
         """Name layers by their positions in the stage; the position after the last is the loss."""

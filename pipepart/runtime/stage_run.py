@@ -297,7 +297,7 @@ class StageRun:
         return message, Stash(made.inputs, roots, made.ends, added)
 
     def _input_gradients(self, micro_batch: int, stash: Stash) -> list[Tensor | None]:
-        found = self.stage.input_gradients(stash.inputs)
+        found = self.stage.input_gradients.collect(stash.inputs)
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch, found)
         return found
