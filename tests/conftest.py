@@ -1,5 +1,6 @@
 """Every test starts from the same seed, on one thread, in no terminal."""
 
+import gc
 import random
 import time
 
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if hypothesis.is_hypothesis_test(item.obj):
             # Its fixed cases are those of the test that is not slow.
             hypothesis.seed(f"{config.option.seed} {item.name}")(item.obj)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt what all tests share from garbage collection: each ``gc.collect()`` would walk all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,6 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.support.chains import cut_by_hand
+from tests.support.processes import run_script
 
 PRELUDE = """
 import multiprocessing, os, sys, threading
@@ -41,12 +40,7 @@ def refused(use):
 
 def run(script: str) -> list[str]:
     """Runs the script in a process of its own; the lines that it printed, and nothing on the error stream."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_script(PRELUDE + textwrap.dedent(script), timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.split()

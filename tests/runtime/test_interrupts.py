@@ -1,11 +1,10 @@
 """Ctrl-C in a step: the caller gets it, nothing hangs, and the pipeline goes on."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.support.processes import run_script
 from tests.support.seeds import seeds
 
 PRELUDE = """
@@ -50,9 +49,7 @@ def network():
 
 def run(script: str) -> str:
     """Runs the script in a process of its own; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)], capture_output=True, text=True, timeout=110
-    )
+    done = run_script(PRELUDE + textwrap.dedent(script), timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,7 +1,5 @@
 """Random layers: what they draw hangs on the seed alone, not on the cut, the schedule or the threads."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.processes import run_script
 
 
 class Noise(nn.Module):
@@ -229,13 +228,9 @@ def test_a_seed_means_the_same_in_every_process():
         "import torch; torch.manual_seed(5); torch.set_num_threads(1)\n"
         "print([float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None])"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(outputs) == 1
+    outputs = [run_script(script) for _ in range(2)]
+    assert outputs[0].returncode == 0, outputs[0].stderr
+    assert outputs[0] == outputs[1]
 
 
 def test_steps_draw_anew_where_the_caller_has_new_tensors_made_on_another_device():

@@ -1,12 +1,11 @@
 """The backend is built where it can be, once, and after a build that was killed."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.utils import cpp_extension
 
+from tests.support.processes import run_script
 from tests.vdev import build
 from tests.vdev import devices as vdev
 
@@ -58,8 +57,6 @@ print(x.grad.tolist())
 
 
 def test_the_devices_may_come_after_the_first_backward():
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False
-    )
+    ran = run_script(PROGRAM, timeout=600)
     assert ran.stdout == "[3.0, 3.0]\n", ran.stderr
     assert ran.returncode == 0
