@@ -54,7 +54,7 @@ problems = {
 
 
 @given(**problems)
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_no_cut_that_fits_has_a_smaller_bottleneck(
     layers, cluster, schedule, micro_batches, stages, loss_seconds
 ):
@@ -72,7 +72,7 @@ def test_no_cut_of_thousands_has_a_smaller_bottleneck(
 
 
 @given(layers=chains(), cluster=clusters(limited=False), micro_batches=st.integers(1, 6))
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_memory_without_limit_always_fits(layers, cluster, micro_batches):
     assume(len(cluster) <= len(layers))
     plan = pipepart.plan(profile_of(layers, [micro_batches]), cluster, schedule="1f1b")

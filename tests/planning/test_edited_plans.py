@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,18 +68,31 @@ def unlike(*speeds: float) -> Cluster:
     return Cluster(devices=devices, link=Link(bandwidth=7.0, latency=0.3), links=links)
 
 
-@pytest.mark.parametrize("recompute", ["never", "except-last", "always", "auto"])
-@pytest.mark.parametrize(
-    "schedule",
-    ["auto", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "hanayo"],
-)
-def test_an_unedited_file_is_the_same_value(schedule, recompute, tmp_path):
+RECOMPUTE = ["never", "except-last", "always", "auto"]
+SCHEDULES = [
+    "auto", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "hanayo"
+]  # fmt: skip
+CLUSTERS = [unlike(1, 0.3), unlike(1, 0.7, 1.9)]
+ALL = list(itertools.product(SCHEDULES, RECOMPUTE, CLUSTERS))
+
+
+def check_unedited(schedule: str, recompute: str, cluster: Cluster, folder: Path) -> None:
     layers = [Layer(forward=0.1 * index, parameters=index, output=index, saved=3) for index in range(1, 10)]
     profile = profile_of(layers, [2, 4], loss_seconds=0.7)
-    for cluster in (unlike(1, 0.3), unlike(1, 0.7, 1.9)):
-        plan = pipepart.plan(profile, cluster, schedule=schedule, recompute=recompute)
-        plan.save(tmp_path / "plan.json")
-        assert Plan.load(tmp_path / "plan.json") == plan
+    plan = pipepart.plan(profile, cluster, schedule=schedule, recompute=recompute)
+    plan.save(folder / "plan.json")
+    assert Plan.load(folder / "plan.json") == plan
+
+
+@pytest.mark.parametrize(("schedule", "recompute", "cluster"), ALL[::7])  # each value of each, mixed
+def test_an_unedited_file_is_the_same_value(schedule, recompute, cluster, tmp_path):
+    check_unedited(schedule, recompute, cluster, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "recompute", "cluster"), ALL)
+def test_every_unedited_file_is_the_same_value(schedule, recompute, cluster, tmp_path):
+    check_unedited(schedule, recompute, cluster, tmp_path)
 
 
 def from_scratch(
@@ -186,27 +201,45 @@ def edits(draw: st.DrawFn, plan: Plan) -> Callable[[Data], None]:
     return change
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
-@given(
-    layers=st.lists(chains(most=3), min_size=4, max_size=5).map(lambda parts: list(itertools.chain(*parts))),
-    cluster=clusters(limited=False).filter(lambda cluster: len(cluster) > 1),
-    micro_batches=st.integers(1, 5),
-    data=st.data(),
-)
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+EDITED = {
+    "layers": st.lists(chains(most=3), min_size=4, max_size=5).map(
+        lambda parts: list(itertools.chain(*parts))
+    ),
+    "cluster": clusters(limited=False).filter(lambda cluster: len(cluster) > 1),
+    "micro_batches": st.integers(1, 5),
+    "data": st.data(),
+}
+AS_DRAWN = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
+
+
+@each_schedule
+@given(**EDITED)
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=AS_DRAWN)
 def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     schedule, layers, cluster, micro_batches, data, tmp_path
 ):
+    check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
+
+
+@pytest.mark.slow
+@each_schedule
+@given(**EDITED)
+@settings(max_examples=60, deadline=None, suppress_health_check=AS_DRAWN)
+def test_many_plans_that_were_edited_cost_what_their_layers_cost(
+    schedule, layers, cluster, micro_batches, data, tmp_path
+):
+    check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
+
+
+def check_costs(
+    schedule: str, layers: list[Layer], cluster: Cluster, micro_batches: int, data: Any, folder: Path
+) -> None:
     used = range(2, min(len(cluster), len(layers) // 2) + 1)
     stages = data.draw(st.sampled_from(used)) * (2 if schedule in ("interleaved-1f1b", "zb-v") else 1)
     profile = profile_of(layers, [micro_batches], loss_seconds=0.5, input_bytes=7)
     plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages, recompute="never")
-    path = edited(plan, data.draw(edits(plan)), tmp_path / "plan.json")
+    path = edited(plan, data.draw(edits(plan)), folder / "plan.json")
     raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
     timeline = from_scratch(raw, layers, 0.5, 7)
     bytes_ = needs(raw, layers, timeline)

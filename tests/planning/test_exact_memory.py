@@ -15,7 +15,7 @@ RECOMPUTE = st.sampled_from(["auto", "auto", "never", "except-last", "always"])
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=SLOW_TO_DRAW)
+quick = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=SLOW_TO_DRAW)
 many = settings(max_examples=300, deadline=None, suppress_health_check=SLOW_TO_DRAW)
 
 alone = {

@@ -30,7 +30,7 @@ def limited(*sizes: int) -> Cluster:
     schedule=st.sampled_from(SCHEDULES),
     micro_batches=st.integers(1, 6),
 )
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_the_memory_of_each_stage_is_the_sum_of_what_it_holds(layers, cluster, schedule, micro_batches):
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, [micro_batches], input_bytes=7)
@@ -46,15 +46,29 @@ def test_the_memory_of_each_stage_is_the_sum_of_what_it_holds(layers, cluster, s
     assert list(plan.predicted.memory_bytes) == list(held.values())
 
 
-@given(
-    layers=chains(sharing=True),
-    cluster=clusters(),
-    schedule=st.sampled_from([*SCHEDULES, "auto"]),
-    micro_batches=st.sampled_from([[1], [4], [1, 2, 4]]),
-    stages=st.sampled_from([None, "auto"]),
-)
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+SHORT = {
+    "layers": chains(sharing=True),
+    "cluster": clusters(),
+    "schedule": st.sampled_from([*SCHEDULES, "auto"]),
+    "micro_batches": st.sampled_from([[1], [4], [1, 2, 4]]),
+    "stages": st.sampled_from([None, "auto"]),
+}
+
+
+@given(**SHORT)
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule, micro_batches, stages):
+    check_shortage(layers, cluster, schedule, micro_batches, stages)
+
+
+@pytest.mark.slow
+@given(**SHORT)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_bytes_that_are_short_in_many_chains(layers, cluster, schedule, micro_batches, stages):
+    check_shortage(layers, cluster, schedule, micro_batches, stages)
+
+
+def check_shortage(layers, cluster, schedule, micro_batches, stages) -> None:
     """With so many more on every device there is a plan; with one less there is none, and it is short by one."""
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, micro_batches)

@@ -13,7 +13,7 @@ from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import check_against_every_way, unlike
 
 quick = settings(
-    max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 many = settings(
     max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

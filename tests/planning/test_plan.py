@@ -58,9 +58,27 @@ def test_no_gradient_crosses_a_border_behind_frozen_layers():
     assert [stage.transfer_seconds for stage in plan.stages] == pytest.approx([2.5, 2.5])
 
 
-@given(layers=chains(sharing=True), cluster=clusters(limited=False), micro_batches=st.integers(1, 6))
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+CHOICES = {
+    "layers": chains(sharing=True),
+    "cluster": clusters(limited=False),
+    "micro_batches": st.integers(1, 6),
+}
+
+
+@given(**CHOICES)
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_auto_is_as_fast_as_the_best_of_its_choices(layers, cluster, micro_batches):
+    check_auto(layers, cluster, micro_batches)
+
+
+@pytest.mark.slow
+@given(**CHOICES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_auto_is_as_fast_as_the_best_of_its_choices_for_many_chains(layers, cluster, micro_batches):
+    check_auto(layers, cluster, micro_batches)
+
+
+def check_auto(layers, cluster, micro_batches) -> None:
     """Schedule and micro-batches; never worse than the best of all, on however few devices."""
     assume(len(cluster) <= len(layers))
     counts = sorted({micro_batches, 1, 4})

@@ -70,13 +70,27 @@ def test_an_order_that_was_edited_wrongly_is_refused(searched, tmp_path, edit, t
         Plan.load(tmp_path / "plan.json")
 
 
-@given(
-    layers=chains(most=5),
-    cluster=clusters().filter(lambda cluster: len(cluster) <= 2),
-    count=st.integers(1, 3),
-)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+PROBLEMS = {
+    "layers": chains(most=5),
+    "cluster": clusters().filter(lambda cluster: len(cluster) <= 2),
+    "count": st.integers(1, 3),
+}
+
+
+@given(**PROBLEMS)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 def test_it_is_never_slower_than_auto_and_fits(layers, cluster, count):
+    check_against_auto(layers, cluster, count)
+
+
+@pytest.mark.slow
+@given(**PROBLEMS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_it_is_never_slower_than_auto_for_many_chains(layers, cluster, count):
+    check_against_auto(layers, cluster, count)
+
+
+def check_against_auto(layers, cluster, count) -> None:
     profile = profile_of(layers, [count])
     try:
         auto = pipepart.plan(profile, cluster, stages="auto")

@@ -45,8 +45,14 @@ def built() -> ModuleType:
         digest.update(path.read_bytes())
     version = torch.__version__.replace(".", "_").replace("+", "_")
     name = f"pipepart_vdev_{version}_{digest.hexdigest()[:12]}"
-    with _alone(Path(cpp_extension._get_build_directory(name, verbose=False))), _scripts_on_path():
-        backend = cpp_extension.load(name, [str(_SOURCES / "all.cpp")], extra_cflags=["-O1", "-g0"])
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+    with _alone(folder), _scripts_on_path():
+        # Of a copy that all clones share: a path or a date of its own would have each clone compile anew.
+        sources = folder / "sources"
+        if not sources.exists():
+            shutil.copytree(_SOURCES, folder / "copying", dirs_exist_ok=True)
+            (folder / "copying").rename(sources)
+        backend = cpp_extension.load(name, [str(sources / "all.cpp")], extra_cflags=["-O1", "-g0"])
     return cast(ModuleType, backend)
 
 
