@@ -11,10 +11,10 @@ from pipepart.capture import flatten
 from tests.gpu.late import Late, borders, late_chain
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.copies import batch, model_for, plan_copies, summed_step
 from tests.support.delayed import DelayedTraining, batches, borders_of
 from tests.support.on_devices import CHUNKS, cut_on, gradients, on_devices, sample, state
 from tests.support.pieces import WIDTH, Fails, Fork, Join, Middle
+from tests.support.replicas import batch, model_for, summed_step
 
 CLOSE = 1e-9
 
@@ -60,7 +60,9 @@ def test_gradients_of_copies_of_the_model_are_added_up(schedule):
     count = 1 if schedule == "chimera" else 2
     model = model_for(1)
     reference = plain.twin(model)
-    plan = plan_copies([name for name, _ in flatten(model)], [2], count, schedule=schedule)
+    plan = plan_by_hand(
+        [name for name, _ in flatten(model)], [2], replicas=count, micro_batches=4, schedule=schedule
+    )
     homes = [f"cuda:{index % torch.cuda.device_count()}" for index in range(2 * count)]
     with Pipeline(model, on_devices(plan, homes), nn.MSELoss()) as pipe:
         for _ in range(3):

@@ -160,19 +160,19 @@ def _assert_alike(case: Training, ours: Any, theirs: Any) -> None:
         plain.assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_chain_of_anything_trains_as_it_does_without_stages(seed):
     check(seed)
 
 
 def test_the_chains_cover_every_schedule_dtype_and_mode():
-    """Of any three hundred, so that the sweep below leaves nothing out."""
-    cases = [Training.of(seed) for seed in range(100, 400)]
+    """Of any hundred, so that the sweep below leaves nothing out."""
+    cases = [Training.of(seed) for seed in range(100, 200)]
     assert {case.schedule for case in cases} == set(CHUNKS)
     assert {case.dtype for case in cases} == set(DTYPES)
     assert {mode for case in cases for mode in case.recompute} == set(RECOMPUTE)
     assert any(case.parts > len(y) for case in cases for _, y in case.batches)
-    assert sum(any(isinstance(part, nn.Dropout) for part in case.model.modules()) for case in cases) > 30
+    assert sum(any(isinstance(part, nn.Dropout) for part in case.model.modules()) for case in cases) > 10
 
 
 @pytest.mark.slow

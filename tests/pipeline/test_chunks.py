@@ -10,24 +10,6 @@ import schedules
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
-CHUNKS = {
-    "sequential": [1],
-    "gpipe": [1],
-    "1f1b": [1],
-    "eager-1f1b": [1],
-    "zb-h1": [1],
-    "zb-h2": [1],
-    "interleaved-1f1b": [1, 2, 3],
-    "looped-bfs": [2, 3],
-    "interleaved-zb": [2, 3],
-    "zb-v": [2],
-    "v-half": [2],
-    "v-min": [2],
-    "dualpipe-v": [2],
-    "hanayo": [2, 4],
-}
-SCHEDULES = [(name, chunks) for name, counts in CHUNKS.items() for chunks in counts]
-
 
 def network(stages: int) -> nn.Sequential:
     """Two layers for each stage; a BatchNorm tells in which order micro-batches came."""
@@ -35,82 +17,6 @@ def network(stages: int) -> nn.Sequential:
     for stage in range(stages):
         layers += [nn.Linear(5, 5), nn.BatchNorm1d(5) if stage % 3 == 1 else nn.Tanh()]
     return plain.in_double(layers)
-
-
-def assert_trained_alike(schedule: str, ours: nn.Module, theirs: nn.Module) -> None:
-    """Bit for bit, but for the schedule that adds the gradients of micro-batches up in another order."""
-    alike = plain.assert_close if schedule == "looped-bfs" else plain.assert_same
-    alike(plain.gradients(ours), plain.gradients(theirs))
-    plain.assert_same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
-
-
-def test_every_schedule_that_a_pipeline_can_run_is_tried_here():
-    of_copies, refused = {"chimera"}, {"pipedream", "pipedream-2bw"}
-    assert CHUNKS.keys() | of_copies | refused == set(schedules.names())
-
-
-@pytest.mark.parametrize("devices", [1, 2, 3])
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_every_schedule_trains_as_plain_micro_batches_do(schedule, chunks, devices):
-    """With fewer micro-batches than devices, as many, and more."""
-    stages = devices * chunks
-    for micro_batches in (1, 2, 3, 7):
-        model = network(stages)
-        reference = plain.twin(model)
-        with cut_by_hand(
-            model,
-            range(2, 2 * stages, 2),
-            loss_fn=nn.MSELoss(),
-            micro_batches=micro_batches,
-            schedule=schedule,
-            chunks=chunks,
-        ) as pipe:
-            x, y = torch.randn(14, 5).double(), torch.randn(14, 5).double()
-            loss = pipe.step(x, target=y)
-        expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), micro_batches)
-        plain.assert_near(loss, expected.double(), 1e-6)
-        assert_trained_alike(schedule, model, reference)
-
-
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_a_batch_with_fewer_samples_than_micro_batches(schedule, chunks):
-    model = plain.in_double([nn.Linear(4, 4) for _ in range(2 * chunks)])
-    reference = plain.twin(model)
-    with cut_by_hand(
-        model,
-        range(1, 2 * chunks),
-        loss_fn=nn.MSELoss(),
-        micro_batches=8,
-        schedule=schedule,
-        chunks=chunks,
-    ) as pipe:
-        for samples in (1, 2, 3, 5):
-            x, y = torch.randn(samples, 4).double(), torch.randn(samples, 4).double()
-            pipe.step(x, target=y)
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), samples)
-    assert_trained_alike(schedule, model, reference)
-
-
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_the_drop_in_form(schedule, chunks):
-    stages = 2 * chunks
-    model = network(stages)
-    reference = plain.twin(model)
-    ours, theirs = (torch.ones(6, 5).double().mul_(0.3).requires_grad_() for _ in range(2))
-    noise = torch.randn(6, 5).double()
-    with cut_by_hand(
-        model, range(2, 2 * stages, 2), micro_batches=3, schedule=schedule, chunks=chunks
-    ) as pipe:
-        output = pipe(ours + noise)
-        output.sin().sum().backward()
-        with torch.no_grad():
-            pipe.eval()
-            plain.assert_near(pipe(noise), model(noise))
-    whole = torch.cat([reference(part) for part in (theirs + noise).split(2)])
-    whole.sin().sum().backward()
-    plain.assert_same({"output": output.detach()}, {"output": whole.detach()})
-    plain.assert_close({"x": ours.grad}, {"x": theirs.grad})
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_one_worker_runs_all_stages_of_its_device():

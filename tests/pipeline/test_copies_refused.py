@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support import plain
-from tests.support.copies import IN_TURN, batch, cut_in_two, model_for, summed_step
+from tests.support.replicas import IN_TURN, batch, cut_in_two, model_for, summed_step
 
 
 def test_a_batch_norm_in_training_is_refused_before_anything_runs():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.copies import cut_copies
+from tests.support.replicas import cut_replicas
 
 
 def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:
@@ -162,7 +162,7 @@ def test_half_precision_adds_up_in_full():
 
 def test_several_copies_of_the_model_are_refused_where_there_is_a_norm():
     model = network()
-    made = cut_copies(model, [3], 2)
+    made = cut_replicas(model, [3], 2)
     made.close()
     with pytest.raises(ValueError, match=r"layer '0' is in several copies of the model"):
         Pipeline(model, made.plan, loss_fn=nn.MSELoss(), deferred_batch_norm=True)

@@ -2,110 +2,21 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
-SCHEDULES = ("1f1b", "gpipe", "sequential")
 
-
-class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inner(x)
-
-
-class InPlaceReLU(nn.Module):
-    """A linear layer with a ReLU that writes over its output."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu_()
-
-
-WIDTH = 5
-LAYERS = {
-    "linear": lambda: nn.Linear(WIDTH, WIDTH),
-    "no bias": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "norm": lambda: nn.LayerNorm(WIDTH),
-    "residual": lambda: Residual(WIDTH),
-    "in place": lambda: InPlaceReLU(WIDTH),
-    "identity": nn.Identity,
-    "nested": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid(), nn.Linear(WIDTH, WIDTH)),
-}
-LOSSES = {
-    "mse mean": (nn.MSELoss(), True),
-    "mse sum": (nn.MSELoss(reduction="sum"), False),
-    "huber": (nn.functional.huber_loss, True),
-    "lambda mean": (lambda output, target: (output - target).abs().mean(), True),
-    "lambda sum": (lambda output, target: (output - target).pow(4).sum(), False),
-}
-
-
-@st.composite
-def trainings(draw):
-    """A chain, its borders, a mini-batch, a schedule, a number of micro-batches and a loss."""
-    chain = [
-        LAYERS[kind]() for kind in draw(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6))
-    ]
-    model = plain.in_double([nn.Linear(3, WIDTH), *chain, nn.Linear(WIDTH, 2)])
-    layers = sum(3 if isinstance(module, nn.Sequential) else 1 for module in model)
-    borders = draw(st.lists(st.integers(1, layers - 1), unique=True, max_size=4).map(sorted))
-    samples = draw(st.integers(1, 12))
-    x, y = torch.randn(samples, 3, dtype=torch.double), torch.randn(samples, 2, dtype=torch.double)
-    micro_batches = draw(st.integers(1, 8))
-    return (
-        model,
-        borders,
-        x,
-        y,
-        draw(st.sampled_from(SCHEDULES)),
-        micro_batches,
-        draw(st.sampled_from(sorted(LOSSES))),
-    )
-
-
-def check_against_plain(training) -> None:
-    model, borders, x, y, schedule, micro_batches, loss_name = training
-    loss_fn, mean = LOSSES[loss_name]
-    whole, parts = plain.twin(model), plain.twin(model)
-    with cut_by_hand(model, borders, loss_fn=loss_fn, micro_batches=micro_batches, schedule=schedule) as pipe:
-        loss = pipe.step(x, target=y)
-    expected = plain.whole_step(whole, x, y, loss_fn)
-    plain.micro_batched_step(parts, x, y, loss_fn, min(micro_batches, len(x)), mean)
-    plain.assert_near(loss, expected)
-    plain.assert_close(plain.gradients(model), plain.gradients(whole))
-    plain.assert_same(plain.gradients(model), plain.gradients(parts))
-
-
-@given(trainings())
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-def test_loss_and_gradients_equal_the_plain_models(training):
-    """To 1e-12 those of the whole mini-batch, bit for bit those of its micro-batches one after the other."""
-    check_against_plain(training)
-
-
-@pytest.mark.slow
-@given(trainings())
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_loss_and_gradients_of_many_models_equal_the_plain_models(training):
-    check_against_plain(training)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("samples", [1, 2, 10, 16])
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "samples"),
+    [
+        ("1f1b", torch.float32, 10),
+        ("gpipe", torch.float64, 2),
+        ("sequential", torch.bfloat16, 16),
+        ("1f1b", torch.bfloat16, 1),
+    ],
+)
 def test_convolutions_equal_micro_batched_training_bit_for_bit(dtype, schedule, samples):
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),

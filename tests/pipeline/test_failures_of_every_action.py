@@ -17,8 +17,8 @@ from pipepart.runtime.step import PARTS
 from schedules import Kind
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.copies import IN_TURN, plan_copies, summed_step
 from tests.support.fuses import Trouble, notes
+from tests.support.replicas import IN_TURN, summed_step
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 
@@ -161,7 +161,7 @@ def test_the_step_of_a_stages_optimizer(stage):
 def test_the_sum_of_the_gradients_of_two_copies(method, action):
     model = plain.in_double(network())
     x, y = X.double(), Y.double()
-    plan = plan_copies([name for name, _ in flatten(model)], [3], 2)
+    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
         of_first = next(stage.copied for stage in pipe._stages if stage.copied)
         with (

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -34,28 +33,6 @@ class Double(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2)
-
-
-IN_PLACE = {
-    "relu": lambda: nn.ReLU(inplace=True),
-    "dropout": lambda: nn.Dropout(p=0.0, inplace=True),
-    "unflagged": Double,
-    "nested": lambda: nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 4)),
-}
-
-
-@pytest.mark.parametrize("kind", IN_PLACE)
-@pytest.mark.parametrize("position", range(4))
-def test_a_layer_that_writes_into_its_input(kind, position):
-    modules: list[nn.Module] = [nn.Linear(4, 4) for _ in range(3)]
-    modules.insert(position, IN_PLACE[kind]())
-    layers = 5 if kind == "nested" else 4
-    check_every_border(nn.Sequential(*modules), torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), layers)
-
-
-def test_layers_in_place_one_after_the_other():
-    model = nn.Sequential(nn.Linear(4, 4), Double(), Double(), nn.ReLU(inplace=True), nn.Linear(4, 4))
-    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 5)
 
 
 def test_writing_over_what_a_layer_has_saved_is_refused_as_torch_refuses_it():
@@ -133,45 +110,6 @@ def test_freezing_between_steps_takes_effect():
             plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-class Fork(nn.Module):
-    """Makes a nest of its input: several tensors, one without gradient, one that is no tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        left = self.left(x)
-        return {
-            "pair": (left, self.right(x)),
-            "twice": left,
-            "mask": x[:, :1] > 0,
-            "name": "fork",
-            "none": None,
-        }
-
-
-class Middle(nn.Module):
-    def forward(self, nest: dict[str, Any]) -> list[Any]:
-        assert nest["name"] == "fork"
-        assert nest["none"] is None
-        left, right = nest["pair"]
-        return [left * nest["mask"], right.tanh(), nest["twice"], torch.arange(len(left))]
-
-
-class Join(nn.Module):
-    """Leaves one tensor of its input unused."""
-
-    def forward(self, parts: list[Tensor]) -> Tensor:
-        left, right, twice, _ = parts
-        return left + twice + 0 * right.detach()
-
-
-def test_layers_pass_nests_of_tensors():
-    model = nn.Sequential(nn.Linear(4, 4), Fork(), Middle(), Join(), nn.Linear(4, 2))
-    check_every_border(model, torch.randn(7, 4), torch.randn(7, 2), nn.MSELoss(), 5)
-
-
 def test_the_input_may_be_a_nest():
     class Enter(nn.Module):
         def forward(self, nest: dict[str, Tensor]) -> Tensor:
@@ -212,47 +150,6 @@ def test_inputs_in_any_layout(layout):
     }[layout]()
     model = nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 3), nn.Flatten(), nn.Linear(32, 3))
     check_every_border(model, x, torch.randn(6, 3), nn.MSELoss(), 5)
-
-
-def test_recurrent_layers():
-    class Last(nn.Module):
-        def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
-            return outputs[0][:, -1]
-
-    model = nn.Sequential(
-        nn.Linear(4, 4), nn.LSTM(4, 5, num_layers=2, batch_first=True), Last(), nn.Linear(5, 2)
-    )
-    check_every_border(model, torch.randn(7, 3, 4), torch.randn(7, 2), nn.MSELoss(), 4)
-
-
-def test_checkpointed_layers():
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            found = checkpoint(self.inner, x, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
-
-    model = nn.Sequential(nn.Linear(4, 4), Checkpointed(), nn.Tanh(), Checkpointed())
-    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 4)
-
-
-@pytest.mark.parametrize(
-    "norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
-)
-def test_parametrized_layers(norm):
-    model = nn.Sequential(norm(nn.Linear(4, 4)), nn.Tanh(), norm(nn.Linear(4, 4)))
-    check_every_border(model, torch.randn(7, 4), torch.randn(7, 4), nn.MSELoss(), 3)
-
-
-def test_layers_that_pass_their_input_on():
-    model = nn.Sequential(
-        nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Identity(), nn.Linear(4, 2), nn.Identity()
-    )
-    check_every_border(model, torch.randn(7, 4), torch.randn(7, 2), nn.MSELoss(), 6)
 
 
 def test_a_layer_used_twice_within_a_stage():

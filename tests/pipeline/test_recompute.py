@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
-from tests.support.recomputed import MODES, check_all_modes, trained
+from tests.support.recomputed import MODES, check_all_modes
 
 
 class Steps(nn.Module):
@@ -37,43 +37,13 @@ def network() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "zb-h1", "zb-h2"])
-@pytest.mark.parametrize("borders", [(), (1,), (2, 5), (3, 4), (4, 5, 7)])
-def test_numbers_are_those_of_one_forward(schedule, borders):
-    """With dropout, BatchNorms and layers in place at the borders and elsewhere."""
-    check_all_modes(network(), schedule=schedule, borders=borders)
-
-
 @pytest.mark.parametrize(
-    "schedule", ["interleaved-1f1b", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"]
+    ("schedule", "chunks", "borders"),
+    [("1f1b", 1, (3, 4)), ("gpipe", 1, (1,)), ("zb-h1", 1, (4, 5, 7)), ("zb-v", 2, (2, 4, 5))],
 )
-def test_numbers_are_those_of_one_forward_with_two_stages_a_device(schedule):
-    check_all_modes(network(), schedule=schedule, borders=(2, 4, 5), chunks=2)
-
-
-def test_stages_choose_for_themselves():
-    model = network()
-    once = trained(model, "never")
-    ours = plain.twin(model)
-    torch.manual_seed(1)
-    modes: tuple[Recompute, ...] = ("always", "never", "except-last")
-    with cut_by_hand(ours, (3, 6), loss_fn=nn.CrossEntropyLoss(), micro_batches=4, recompute=modes) as pipe:
-        for _ in range(2):
-            pipe.step(torch.randn(11, 6).requires_grad_(), target=torch.randint(3, (11,)))
-    plain.assert_same(plain.gradients(ours), {name: once[name] for name in plain.gradients(ours)})
-
-
-def test_gradients_equal_plain_micro_batches():
-    model = plain.in_double([nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 2)])
-    for mode in MODES:
-        ours, reference = plain.twin(model), plain.twin(model)
-        with cut_by_hand(ours, [1, 3], loss_fn=nn.MSELoss(), micro_batches=3, recompute=mode) as pipe:
-            for _ in range(3):
-                x, y = torch.randn(8, 6).double(), torch.randn(8, 2).double()
-                pipe.step(x, target=y)
-                plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
-        plain.assert_same(plain.gradients(ours), plain.gradients(reference))
-        plain.assert_same(dict(ours.named_buffers()), dict(reference.named_buffers()))
+def test_numbers_buffers_and_random_state_are_those_of_one_forward(schedule, chunks, borders):
+    """With dropout, BatchNorms and layers in place at the borders and elsewhere."""
+    check_all_modes(network(), schedule=schedule, chunks=chunks, borders=borders)
 
 
 @pytest.mark.parametrize(("mode", "forwards"), [("never", 4), ("except-last", 7), ("always", 8)])

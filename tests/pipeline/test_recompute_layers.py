@@ -1,7 +1,5 @@
 """Layers of every sort under recomputation: in place, differentiating themselves, drawing on their own, nests."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,39 +16,6 @@ def test_evaluation_with_gradients():
     check_all_modes(
         model, borders=(1, 2), data=lambda: (torch.randn(11, 5, 8), torch.randint(3, (11,))), steps=1
     )
-
-
-def test_layers_that_differentiate_in_their_forward():
-    class Slope(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.inner(x).tanh().sum(), x, create_graph=True)
-            return found
-
-    model = nn.Sequential(nn.Linear(4, 4), Slope(), nn.Linear(4, 3))
-    check_all_modes(model, borders=(1, 2), data=lambda: (torch.randn(8, 4), torch.randint(3, (8,))))
-
-
-def test_nests_of_tensors():
-    class Fork(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Any]:
-            return {"x": x, "half": x[:, :2].clone(), "mask": x > 0, "name": "fork"}
-
-    class Middle(nn.Module):
-        def forward(self, nest: dict[str, Any]) -> tuple[Tensor, Tensor]:
-            return nest["x"].mul_(nest["mask"]), nest["half"] * 2
-
-    class Join(nn.Module):
-        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-            return pair[0] + pair[1].sum(dim=1, keepdim=True)
-
-    model = nn.Sequential(nn.Linear(6, 6), Fork(), Middle(), Join(), nn.Linear(6, 3))
-    for borders in ((1,), (2,), (3,), (1, 2, 3)):
-        check_all_modes(model, borders=borders)
 
 
 class Double(nn.Module):

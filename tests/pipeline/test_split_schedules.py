@@ -11,58 +11,12 @@ import schedules
 from pipepart.runtime import Step
 from schedules import Action, Kind
 from tests.support import plain
-from tests.support.chains import Recompute, cut_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.two_parts import splits
 
 ONE_STAGE = ("zb-h1", "zb-h2")
 TWO_STAGES = ("zb-v", "v-half", "v-min", "interleaved-zb", "dualpipe-v")
 SCHEDULES = [*((name, 1) for name in ONE_STAGE), *((name, 2) for name in TWO_STAGES)]
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.GRU(8, 8, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
-
-
-def network() -> nn.Sequential:
-    """Layers whose weights wait, some whose weights do not, and some without."""
-    return nn.Sequential(
-        nn.Embedding(11, 8),
-        nn.Linear(8, 8),
-        nn.ReLU(inplace=True),
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True),
-        nn.LayerNorm(8),
-        Recurrent(),
-        nn.Conv1d(6, 6, 3, padding=1),
-        nn.Linear(8, 8, bias=False),
-        nn.Tanh(),
-        nn.Linear(8, 4),
-    )
-
-
-def words(samples: int) -> tuple[Tensor, Tensor]:
-    return torch.randint(11, (samples, 6)), torch.randn(samples, 6, 4)
-
-
-@pytest.mark.parametrize("samples", [16, 13, 3])
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_gradients_are_those_of_micro_batches_one_after_the_other(schedule, chunks, samples):
-    """Two steps without clearing: the sums are made in the order of the micro-batches."""
-    model = network()
-    reference = plain.twin(model)
-    x, y = words(samples)
-    with cut_by_hand(
-        model, [2, 4, 7], loss_fn=nn.MSELoss(), micro_batches=8, schedule=schedule, chunks=chunks
-    ) as pipe:
-        for _ in range(2):
-            loss = pipe.step(x, target=y)
-            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), min(8, samples))
-            plain.assert_near(loss, expected, 1e-6)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
@@ -118,50 +72,6 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
     assert {name: action for name, (action, _) in first.items()} == weights
     expected = plain.gradients(reference)
     plain.assert_same({name: gradient for name, (_, gradient) in first.items()}, expected)
-
-
-@pytest.mark.parametrize("recompute", ["except-last", "always"])
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_with_forwards_that_run_again(schedule, chunks, recompute: Recompute):
-    model = network()
-    model[3] = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    reference = plain.twin(model)
-    x, y = words(16)
-    found = []
-    modes: tuple[Recompute, Recompute] = ("never", recompute)
-    for ours, again in zip((reference, model), modes, strict=True):
-        torch.manual_seed(3)
-        with cut_by_hand(
-            ours,
-            [2, 4, 7],
-            loss_fn=nn.MSELoss(),
-            micro_batches=8,
-            schedule=schedule,
-            chunks=chunks,
-            recompute=again,
-        ) as pipe:
-            pipe.step(x, target=y)
-        found.append(plain.gradients(ours))
-    plain.assert_same(*found)
-
-
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_a_pipeline_within_a_graph_of_the_callers(schedule, chunks):
-    """All forwards, then all backwards, those for the weights among them."""
-    model = network()[1:]
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 6, 8, requires_grad=True), torch.randn(8, 6, 4)
-    apart = x.detach().clone().requires_grad_()
-    with cut_by_hand(model, [2, 4, 7], micro_batches=4, schedule=schedule, chunks=chunks) as pipe:
-        nn.functional.mse_loss(pipe(x), y).backward()
-    outputs = torch.cat([reference(part) for part in apart.tensor_split(4)])
-    (gradient,) = torch.autograd.grad(nn.functional.mse_loss(outputs, y), outputs)
-    for part, own in zip(apart.tensor_split(4), gradient.tensor_split(4), strict=True):
-        reference(part).backward(own)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-    assert x.grad is not None
-    assert apart.grad is not None
-    assert x.grad.equal(apart.grad)
 
 
 def test_a_trace_has_both_parts_with_times_of_their_own():

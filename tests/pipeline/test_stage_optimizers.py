@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.copies import plan_copies
 from tests.support.delayed import OptimizerFactory, batches
 
 SGD: OptimizerFactory = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)  # noqa: E731
@@ -78,7 +77,7 @@ def test_copies_of_the_model_follow_the_optimizers_of_the_first():
     torch.manual_seed(0)
     model = chain()
     other = copy.deepcopy(model)
-    plan = plan_copies([name for name, _ in model.named_children()], [4], 2)
+    plan = plan_by_hand([name for name, _ in model.named_children()], [4], replicas=2, micro_batches=4)
     assert_trains_alike(
         Pipeline(model, plan, nn.MSELoss(), optimizer=SGD), Pipeline(other, plan, nn.MSELoss()), SGD
     )

@@ -16,7 +16,7 @@ from pipepart import Pipeline, Plan
 from pipepart.runtime.observe import recorder
 from schedules import Action, Kind, Timeline
 from tests.support.chains import cut_by_hand
-from tests.support.copies import cut_copies
+from tests.support.replicas import cut_replicas
 
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
 
@@ -129,7 +129,7 @@ def test_stages_of_one_device_send_no_messages():
 
 
 def test_gradients_of_copies_are_messages_without_a_micro_batch():
-    with cut_copies(network(), [2], 2, loss_fn=nn.MSELoss(), trace=True) as pipe:
+    with cut_replicas(network(), [2], 2, loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(torch.randn(8, 4), target=torch.randn(8, 2))
         assert pipe.last_trace is not None
         summed = [t for t in pipe.last_trace.transfers if t.kind is Kind.REDUCE_GRAD]

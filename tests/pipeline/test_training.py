@@ -25,9 +25,10 @@ def network() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_parameters_after_forty_steps_equal_those_of_plain_training(optimizer, schedule):
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"), [("sgd", "1f1b"), ("adam", "gpipe"), ("adamw", "sequential")]
+)
+def test_parameters_after_twenty_steps_equal_those_of_plain_training(optimizer, schedule):
     """Batches of every size, gradients clipped: all parameters and buffers bit for bit."""
     model = network()
     reference = plain.twin(model)
@@ -35,7 +36,7 @@ def test_parameters_after_forty_steps_equal_those_of_plain_training(optimizer, s
     theirs = OPTIMIZERS[optimizer](reference.parameters())
     with cut_by_hand(model, [2, 4], loss_fn=loss_fn, micro_batches=4, schedule=schedule) as pipe:
         ours = OPTIMIZERS[optimizer](pipe.parameters())
-        for step in range(40):
+        for step in range(20):
             x, y = torch.randn(8 + step % 5, 6), torch.randint(3, (8 + step % 5,))
             pipe.zero_grad()
             loss = pipe.step(x, target=y)

@@ -76,7 +76,7 @@ CLUSTERS = [unlike(1, 0.3), unlike(1, 0.7, 1.9)]
 ALL = list(itertools.product(SCHEDULES, RECOMPUTE, CLUSTERS))
 
 
-def check_unedited(schedule: str, recompute: str, cluster: Cluster, folder: Path) -> None:
+def check_unedited(schedule: str, recompute: Any, cluster: Cluster, folder: Path) -> None:
     layers = [Layer(forward=0.1 * index, parameters=index, output=index, saved=3) for index in range(1, 10)]
     profile = profile_of(layers, [2, 4], loss_seconds=0.7)
     plan = pipepart.plan(profile, cluster, schedule=schedule, recompute=recompute)

@@ -5,7 +5,7 @@ import pytest
 from pipepart import Cluster, Device, Link, Plan, Profile, plan
 from pipepart.planning import StagePlan, refine
 from tests.planning.problems import Layer, profile_of
-from tests.support.copies import plan_copies
+from tests.support.chains import plan_by_hand
 
 MICRO_BATCHES = 4
 LAYERS = [Layer(4, 8, 4, parameters=10 * (index + 1), output=6, saved=5, peak=3) for index in range(4)]
@@ -36,7 +36,9 @@ def in_copies(cluster: Cluster, schedule: str = "1f1b", optimizer: str = "adam")
 
 
 def test_each_copy_has_devices_of_its_own():
-    made = plan_copies(list("abcd"), [1, 2, 3], 2, schedule="interleaved-1f1b", chunks=2)
+    made = plan_by_hand(
+        list("abcd"), [1, 2, 3], replicas=2, micro_batches=4, schedule="interleaved-1f1b", chunks=2
+    )
     assert made.replicas == 2
     assert [device.name for device in made.workers] == [f"virtual:{index}" for index in range(4)]
     assert [stage.device for stage in made.all_stages] == [
@@ -47,7 +49,7 @@ def test_each_copy_has_devices_of_its_own():
 
 
 def test_a_bidirectional_schedule_has_its_copies_on_the_same_devices():
-    made = plan_copies(list("abcd"), [1, 2, 3], 2, schedule="chimera")
+    made = plan_by_hand(list("abcd"), [1, 2, 3], replicas=2, micro_batches=4, schedule="chimera")
     assert made.replicas == 2
     assert made.build_schedule().replicas == 4
     homes = [int(stage.device.removeprefix("virtual:")) for stage in made.all_stages]
@@ -175,7 +177,7 @@ def test_copies_that_cannot_be_are_refused(copies, why):
 
 
 def test_chunks_of_a_copy_lie_where_the_schedule_has_them():
-    made = plan_copies(list("abcd"), [1, 2, 3], 2, schedule="zb-v", chunks=2)
+    made = plan_by_hand(list("abcd"), [1, 2, 3], replicas=2, micro_batches=4, schedule="zb-v", chunks=2)
     with pytest.raises(
         ValueError, match="has stages 0 and 3 of replica 1 on one device, the plan has them on"
     ):

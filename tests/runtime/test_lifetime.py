@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support.chains import cut_by_hand
-from tests.support.copies import cut_copies
+from tests.support.replicas import cut_replicas
 
 
 def workers() -> list[threading.Thread]:
@@ -97,7 +97,7 @@ def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
     with pytest.raises(ValueError, match="share"):
         cut_by_hand(nn.Sequential(shared, shared), [1])
     with pytest.raises(ValueError, match="deferred_batch_norm"):
-        cut_copies(
+        cut_replicas(
             nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
             [1],
             2,

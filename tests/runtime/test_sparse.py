@@ -11,7 +11,6 @@ from pipepart import Cluster, Pipeline, Whole
 from pipepart.autograd.sparse import record_stream
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.copies import plan_copies
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 3, 0]])
 
@@ -103,7 +102,9 @@ def test_the_gradient_of_an_embedding_that_copies_of_the_model_add_up(options: d
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4))
     reference = plain.twin(model)
     x, y = torch.randint(9, (8,)), torch.randn(8, 4)
-    with Pipeline(model, plan_copies(["0", "1"], [1], 2), nn.MSELoss(), **options) as pipe:
+    with Pipeline(
+        model, plan_by_hand(["0", "1"], [1], replicas=2, micro_batches=4), nn.MSELoss(), **options
+    ) as pipe:
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     ours, theirs = model[0].get_parameter("weight").grad, reference.get_parameter("0.weight").grad

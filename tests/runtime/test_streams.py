@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.support import plain
-from tests.support.chains import Recompute
-from tests.support.copies import batch, model_for, plan_copies, summed_step
+from tests.support.chains import Recompute, plan_by_hand
 from tests.support.on_devices import (
     AND_BACK,
     CHUNKS,
@@ -22,6 +21,7 @@ from tests.support.on_devices import (
     state,
 )
 from tests.support.pieces import WIDTH, Fork, Join, Middle, Noise
+from tests.support.replicas import batch, model_for, summed_step
 from tests.support.seeds import seeds
 
 # The devices are compiled at their first use on a machine.
@@ -104,7 +104,9 @@ def test_many_orders_of_events_give_the_same_numbers(schedule, devices, recomput
 def test_gradients_of_copies_of_the_model_are_added_up(schedule, copies, turn, shared):
     model = model_for(1)
     reference = plain.twin(model)
-    plan = plan_copies([name for name, _ in flatten(model)], [2], copies, schedule=schedule)
+    plan = plan_by_hand(
+        [name for name, _ in flatten(model)], [2], replicas=copies, micro_batches=4, schedule=schedule
+    )
     devices = [f"vdev:{index % 2 if shared else index}" for index in range(2 * copies)]
     with Pipeline(model, on_devices(plan, devices), nn.MSELoss()) as pipe:
         for seed in (0, None):

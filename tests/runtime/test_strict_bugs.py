@@ -13,8 +13,7 @@ from pipepart.autograd import graph_cut
 from pipepart.autograd.own_copy import tensors
 from pipepart.runtime.emulation.memory import storages, tag_of
 from tests.support import plain
-from tests.support.chains import cut_by_hand
-from tests.support.copies import plan_copies
+from tests.support.chains import cut_by_hand, plan_by_hand
 
 MIXED = "expected all tensors on one device"
 
@@ -96,7 +95,7 @@ def test_a_missing_copy_of_what_the_caller_goes_backward_from(monkeypatch):
 def test_a_missing_copy_of_the_gradients_of_a_copy_of_the_model(monkeypatch):
     move_all_but(monkeypatch, lambda message: lives_on_a_device(message) and message.shape[0] == 4)
     model = chain()
-    plan = plan_copies(["0", "1", "2"], [2], 2)
+    plan = plan_by_hand(["0", "1", "2"], [2], replicas=2, micro_batches=4)
     with Pipeline(model, plan, nn.MSELoss(), strict=True) as pipe, pytest.raises(RuntimeError, match=MIXED):
         pipe.step(torch.randn(8, 4), target=torch.randn(8, 4))
 

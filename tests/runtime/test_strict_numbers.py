@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipepart import Pipeline, Plan, add_loss
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.copies import plan_copies
 
 SCHEDULES = [  # each schedule once, each way of recompute with schedules of one and of two chunks
     ("gpipe", 1, "never"),
@@ -169,7 +168,7 @@ def test_a_shared_buffer():
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_copies_of_the_model_on_devices_of_their_own(schedule):
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4), nn.Tanh())
-    check_same(model, plan_copies(["0", "1", "2", "3"], [2], 2, schedule=schedule))
+    check_same(model, plan_by_hand(["0", "1", "2", "3"], [2], replicas=2, micro_batches=4, schedule=schedule))
 
 
 def test_a_loss_with_buffers_behind_replicas():
@@ -177,7 +176,9 @@ def test_a_loss_with_buffers_behind_replicas():
     loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     x, y = torch.randn(12, 4), torch.randint(4, (12,))
     reference = plain.twin(model)
-    with Pipeline(model, plan_copies(["0", "1", "2"], [2], 2), loss_fn, strict=True) as pipe:
+    with Pipeline(
+        model, plan_by_hand(["0", "1", "2"], [2], replicas=2, micro_batches=4), loss_fn, strict=True
+    ) as pipe:
         loss = pipe.step(x, target=y)
     expected = loss_fn(reference(x), y)
     expected.backward()
@@ -197,7 +198,7 @@ def test_a_loss_that_writes_its_buffers_behind_replicas():
             return nn.functional.mse_loss(output, target)
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    plan = plan_copies(["0", "1", "2"], [2], 2)
+    plan = plan_by_hand(["0", "1", "2"], [2], replicas=2, micro_batches=4)
     with (
         Pipeline(model, plan, Counts(), strict=True) as pipe,
         pytest.raises(ValueError, match="the loss writes its buffer 'calls'"),

@@ -11,7 +11,6 @@ from pipepart import Pipeline
 from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.copies import plan_copies
 
 SECONDS = 0.6
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
@@ -164,7 +163,9 @@ def test_a_wait_for_the_gradients_of_a_copy():
                 assert released.wait(60)
 
     model = nn.Sequential(nn.Linear(4, 4), Apart(), nn.Linear(4, 4))
-    pipe = Pipeline(model, plan_copies(["0", "1", "2"], [1], 2), nn.MSELoss(), timeout=SECONDS)
+    pipe = Pipeline(
+        model, plan_by_hand(["0", "1", "2"], [1], replicas=2, micro_batches=4), nn.MSELoss(), timeout=SECONDS
+    )
     try:
         with pytest.raises(TimeoutError) as caught:
             pipe.step(X, target=Y)

@@ -21,26 +21,33 @@ def plan_by_hand(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Recompute | tuple[Recompute, ...] = "never",
+    replicas: int = 1,
 ) -> Plan:
-    """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each."""
+    """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each.
+
+    The devices of each replica follow those of the one before.
+    """
     edges = [0, *borders, len(names)]
     stages = len(edges) - 1
-    cluster = Cluster.virtual(stages // chunks, threads=1)
-    built = schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches, chunks=chunks)
+    devices = stages // chunks
+    cluster = Cluster.virtual(devices * replicas, threads=1)
+    homes = schedules.build(schedule, devices, micro_batches, chunks).device_of[:stages]
     again = recompute if isinstance(recompute, tuple) else (recompute,) * stages
     return Plan(
         stages=tuple(
             StagePlan(
                 layers=tuple(names[start:end]), device=cluster.devices[home].name, recompute=stage_recompute
             )
-            for start, end, home, stage_recompute in zip(
-                edges, edges[1:], built.device_of, again, strict=False
-            )
+            for start, end, home, stage_recompute in zip(edges, edges[1:], homes, again, strict=False)
         ),
         cluster=cluster,
         schedule=schedule,
         micro_batches=micro_batches,
         chunks=chunks,
+        replica_devices=tuple(
+            tuple(cluster.devices[replica * devices + home].name for home in homes)
+            for replica in range(1, replicas)
+        ),
     )
 
 
@@ -63,6 +70,7 @@ def cut_by_hand(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Recompute | tuple[Recompute, ...] = "never",
+    replicas: int = 1,
     trace: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
     **options: Any,
@@ -76,5 +84,6 @@ def cut_by_hand(
         schedule=schedule,
         chunks=chunks,
         recompute=recompute,
+        replicas=replicas,
     )
     return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace, **options)

@@ -13,8 +13,9 @@ from pipepart import Pipeline
 from pipepart.capture import flatten
 from pipepart.workers.streams import on_streams
 from tests.support import plain
-from tests.support.copies import plan_copies, summed_step
+from tests.support.chains import plan_by_hand
 from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample
+from tests.support.replicas import summed_step
 
 PARTS = 8
 
@@ -259,7 +260,7 @@ def copies_side_by_side(seed: int | None, scaler: Any = None) -> None:
     """Two copies of the model on the same devices, whose last stages ask for the same seeds of gradients."""
     model = chain()
     reference = plain.twin(model)
-    plan = plan_copies([name for name, _ in flatten(model)], [3], 2)
+    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
     x, y = sample(8, 5)
     summed_step(reference, x, y, nn.MSELoss(), (0, 1, 0, 1))
     with Pipeline(model, on_devices(plan, TWO * 2), nn.MSELoss()) as pipe, late(seed):

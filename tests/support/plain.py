@@ -1,7 +1,7 @@
 """The oracle of training: the plain model on the whole mini-batch, or micro-batch by micro-batch."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,21 +34,33 @@ def micro_batched_step(
     parts: int,
     mean: bool = True,
     drawing: bool = False,
+    replica_of: Sequence[int] = (0,),
 ) -> Tensor:
     """Forward and backward of one micro-batch after the other, each mean weighted by its share of the samples.
 
     With ``drawing``, layers draw what those of a pipeline do, which are other numbers than a plain model's.
+    ``replica_of`` says which replica takes each micro-batch, and begins anew after its last; their gradients are added
+    replica after replica. The first is the model itself, so it adds to the gradients that are there.
     """
     samples = pytree.tree_leaves(x)[0].shape[0]
     total = torch.zeros(())
     draws = RngKeys()
+    replicas = [model, *(twin(model) for _ in range(max(replica_of)))]
+    for other in replicas[1:]:
+        other.zero_grad()
     for index, (xs, ys) in enumerate(zip(_split(x, parts), _split(y, parts), strict=True)):
         share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
-        output = _drawing(model, xs, index, draws) if drawing else model(xs)
+        replica = replicas[replica_of[index % len(replica_of)]]
+        output = _drawing(replica, xs, index, draws) if drawing else replica(xs)
         loss = loss_fn(output, ys) * share
         loss.backward()
         total = total + loss.detach()
     draws.finish()
+    with torch.no_grad():
+        for other in replicas[1:]:
+            for own, theirs in zip(model.parameters(), other.parameters(), strict=True):
+                if theirs.grad is not None:
+                    own.grad = theirs.grad if own.grad is None else own.grad + theirs.grad
     return total
 
 
