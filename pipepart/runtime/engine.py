@@ -31,7 +31,7 @@ from ..workers.worker import Job, Worker, start_workers
 from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
-from .failure.stalled import StepTimeoutError, Watchdog
+from .failure.stalled import StepTimeoutError, wait_for
 from .loss_sink import LossSink, OutputSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
@@ -252,7 +252,7 @@ class Engine:
                 for _ in self.workers:
                     done.get()
             else:
-                Watchdog(self._timeout, step, self.workers, self._names).wait(done)
+                wait_for(step, done, self._timeout, self.workers, self._names)
         except BaseException as interrupt:  # KeyboardInterrupt, or the watchdog's
             step.fail(interrupt)
             self._wait_until_idle(

@@ -22,6 +22,7 @@ first.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -73,7 +74,8 @@ class Step:
     Attributes:
         runs: the stages during this step.
         input_gradients: of each micro-batch's input, once the step has ended.
-        current: for each worker the action that it is at; None when it has none left.
+        current: for each worker the action that it is at, None when it has none left, and since when: the seconds of
+            ``time.monotonic()``.
         awaiting: for each worker the key of the message that it waits for.
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
@@ -101,7 +103,7 @@ class Step:
         self.failed_on: int | None = None
         self.held: list[Held] = []
         self.guards = [stage.guard for stage in stages if stage.guard is not None]
-        self.current: list[Action | None] = [None for _ in schedule.actions]
+        self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
         self.awaiting: list[Key | None] = [None for _ in schedule.actions]
         self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
         self.modes = Modes.current()
@@ -157,14 +159,14 @@ class Step:
                     for action in self.schedule.actions[worker]:
                         if self._over:
                             return
-                        self.current[worker] = action
+                        self.current[worker] = action, time.monotonic()
                         do(action)
                 finally:
                     for run in self.runs_on(worker):
                         run.settle()
                 for run in self.runs_on(worker) if self._has_forwards else ():
                     run.finish()
-                self.current[worker] = None
+                self.current[worker] = None, time.monotonic()
         except Stopped:
             pass
         except BaseException as error:
