@@ -16,12 +16,17 @@ from pipepart import Cluster, Plan, Profile, Trace, plan
 Run = Callable[[str], Result]
 
 
+@pytest.fixture(scope="module")
+def three_stages(measured: Profile) -> Plan:
+    """A plan of three stages, with alternatives."""
+    return plan(measured, Cluster.virtual(3), cut_before=["1", "3"])
+
+
 @pytest.fixture
-def planned(measured: Profile, directory: Path) -> Plan:
-    """A plan of three stages in ``plan.json``, with alternatives."""
-    made = plan(measured, Cluster.virtual(3), cut_before=["1", "3"])
-    made.save(directory / "plan.json")
-    return made
+def planned(three_stages: Plan, directory: Path) -> Plan:
+    """The plan of three stages in ``plan.json``."""
+    three_stages.save(directory / "plan.json")
+    return three_stages
 
 
 def edit(directory: Path, change: Callable[[Any], None]) -> None:

@@ -28,35 +28,35 @@ def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) 
 
 
 def test_a_model_is_measured_first(run: Run) -> None:
-    result = run("plan models.py:whole --devices 2 --micro-batches 3 --time-budget 0 --json")
+    result = run("plan models.py:whole --devices 2 --micro-batches 3 --schedule 1f1b --time-budget 0 --json")
     assert Plan.model_validate_json(result.stdout).micro_batches == 3
 
 
 def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
     """Of twelve samples: parts have two each at least."""
-    result = run("plan models.py:whole --devices 2 --time-budget 0 --json")
+    result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
     assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}
 
 
 def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --json")
+    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b --json")
     cluster = Plan.model_validate_json(result.stdout).cluster
     assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
 
 
 def test_a_cluster_is_read_from_its_file(run: Run, saved: str, directory: Path) -> None:
     Cluster.virtual(3).save(directory / "cluster.json")
-    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --json")
+    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --schedule 1f1b --json")
     assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 3
 
 
 def test_torch_devices_are_named(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices cpu,cpu --json")
+    result = run(f"plan {saved} --devices cpu,cpu --schedule 1f1b --json")
     assert Plan.model_validate_json(result.stdout).cluster == Cluster.of(["cpu", "cpu"])
 
 
 def test_the_number_of_stages_can_be_asked_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 3 --stages 2 --json")
+    result = run(f"plan {saved} --devices 3 --stages 2 --schedule 1f1b --json")
     assert len(Plan.model_validate_json(result.stdout).stages) == 2
 
 
@@ -67,12 +67,14 @@ def test_schedules_with_several_stages_a_device_are_planned(run: Run, saved: str
 
 
 def test_no_more_micro_batches_than_wished(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2 --max-micro-batches 3 --json")
+    result = run(f"plan {saved} --devices 2 --max-micro-batches 3 --schedule 1f1b --json")
     assert Plan.model_validate_json(result.stdout).micro_batches == 2
 
 
 def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
-    result = run("plan models.py:whole --devices 2 --time-budget 0 --max-micro-batches 3 --json")
+    result = run(
+        "plan models.py:whole --devices 2 --time-budget 0 --max-micro-batches 3 --schedule 1f1b --json"
+    )
     assert Plan.model_validate_json(result.stdout).micro_batches in {2, 3}
 
 
@@ -83,7 +85,7 @@ def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) ->
 
 
 def test_the_cut_is_the_users_to_make(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 3 --cut-before 1 --cut-before 4 --json")
+    result = run(f"plan {saved} --devices 3 --cut-before 1 --cut-before 4 --schedule 1f1b --json")
     layers = [stage.layers for stage in Plan.model_validate_json(result.stdout).stages]
     assert layers == [("0",), ("1", "2", "3"), ("4",)]
 
@@ -135,7 +137,7 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
         ("--device 1GiB@fast", "'fast' is not a speed"),
         ("--device 1GiB --bandwidth 12", "'12' is not a bandwidth"),
         ("--devices 2 --memory lots", "'lots' is not a size"),
-        ("--devices 2 --memory 1KiB", "is short by"),
+        ("--devices 2 --memory 1KiB --schedule 1f1b", "is short by"),
         ("--devices 2 --schedule zigzag", "'zigzag'"),
         ("--devices 2 --schedule 1f1", "did you mean"),
         ("--devices 2 --recompute sometimes", "choose one of auto, never, except-last, always"),
