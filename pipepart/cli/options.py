@@ -127,12 +127,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", None, "--output", "-o")]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
-    list[Any] | None,
-    option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin),
+    list[Any] | None, option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin)
 ]
 Colocate = Annotated[
-    list[Any] | None,
-    option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group),
+    list[Any] | None, option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group)
 ]
 NoCutBefore = Annotated[list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.")]
 CutBefore = Annotated[

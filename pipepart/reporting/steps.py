@@ -101,9 +101,9 @@ def idle_table(
     names = list(devices) or [str(device) for device in range(schedule.devices)]
     shares = [each.total / timeline.makespan if timeline.makespan else 0.0 for each in idle]
 
-    def times(header: str, seconds: Sequence[float]) -> Column:
+    def times(header: str, seconds: Sequence[float], rank: int = 0) -> Column:
         positive = [each if each > _ROUNDING_SECONDS else 0.0 for each in seconds]
-        return Column(f"{header}\n{unit.name}", list(map(unit.text, positive)))
+        return Column(f"{header}\n{unit.name}", list(map(unit.text, positive)), rank)
 
     columns = [
         Column("device", names, text=True),
@@ -115,7 +115,7 @@ def idle_table(
         times("waits for\na device", [each.producer for each in idle]),
         times("waits for\na message", [each.transfer for each in idle]),
         *([times("delay", [each.delay for each in idle])] if late else []),
-        times("drained", [each.finished for each in idle]),
+        times("drained", [each.finished for each in idle], rank=1),
         Column("idle", list(map(percent, shares))),
         bars(shares, rank=4),
     ]
@@ -123,7 +123,7 @@ def idle_table(
     if counted:
         columns.append(Column("in flight,\nat most", list(map(str, peaks))))
     elif any(peaks):
-        columns.append(Column("stash,\nat most", list(map(size, peaks)), rank=1))
+        columns.append(Column("stash,\nat most", list(map(size, peaks)), rank=1, name="peak stash"))
     if needs:
         columns.append(Column("memory", list(map(size, needs)), rank=2))
     if any(limits):

@@ -87,7 +87,7 @@ def test_no_line_is_wider_than_the_terminal(
         assert max(map(len, printed(table).splitlines())) <= width
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_cell_is_cut_off(
     printed: Printed,
     two_stages: Plan,

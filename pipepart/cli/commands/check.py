@@ -33,8 +33,7 @@ def check_command(
         int | None, option("N", "Parts of a mini-batch; two per device if not given.", min=1)
     ] = None,
     plan: Annotated[
-        Path | None,
-        option("FILE", "Try this saved plan with its devices, schedule and micro-batches."),
+        Path | None, option("FILE", "Try this saved plan with its devices, schedule and micro-batches.")
     ] = None,
     steps: Annotated[int, option("N", "Number of training steps.", min=1, show_default=True)] = 3,
     dtype: Annotated[

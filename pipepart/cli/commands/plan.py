@@ -60,14 +60,11 @@ def plan_command(
     stages: Annotated[
         Any,
         option(
-            "N",
-            "Number of stages, or auto for the best; one per device if not given.",
-            options.count_or_auto,
+            "N", "Number of stages, or auto for the best; one per device if not given.", options.count_or_auto
         ),
     ] = None,
     chunks: Annotated[
-        int | None,
-        option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1),
+        int | None, option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1)
     ] = None,
     replicas: Annotated[
         Any,
@@ -174,10 +171,7 @@ def plan_command(
             typer.echo(_infeasible(error))
         raise
     deliver(
-        made.model_dump_json(indent=1),
-        lambda: plan_reports(made, compact=True),
-        as_json=as_json,
-        path=output,
+        made.model_dump_json(indent=1), lambda: plan_reports(made, compact=True), as_json=as_json, path=output
     )
 
 

@@ -51,8 +51,7 @@ def simulate_command(
     chunks: Annotated[int | None, option("N", "Stages per device; the plan's if not given.", min=1)] = None,
     devices: Annotated[int | None, option("N", "Number of devices, without a plan.", min=1)] = None,
     forward: Annotated[
-        Any,
-        option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs),
+        Any, option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs)
     ] = "1",
     backward_input: Annotated[
         Any, option("S[,S..]", "The same for the backward for inputs.", options.costs)
