@@ -68,7 +68,7 @@ def plan(
         allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
         reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
-            first backward; the last stage then also holds the gathered output and its gradient.
+            first backward, and counts what the loss of the whole mini-batch needs on the last stage.
 
     Raises:
         TypeError: ``profile`` or ``cluster`` is something else.

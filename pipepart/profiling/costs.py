@@ -77,7 +77,7 @@ class Costs(Value):
         micro_batches: number of micro-batches of a mini-batch; with a ``split`` function, the number it is called with.
         samples: samples in the largest of them, which is the one that is measured.
         layers: one cost a layer, in execution order.
-        loss: the cost of the loss function.
+        loss: the seconds of the loss function, and its workspace. All its memory also counts in the last layer.
         saved: the memory kept for the backward.
         repeats: how often each layer was timed.
     """

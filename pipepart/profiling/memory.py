@@ -32,9 +32,10 @@ class LayerBytes:
 
 @dataclass
 class Memory:
-    """Bytes of each layer, with the loss counted in the last one, and the specs of each layer's outputs."""
+    """Bytes of each layer, with the loss counted in the last one; the workspace of the loss alone; output specs."""
 
     layers: list[LayerBytes]
+    loss_workspace_bytes: int
     saved: tuple[SavedTensor, ...]
     outputs: list[tuple[TensorSpec, ...]]
 
@@ -118,6 +119,7 @@ class _Counter(TorchDispatchMode, Observer):
         super().__init__()
         self.layers = [LayerBytes() for _ in range(layers)]
         self.allocated = self.peak = 0
+        self._loss_workspace = 0
         self._state = state
         self._start = 0
         self._in_forward = False
@@ -185,11 +187,13 @@ class _Counter(TorchDispatchMode, Observer):
             )
             for piece in self._pieces.values()
         )
-        return Memory(self.layers, saved, self._specs)
+        return Memory(self.layers, self._loss_workspace, saved, self._specs)
 
     def _note_workspace(self, index: int, size: int) -> None:
         layer = self.layers[min(index, len(self.layers) - 1)]  # the loss counts in the last layer
         layer.workspace_bytes = max(layer.workspace_bytes, size)
+        if index >= len(self.layers):
+            self._loss_workspace = max(self._loss_workspace, size)
 
     def _track(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

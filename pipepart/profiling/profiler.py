@@ -184,7 +184,7 @@ def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> 
         micro_batches=count,
         samples=part.samples,
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
-        loss=LayerCost(**last._asdict()),
+        loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
         saved=memory.saved,
         repeats=timer.repeats,
     )

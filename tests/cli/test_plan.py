@@ -78,6 +78,11 @@ def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
     assert Plan.model_validate_json(result.stdout).micro_batches in {2, 3}
 
 
+def test_a_loss_of_the_whole_batch_is_planned_for(run: Run, saved: str) -> None:
+    plan = Plan.model_validate_json(run(f"plan {saved} --devices 2 --reduction batch --json").stdout)
+    assert (plan.schedule, plan.constraints.reduction) == ("gpipe", "batch")
+
+
 def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2 --recompute always --schedule 1f1b")
     assert "recompute   stages 0, 1: " in result.stdout

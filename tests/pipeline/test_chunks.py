@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pipepart
 import schedules
+from pipepart import Cluster, Plan
+from pipepart.planning import StagePlan
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
@@ -17,6 +20,29 @@ def network(stages: int) -> nn.Sequential:
     for stage in range(stages):
         layers += [nn.Linear(5, 5), nn.BatchNorm1d(5) if stage % 3 == 1 else nn.Tanh()]
     return plain.in_double(layers)
+
+
+def test_devices_with_different_numbers_of_stages_train_as_plain_micro_batches_do():
+    """A plan with an order of its own may put two stages on one device and one on another."""
+    actions = (("0F0", "0F1", "2F0", "2F1", "2B0", "2B1", "0B0", "0B1"), ("1F0", "1F1", "1B0", "1B1"))
+    model, x, y = network(3), torch.randn(8, 5).double(), torch.randn(8, 5).double()
+    twin = plain.twin(model)
+    plain.micro_batched_step(twin, x, y, nn.MSELoss(), 2)
+    plan = Plan(
+        stages=tuple(
+            StagePlan(layers=(str(2 * stage), str(2 * stage + 1)), device=f"virtual:{device}")
+            for stage, device in enumerate([0, 1, 0])
+        ),
+        cluster=Cluster.virtual(2),
+        schedule="search",
+        micro_batches=2,
+        actions=actions,
+        profile=pipepart.profile(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=2, seconds=0.0),
+    )
+    with pipepart.Pipeline(model, plan, loss_fn=nn.MSELoss(), trace=True) as pipe:
+        pipe.step(x, target=y)
+        plain.assert_same(plain.gradients(model), plain.gradients(twin))
+        assert pipepart.replan(plan.refreshed(), pipe.last_trace).predicted.step_seconds > 0
 
 
 def test_one_worker_runs_all_stages_of_its_device():

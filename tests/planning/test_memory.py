@@ -1,5 +1,7 @@
 """The memory of a plan: what each stage holds, to the byte, and who is short by how much."""
 
+from typing import Any, Literal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -185,3 +187,47 @@ def test_a_measured_plan_promises_no_more_than_its_devices_hold(schedule):
     tight = pipepart.plan(profile, Cluster.virtual(3, memory=largest), schedule=schedule)
     assert max(tight.predicted.memory_bytes) <= largest
     assert sum(len(stage.layers) for stage in tight.stages) == 8
+
+
+def test_a_loss_of_the_whole_batch_counts_all_outputs_twice(tmp_path):
+    """In parts and gathered, on the last stage: also in a plan that is read from a file, and in one made from it."""
+    profile = profile_of([Layer(parameters=1, output=7, peak=3)] * 4, [4])
+    plain = pipepart.plan(profile, Cluster.virtual(2), schedule="gpipe")
+    plan = pipepart.plan(profile, Cluster.virtual(2), reduction="batch")
+    assert plan.schedule == "gpipe"
+    assert [stage.transient_bytes for stage in plain.stages] == [3 + 7, 3]
+    assert [stage.transient_bytes for stage in plan.stages] == [3 + 7, 3 + 4 * 2 * 7]
+    assert plan.refreshed() is plan
+    plan.save(tmp_path / "plan.json")
+    assert pipepart.Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(InfeasiblePlanError):
+        pipepart.plan(profile, limited(*plain.predicted.memory_bytes), reduction="batch", recompute="never")
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [nn.MSELoss(), lambda output, target: (output - target).square().mean().sqrt()]
+)
+def test_a_loss_of_the_whole_batch_fits_the_memory_that_is_planned_for_it(loss_fn):
+    """On strict devices, which count; what is planned for losses of micro-batches is not enough."""
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 512))
+
+    x, y = torch.randn(64, 16), torch.randn(64, 512)
+    profile = pipepart.profile(network(), x, target=y, loss_fn=loss_fn, micro_batches=8, seconds=0.0)
+    options: dict[str, Any] = {"schedule": "gpipe", "recompute": "never", "cut_before": ["2"]}
+
+    def step(reduction: Literal["batch"] | None) -> None:
+        plan = pipepart.plan(profile, Cluster.virtual(2), reduction=reduction, **options)
+        cluster = Cluster.virtual(2, memory=max(plan.predicted.memory_bytes))
+        plan = plan.model_copy(update={"cluster": cluster})
+        with pipepart.Pipeline(network(), plan, loss_fn=loss_fn, reduction="batch", strict=True) as pipe:
+            optimizer = torch.optim.Adam(pipe.parameters())
+            for _ in range(2):
+                pipe.step(x, target=y)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+
+    step("batch")
+    with pytest.raises(torch.OutOfMemoryError):
+        step(None)

@@ -88,6 +88,14 @@ def plan_command(
             show_default=True,
         ),
     ] = "auto",
+    reduction: Annotated[
+        Any,
+        option(
+            "NAME",
+            "What the loss is over samples: mean, sum, or batch for any loss, on the outputs of all of them at once.",
+            options.choice("mean", "sum", "batch"),
+        ),
+    ] = None,
     pin: options.Pin = None,
     colocate: options.Colocate = None,
     no_cut_before: options.NoCutBefore = None,
@@ -156,6 +164,7 @@ def plan_command(
             schedule=schedule,
             micro_batches=micro_batches,
             recompute=recompute,
+            reduction=reduction,
             stages=stages,
             chunks=chunks,
             replicas=replicas,

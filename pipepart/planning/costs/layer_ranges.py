@@ -43,7 +43,8 @@ class ChainCosts:
         allow_split_ties: allow borders between layers that share a parameter or buffer. Each later stage then holds a
             copy of the shared tensors and of their gradients.
         gathers_outputs: the loss is computed once, on the outputs of all micro-batches (``reduction="batch"``). The
-            last stage then holds the gathered output and its gradient.
+            last stage then also holds all outputs twice, in parts and gathered, and the workspace of that loss, which
+            includes the gradient.
 
     Attributes:
         micro_batches, layers: their numbers.
@@ -88,9 +89,10 @@ class ChainCosts:
 
         self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
         self._workspace = np.array([layer.workspace_bytes for layer in costs.layers])
-        # The last stage computes the gradient of its output itself, for each micro-batch or for all at once.
-        gathered = 2 * costs.micro_batches * int(self.output_bytes[-1]) if gathers_outputs else 0
-        self._incoming_gradient = np.r_[self.output_bytes[:-1], gathered]
+        # The last stage computes the gradient of its output itself. A loss of the whole mini-batch needs all outputs,
+        # which a loss of a micro-batch may release, also as one tensor, and its workspace grows with the samples.
+        gathered = costs.micro_batches * (2 * costs.layers[-1].output_bytes + costs.loss.workspace_bytes)
+        self._incoming_gradient = np.r_[self.output_bytes[:-1], gathered if gathers_outputs else 0]
         self._saved = costs.saved
         self._saved_bytes = np.array([piece.bytes for piece in costs.saved], dtype=np.int64)
         self._kept = _Uses([piece.layers for piece in costs.saved], self.layers)
