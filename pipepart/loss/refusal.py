@@ -13,7 +13,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 _CHOICES = """
 The loss is called once for each micro-batch, and these calls must add up to the loss of the mini-batch. Choose one:
-  - one call of torch's losses, .mean() or .sum() over terms of each sample, or a sum of such terms times numbers:
+  - one call of torch's losses, .mean() or .sum() of what keeps samples apart, or a sum of such terms times numbers:
         loss_fn = lambda output, target: F.cross_entropy(output, target) + 0.1 * output.pow(2).mean()
   - return the sum and what it is divided by; the step divides the sum of sums by the sum of counts:
         def loss_fn(output, target):

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-Predict = Callable[[Any], float | Tensor]
+Replay = Callable[[int], Any]  # computes a value for another micro-batch of the step, by its index
 
 
 class Count(NamedTuple):
-    """What a term is divided by: ``max(scale * total + shift, floor)``, of the total of all micro-batches.
+    """The part of a micro-batch in what a term is divided by, which is the sum over all micro-batches.
 
     Attributes:
-        value: the part of this micro-batch, a number or a tensor without dimensions.
-        predict: gives the part of another micro-batch from its target; None where it depends on more.
-        steady: whether it is known to be in proportion to the micro-batch's size.
-        whole: the total of all micro-batches, where it is known from the start.
+        value: a number, or a tensor without dimensions.
+        replay: gives the part of any micro-batch from its target; None where it depends on more.
     """
 
     value: float | Tensor
-    scale: float = 1.0
-    shift: float = 0.0
-    floor: float | None = None
-    predict: Predict | None = None
-    steady: bool = False
-    whole: float | None = None
-
-    def of(self, total: float | Tensor) -> float | Tensor:
-        """What the term of the mini-batch is divided by."""
-        found = total * self.scale + self.shift if self.scale != 1.0 or self.shift else total
-        if self.floor is None:
-            return found
-        return found.clamp(min=self.floor) if isinstance(found, Tensor) else max(found, self.floor)
+    replay: Replay | None = None
 
 
 class Term(NamedTuple):
@@ -48,27 +35,52 @@ class Term(NamedTuple):
     """
 
     tensor: Tensor
-    coefficient: float = 1.0
+    coefficient: float | Tensor = 1.0
     divisor: Count | None = None
     divided: bool = False
 
+    @property
+    def empty(self) -> bool | Tensor:
+        """Whether it is a mean over nothing, which is not a number."""
+        return self.divided and self.divisor is not None and self.divisor.value == 0
+
     def weight(self, total: float | Tensor) -> float | Tensor:
-        """What the gradient at ``tensor`` is, for the total count of the mini-batch."""
+        """Return the gradient at ``tensor``, for the total count of the mini-batch."""
         if self.divisor is None:
             return self.coefficient
         share = self.divisor.value if self.divided else 1.0
-        whole = self.divisor.of(total)
-        if isinstance(share, Tensor) or isinstance(whole, Tensor):
-            weight = self.coefficient * share / whole
+        if isinstance(share, Tensor) or isinstance(total, Tensor):
+            weight = self.coefficient * share / total
             # Where nothing counts, a mean of torch has no gradient; a quotient has what its division gives.
-            return torch.where(torch.as_tensor(share) == 0, 0.0, weight) if self.divided else weight
-        if self.divided and not share:
+            return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight
+        if self.empty:
             return 0.0
-        return self.coefficient * share / whole if whole else float("inf")
+        return self.coefficient * share / total if total else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A sum of terms and a number, ``shift``, which counts once in the mini-batch."""
+
+    terms: tuple[Term, ...]
+    shift: float | Tensor = 0.0
+
+    def plus(self, other: Terms) -> Terms:
+        """Return the sum of both."""
+        return Terms((*self.terms, *other.terms), self.shift + other.shift)
+
+    def scaled(self, scale: Callable[[Any], Any]) -> Terms:
+        """Return the sum with ``scale``, a product with or a quotient by a constant, applied to all parts."""
+        terms = tuple(term._replace(coefficient=scale(term.coefficient)) for term in self.terms)
+        return Terms(terms, scale(self.shift))
+
+    def detached(self) -> Terms:
+        """Return the values without their gradients."""
+        return Terms(tuple(term._replace(tensor=term.tensor.detach()) for term in self.terms), self.shift)
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
-    """The value of a term in the mini-batch; micro-batches in which nothing counts are left out.
+    """Return the value of a term in the mini-batch; micro-batches in which nothing counts are left out.
 
     Args:
         terms: of the micro-batches, in their order.
@@ -77,11 +89,10 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
     """
     values, weights = [], []
     for term in terms:
-        value = term.tensor.detach().to(home)
-        share = term.divisor.value if term.divisor is not None and term.divided else 1.0
-        if isinstance(share, Tensor):
-            value = torch.where(share.to(home) == 0, torch.zeros_like(value), value)
-        if isinstance(share, Tensor) or share:
+        value, empty = term.tensor.detach().to(home), term.empty
+        if isinstance(empty, Tensor):
+            value = torch.where(empty.to(home), torch.zeros_like(value), value)
+        if isinstance(empty, Tensor) or not empty:
             values.append(value.to(torch.promote_types(value.dtype, torch.float32)))
             weights.append(term.weight(total))
     if not values or (isinstance(total, Tensor) and bool(total == 0)):
@@ -95,7 +106,7 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
 
 
 def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
-    """The sum of counts, on the device of the first that is a tensor."""
+    """Return the sum of counts, on the device of the first that is a tensor."""
     home = next((count.device for count in counts if isinstance(count, Tensor)), None)
     if home is None:
         return float(sum(counts))
@@ -103,5 +114,5 @@ def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
 
 
 def on_host(count: Tensor) -> float | Tensor:
-    """A count as a number where that takes no wait for a device."""
+    """Return a count as a number where that takes no wait for a device."""
     return float(count) if count.device.type == "cpu" else count

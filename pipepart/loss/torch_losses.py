@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,22 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from .operations import Call, LostError, Place, major, names, pointwise
-from .sums import Sum
-from .terms import Count, Predict, Term, on_host
+from .operations import Call, LostError, Rows, elementwise, names
+from .terms import Count, Replay, Term, Terms, on_host
 
 _OVER_CLASSES = {
     function
     for name in ("cross_entropy", "nll_loss", "linear_cross_entropy")
     if (function := getattr(functional, name, None)) is not None
 }
-
-
 _ELEMENTWISE = names(
     "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
     "kl_div poisson_nll_loss gaussian_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss"
 )
-_DIVIDED_BY_WEIGHTS = frozenset(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
+_DIVIDED_BY_WEIGHTS = names("mse_loss l1_loss smooth_l1_loss huber_loss")
 _CONSTANTS = ("weight", "linear_weight", "linear_bias")
 
 
@@ -43,98 +40,81 @@ def is_one(function: Any) -> bool:
     return isinstance(function, Callable) and inspect.isfunction(function) and function in all_losses()
 
 
-def called(
-    call: Call, key: Hashable, trusted: bool, replay_of: Callable[[Any], Predict | None]
-) -> tuple[Tensor, Any]:
-    """Runs a call of one of torch's losses; returns its value, and the sum that it is or where its samples are.
+def loss_of(
+    call: Call, in_proportion: Callable[[float], Replay], samples: int, trusted: bool
+) -> Rows | Terms:
+    """Return what the result of a call of one of torch's losses is: a term, or where its samples are.
 
     Args:
-        call: which has no result yet.
-        key: names its value.
+        call: its result may be replaced by another one of the same value.
+        in_proportion: gives what computes a number that is in proportion to the samples, for any micro-batch.
+        samples: in the micro-batch.
         trusted: whether its tensors are the output and the target as they are.
-        replay_of: makes a tensor from another target, by its key; None where it does not come from the target alone.
 
     Raises:
         LostError: it mixes samples, or its divisor is not known. It has not run then.
     """
     function, name = call.function, call.name
     given = arguments(function, call.args, call.kwargs)
-    mean = given["reduction"] in ("mean", "batchmean")
     if given.get("size_average") is not None or given.get("reduce") is not None:
         raise LostError("is called with size_average or reduce: use reduction")
+    mean = given["reduction"] in ("mean", "batchmean")
     if mean and name in _DIVIDED_BY_WEIGHTS and given.get("weight") is not None:
         raise LostError("divides by the sum of its weights: use reduction='none' and return (sum, count)")
-    place = Place(0, "trusted") if trusted else _place(call, given)
+    rows = next(rows for _, rows in call.operands if rows) if trusted else _rows(call, given, samples)
     if given["reduction"] == "none":
-        return function(*call.args, **call.kwargs), place
+        return rows
     if not mean:
-        result = function(*call.args, **call.kwargs)
-        return result, Sum((Term(result),), key)
-    by_class = counts_classes(function, given)
-    number = divisor(function, given)
-    replay = next(
-        (
-            replay_of(k)
-            for (t, _), k in zip(call.operands, call.keys, strict=True)
-            if t is given.get("target")
-        ),
-        None,
-    )
-    predict: Predict | None = None
-    if replay is not None and by_class:
+        return Terms((Term(call.result),))
+    number, by_class = divisor(function, given), counts_classes(function, given)
+    target, replay = call.replay_of(given.get("target")), None
+    if target is not None and by_class:
         rest = {name: given.get(name) for name in ("weight", "ignore_index", "reduction")}
-        predict = lambda target: divisor(function, {**rest, "target": replay(target)})  # noqa: E731
-    elif replay is not None and given["target"].numel() == number:
-        predict = lambda target: float(replay(target).numel())  # type: ignore[union-attr]  # noqa: E731
-    masked = isinstance(place.order, tuple) and place.order[0] == "masked"
-    count = Count(number, predict=predict, steady=not by_class and not masked)
+        replay = lambda index: divisor(function, {**rest, "target": target(index)})  # noqa: E731
+    elif rows.regular and not by_class:
+        replay = in_proportion(float(number))
+    elif target is not None and given["target"].numel() == number:
+        replay = lambda index: float(target(index).numel())  # noqa: E731
+    count = Count(number, replay)
     if by_class and given.get("weight") is not None and (isinstance(number, Tensor) or not number):
         # Where all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
         total = function(**{**given, "reduction": "sum"})
-        return total / number, Sum((Term(total, divisor=count),), key)
-    result = function(*call.args, **call.kwargs)
-    return result, Sum((Term(result, divisor=count, divided=True),), key)
+        call.result = total / number
+        return Terms((Term(total, divisor=count),))
+    return Terms((Term(call.result, divisor=count, divided=True),))
 
 
-def _place(call: Call, given: dict[str, Any]) -> Place:
-    """Where the samples of a loss that is not reduced are."""
-    name = call.name
-    if name in _ELEMENTWISE:
-        shape = torch.broadcast_shapes(*(tensor.shape for tensor, _ in call.operands))
-        place = pointwise(call._replace(result=torch.empty(shape, device="meta")))
-        if given["reduction"] == "batchmean" and place.dim:
+def _rows(call: Call, given: dict[str, Any], samples: int) -> Rows:
+    """Return where the samples of a loss that is not reduced are."""
+    if call.name in _ELEMENTWISE:
+        rows = elementwise(call)
+        if given["reduction"] == "batchmean" and rows.dim:
             raise LostError("divides by an extent that is not that of samples")
-        return place
+        return rows
     if not isinstance(given.get("distance_function"), nn.PairwiseDistance | None):
         raise LostError("calls a distance function that is not known to keep samples apart")
-    if name == "ctc_loss":
-        return _temporal(call, given)
-    constants = [given.get(which) for which in _CONSTANTS]
-    rows = [(t, place) for t, place in call.operands if not any(t is constant for constant in constants)]
-    places = {place for _, place in rows}
-    place = places.pop()
-    if (
-        place is None
-        or places
-        or place.dim
-        or any(p for t, p in call.operands if any(t is c for c in constants))
-    ):
+    if call.name == "ctc_loss":
+        return _temporal(call, given, samples)
+    constants = {id(given.get(which)) for which in _CONSTANTS}
+    found = [(tensor, rows) for tensor, rows in call.operands if id(tensor) not in constants]
+    if any(rows for tensor, rows in call.operands if id(tensor) in constants):
+        raise LostError("takes weights that come from the batch")
+    if {(rows and rows.dim, tensor.shape[:1]) for tensor, rows in found} != {(0, found[0][0].shape[:1])}:
         raise LostError("takes tensors whose rows are not those of the same samples")
-    if rows[0][0].dim() < 2:
+    if found[0][0].dim() < 2:
         raise LostError("takes the samples for classes")
-    return place
+    return Rows(0, all(rows is not None and rows.regular for _, rows in found))
 
 
-def _temporal(call: Call, given: dict[str, Any]) -> Place:
+def _temporal(call: Call, given: dict[str, Any], samples: int) -> Rows:
     """A connectionist temporal classification: its samples lie along dimension 1 of the log-probabilities."""
-    wanted = {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}
-    for which, dim in wanted.items():
-        place = next((place for tensor, place in call.operands if tensor is given[which]), None)
-        if which == "log_probs" and place == Place(0, major(given[which].shape[0])):
-            place = Place(1, major(given[which].shape[1]))  # an output as the model gave it
-        if place is None or place.dim != dim or place.order != major(call.samples):
+    for which, dim in {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}.items():
+        rows = next((rows for tensor, rows in call.operands if tensor is given[which]), None)
+        # An output as the model gave it may have steps first: which dimension holds the samples shows only here.
+        known = rows is not None and (rows.dim == dim or which == "log_probs")
+        if not known or given[which].dim() <= dim or given[which].shape[dim] != samples:
             raise LostError(f"needs {which} with a row for each sample along dimension {dim}")
-    return Place(0, major(call.samples))
+    return Rows(0, all(rows.regular for _, rows in call.operands if rows))
 
 
 @cache
@@ -160,7 +140,7 @@ def divisor(function: Callable[..., Any], given: dict[str, Any]) -> float | Tens
     """What one of torch's losses divides by when it is called with ``reduction="mean"`` or ``"batchmean"``.
 
     Args:
-        function: one of :func:`pipepart.loss.reduction.torch_losses`.
+        function: one of torch's losses.
         given: its arguments by name. Of class targets the values count, of all else the shapes.
 
     Returns:

@@ -1,8 +1,10 @@
 """Losses of users: exact for what adds up over samples, and refused with help for what does not."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -39,19 +41,13 @@ def with_penalty(o: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(o.reshape(-1, o.shape[-1]), t.reshape(-1)) + 1e-3 * o.logsumexp(-1).pow(2).mean()
 
 
-def masked(o: Tensor, t: Tensor) -> Tensor:
-    mask = t != -100
-    return (F.cross_entropy(o.transpose(1, 2), t, reduction="none") * mask).sum() / mask.sum()
-
-
-def masked_and_clamped(o: Tensor, t: Tensor) -> Tensor:
-    mask = (t != -100).double()
-    return (o.pow(2).sum(2) * mask).sum() / mask.sum().clamp(min=1)
-
-
 def picked(o: Tensor, t: Tensor) -> Tensor:
     mask = t != -100
-    return F.cross_entropy(o[mask], t[mask]) + 0.1 * o.logsumexp(-1)[mask].pow(2).mean() + o.pow(2).mean()
+    return F.cross_entropy(o[mask], t[mask]) + 0.1 * o.pow(2).mean()
+
+
+def rows_of_more_than_half(o: Tensor, t: Tensor) -> Tensor:
+    return o.logsumexp(-1)[o[..., 0] > 0].pow(2).mean()
 
 
 def in_place(o: Tensor, t: Tensor) -> Tensor:
@@ -67,6 +63,19 @@ def aliased(o: Tensor, t: Tensor) -> Tensor:
     total = first
     total += o.abs().mean()
     return total + first
+
+
+def doubled_before_more_is_added(o: Tensor, t: Tensor) -> Tensor:
+    first = F.mse_loss(o, t)
+    doubled = 2 * first
+    first += o.abs().mean()
+    return doubled
+
+
+def written_before(o: Tensor, t: Tensor) -> Tensor:
+    weights = torch.zeros(3, dtype=o.dtype)
+    weights[1] = 2.0
+    return F.mse_loss(o.clone().sub_(t) * weights, t)
 
 
 def focal(o: Tensor, t: Tensor) -> Tensor:
@@ -94,21 +103,11 @@ def pair_of_output(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return (F.cross_entropy(o, t, reduction="none") * mask).sum(), mask.sum()
 
 
-def smoothed(o: Tensor, t: Tensor) -> Tensor:
-    log = o.log_softmax(-1)
-    return -(log.gather(-1, t[:, None]).squeeze(-1)).mean() * 0.9 - log.mean() * 0.1
-
-
 def distilled(o: Tensor, t: Tensor) -> Tensor:
     return F.kl_div(F.log_softmax(o / 2, -1), F.softmax(t / 2, -1), reduction="batchmean") * 4
 
 
-SCALE = nn.Parameter(torch.zeros((), dtype=torch.double))
 NOTES: list[float] = []
-
-
-def with_a_learned_scale(o: Tensor, t: Tensor) -> Tensor:
-    return F.mse_loss(o, t) * torch.exp(-SCALE) + SCALE
 
 
 def noted(o: Tensor, t: Tensor) -> Tensor:
@@ -121,29 +120,31 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: ((o - t) ** 2).mean(), numbers),
     (lambda o, t: ((o - t) ** 2).sum(), numbers),
     (lambda o, t: torch.mean(torch.sum((o - t) ** 2, dim=-1), dim=0), numbers),
-    (lambda o, t: (o - t).pow(2).mean(0).sum(), numbers),
+    (lambda o, t: (o - t).pow(2).mean(1, keepdim=True).mean(), numbers),
     (lambda o, t: 0.5 * F.mse_loss(o, t) + 1.0, numbers),
     (lambda o, t: F.mse_loss(o, t) * 2 - F.l1_loss(o, t) / 3, numbers),
+    (lambda o, t: 1 - F.mse_loss(o, t).mul(2).double() - t.sum(), numbers),
     (lambda o, t: sum([F.mse_loss(o, t), 0.5 * o.abs().mean()]), numbers),
-    (lambda o, t: torch.stack([F.mse_loss(o, t), o.abs().mean()]).mean(), numbers),
-    (lambda o, t: F.mse_loss(o, t, reduction="sum") / o.shape[0] + (o.exp() - o).sum(1).mean(), numbers),
-    (lambda o, t: (o - t).pow(2).sum() / o.numel(), numbers),
+    (lambda o, t: F.mse_loss(o, t) - F.l1_loss(o, t).detach(), numbers),
+    (lambda o, t: torch.tensor(0.5).double() * F.mse_loss(o * torch.tensor([1.0, 2.0, 3.0]), t), numbers),
     (lambda o, t: torch.sqrt((o - t) ** 2 + 1e-6).mean(), numbers),
     (lambda o, t: (o - t).norm(dim=1).mean(), numbers),
     (lambda o, t: (1 - F.cosine_similarity(o, t)).mean(), numbers),
+    (lambda o, t: F.mse_loss(F.normalize(o), t), numbers),
     (lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)), numbers),
-    (lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones(o.shape[0], 3).double()), numbers),
     (lambda o, t: F.mse_loss(o[t > 0], t[t > 0]), numbers),
+    (lambda o, t: F.mse_loss(o.T, t.T) + F.mse_loss(o[None, :, 1], t[None, :, 1]), numbers),
+    (lambda o, t: F.mse_loss(o.flatten(), t.reshape(-1).view_as(o.flatten())), numbers),
     (lambda o, t: torch.where(t > 0, (o - t) ** 2, (o - t).abs()).mean(), numbers),
-    (lambda o, t: F.mse_loss(o.softmax(1), F.one_hot(t, CLASSES).double()), classes),
+    (lambda o, t: F.cross_entropy(o, t, weight=torch.tensor([0.1, 2.0, 0.0, 1.0]).double()), classes),
     (lambda o, t: F.nll_loss(F.log_softmax(o, dim=1), t), classes),
-    (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()), tokens),
+    (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), label_smoothing=0.1), tokens),
+    (lambda o, t: F.cross_entropy(o.flatten(0, 1).unflatten(0, (-1, 5)).mT, t), tokens),
     (lambda o, t: F.cross_entropy(o.mT, t, reduction="none")[t != -100].mean(), tokens),
-    (lambda o, t: F.cross_entropy(o.reshape(o.shape[0] * o.shape[1], -1), t.reshape(-1)), tokens),
-    (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.T.reshape(-1)), tokens),
-    *((loss, tokens) for loss in (shifted, with_penalty, masked, masked_and_clamped, picked, pair_of_target)),
-    *((loss, numbers) for loss in (in_place, aliased, dice_of_each_sample, distilled, with_a_learned_scale)),
-    *((loss, classes) for loss in (focal, confident, pair_of_output, smoothed, noted)),
+    *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half, pair_of_target)),
+    *((loss, numbers) for loss in (in_place, aliased, doubled_before_more_is_added, written_before)),
+    *((loss, numbers) for loss in (dice_of_each_sample, distilled)),
+    *((loss, classes) for loss in (focal, confident, pair_of_output, noted)),
 ]
 
 
@@ -213,10 +214,58 @@ def detached_ratio(o: Tensor, t: Tensor) -> Tensor:
     return a + b * (a.detach() / b.detach())
 
 
+def loop(o: Tensor, t: Tensor) -> Tensor:
+    total = o.new_zeros(())
+    for _ in range(o.shape[0]):
+        total = total + F.mse_loss(o, t)
+    return total
+
+
+def written_behind_its_graph(o: Tensor, t: Tensor) -> Tensor:
+    copy = o.clone()
+    data = copy.data
+    data.sub_(data.mean(0))
+    return F.mse_loss(copy, t)
+
+
+def written_through_a_view(o: Tensor, t: Tensor) -> Tensor:
+    copy = o.clone()
+    copy[:1].zero_()
+    return F.mse_loss(copy, t)
+
+
+def written_into_a_constant(o: Tensor, t: Tensor) -> Tensor:
+    torch.mean(t, 0, out=BUFFER)
+    return F.mse_loss(o * BUFFER, t)
+
+
+BUFFER = torch.ones(3, dtype=torch.double)
+SCALE = nn.Parameter(torch.zeros((), dtype=torch.double))
+
+
+@torch.jit.script
+def centred(t: Tensor) -> Tensor:
+    return t - t.mean(0)
+
+
 def hooked(o: Tensor, t: Tensor) -> Tensor:
     o.register_hook(lambda gradient: gradient / gradient.norm())
     return F.mse_loss(o, t)
 
+
+def hooked_at_the_end(o: Tensor, t: Tensor) -> Tensor:
+    loss = F.mse_loss(o, t)
+    loss.register_hook(lambda gradient: 2 * gradient)
+    return loss
+
+
+# What is read from the data or the shape of a micro-batch differs from what the mini-batch gives.
+DIVISORS: list[Callable[[Tensor, Tensor], Any]] = [
+    *(lambda o, t: o.shape[0], lambda o, t: o.size(0), lambda o, t: o.numel(), lambda o, t: len(o)),
+    *(lambda o, t: o.shape.numel(), lambda o, t: math.prod(o.shape), lambda o, t: float(np.prod(o.shape))),
+    *(lambda o, t: torch.tensor(o.shape[0]), lambda o, t: (t > 0).sum(), lambda o, t: (t > 0).sum().item()),
+    *(lambda o, t: (t > 0).nonzero().shape[0], lambda o, t: len(t.unique()), lambda o, t: o[t > 0].shape[0]),
+]
 
 REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.mse_loss(o, t).sqrt(), numbers),
@@ -240,9 +289,30 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.triplet_margin_loss(o, t, t.roll(1, 0)), numbers),
     (lambda o, t: F.mse_loss(o, t) * o.abs().mean(), numbers),
     (lambda o, t: F.mse_loss(o, t) / F.mse_loss(o, t).detach(), numbers),
+    *((lambda o, t, n=n: F.mse_loss(o, t, reduction="sum") / n(o, t), numbers) for n in DIVISORS),
     (lambda o, t: F.mse_loss(o, t) * o.shape[0], numbers),
-    (lambda o, t: F.mse_loss(o, t, reduction="sum") / len(o), numbers),
-    (lambda o, t: (o - t).pow(2).sum() * (1 / o.shape[0]), numbers),
+    (lambda o, t: F.mse_loss(o, t) * (2.0 if o.shape == (3, 3) else 1.0), numbers),
+    (lambda o, t: F.mse_loss(o / o.size(0), t), numbers),
+    (lambda o, t: F.mse_loss(o, torch.arange(o.shape[0]).double()[:, None].expand(-1, 3)), numbers),
+    (lambda o, t: F.mse_loss(o.reshape(3, -1).softmax(1), t.reshape(3, -1)), numbers),
+    (lambda o, t: F.mse_loss(o.reshape(1, -1).softmax(1), t.reshape(1, -1)), numbers),
+    (lambda o, t: F.mse_loss(o.flatten().softmax(0), t.flatten()), numbers),
+    (lambda o, t: F.mse_loss(o[:3], t[:3]), numbers),
+    (lambda o, t: F.mse_loss(o[::2], t[::2]), numbers),
+    (lambda o, t: F.mse_loss(o[:, None] - o[None], t[:, None] - t[None]), numbers),
+    (lambda o, t: F.mse_loss(o, t) + torch.where(t > 0)[0].double().mean(), numbers),
+    (lambda o, t: F.mse_loss(o, centred(t)), numbers),
+    (lambda o, t: F.mse_loss(o, torch.vmap(lambda c: c - c.mean(), 1, 1)(t)), numbers),
+    (lambda o, t: F.mse_loss(o * t.mean(), t), numbers),
+    (lambda o, t: F.mse_loss(o, t) * F.l1_loss(o, t).detach(), numbers),
+    (lambda o, t: torch.add(F.mse_loss(o, t), F.l1_loss(o, t), alpha=2), numbers),
+    (lambda o, t: (F.mse_loss(o, t) * torch.ones(3)).sum(), numbers),
+    (lambda o, t: F.mse_loss(o, t) * torch.exp(-SCALE) + SCALE, numbers),
+    (lambda o, t: F.mse_loss(o, t) * torch.rand(()), numbers),
+    (lambda o, t: (o.pow(2) * (t > 0)).sum() / (t > 0).sum(), numbers),
+    (lambda o, t: F.cross_entropy(o.reshape(-1, CLASSES), t.T.reshape(-1)), tokens),
+    (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.reshape(-1)), tokens),
+    (lambda o, t: F.cross_entropy(o, t, ignore_index=int(t[0])), classes),
     (lambda o, t: F.mse_loss(o, t) * float(t.numpy().max()), numbers),
     (lambda o, t: F.mse_loss(o, t) if o.sum() > 0 else F.l1_loss(o, t), numbers),
     (lambda o, t: torch.vmap(lambda a, b: (a - b).pow(2).sum())(o, t).mean(), numbers),
@@ -255,7 +325,14 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
         ),
         numbers,
     ),
-    *((loss, numbers) for loss in (dice, contrastive, read_first, detached_ratio, hooked)),
+    *(
+        (loss, numbers)
+        for loss in (dice, contrastive, read_first, detached_ratio, hooked, hooked_at_the_end, loop)
+    ),
+    *(
+        (loss, numbers)
+        for loss in (written_behind_its_graph, written_through_a_view, written_into_a_constant)
+    ),
     *((loss, numbers) for loss in (Counting(), Averaging())),
     (hardest, classes),
 ]
