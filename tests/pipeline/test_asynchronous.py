@@ -12,6 +12,7 @@ from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import Recompute, plan_by_hand
 from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
+from tests.support.pairwise import pairwise
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -43,9 +44,7 @@ def pipeline(
     return Pipeline(model, plan, loss_fn or nn.MSELoss(), optimizer=factory)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "stages", "optimizer"), pairwise(SCHEDULES, [2, 3, 4], OPTIMIZERS))
 def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optimizer):
     torch.manual_seed(stages)
     model = chain(stages)

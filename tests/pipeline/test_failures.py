@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
+from tests.support.pairwise import pairwise
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
@@ -18,10 +19,12 @@ def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
-@pytest.mark.parametrize("micro_batch", [0, 3])
-@pytest.mark.parametrize("position", [0, 1, 2, 4, 5])
-@pytest.mark.parametrize("where", ["forward", "function", "tensor hook"])
+@pytest.mark.parametrize(
+    ("where", "position", "micro_batch", "schedule"),
+    pairwise(
+        ["forward", "function", "tensor hook"], [0, 1, 2, 4, 5], [0, 3], ["1f1b", "gpipe", "sequential"]
+    ),
+)
 def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
     """Its own object, the frame that raised it, notes with layer, stage and micro-batch; then a good step."""
     fuse = Fuse(where)

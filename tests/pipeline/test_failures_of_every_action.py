@@ -18,6 +18,7 @@ from schedules import Kind
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.fuses import Trouble, notes
+from tests.support.pairwise import pairwise
 from tests.support.replicas import IN_TURN, summed_step
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
@@ -91,9 +92,7 @@ def check_that_it_goes_on(pipe: Pipeline, model: nn.Module) -> None:
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-@pytest.mark.parametrize("call", [0, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "stage", "call"), pairwise(PLACES, [0, 1, 2], [0, 2]))
 def test_an_action_of_a_stage(place, stage, call):
     kind, letter, how = PLACES[place]
     model = network()

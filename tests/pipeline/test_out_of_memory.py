@@ -15,6 +15,7 @@ from pipepart.units import format_bytes
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.fuses import notes
+from tests.support.pairwise import pairwise
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 
@@ -67,14 +68,17 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large())
 
 
-@pytest.mark.parametrize("call", [0, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(
-    ("schedule", "recompute"), [("1f1b", "never"), ("gpipe", "never"), ("zb-h1", "never"), ("1f1b", "always")]
+    ("order", "where", "stage", "call"),
+    pairwise(
+        [("1f1b", "never"), ("gpipe", "never"), ("zb-h1", "never"), ("1f1b", "always")],
+        ["forward", "backward"],
+        [0, 1, 2],
+        [0, 2],
+    ),
 )
-def test_nothing_of_a_step_lives_in_the_error(schedule, recompute, where, stage, call):
-    model = network()
+def test_nothing_of_a_step_lives_in_the_error(order, where, stage, call):
+    model, (schedule, recompute) = network(), order
     plan = plan_by_hand(
         [str(index) for index in range(6)], [2, 4], micro_batches=4, schedule=schedule, recompute=recompute
     )

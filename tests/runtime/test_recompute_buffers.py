@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
+from tests.support.pairwise import pairwise
 
 X, Y = torch.linspace(-1, 1, 40).reshape(10, 4), torch.linspace(1, 0, 40).reshape(10, 4)
 
@@ -67,9 +68,9 @@ def trained(model: nn.Module, recompute: Recompute, schedule: str = "1f1b", step
     return losses | plain.gradients(ours) | dict(ours.named_buffers())
 
 
-@pytest.mark.parametrize("recompute", ["except-last", "always"])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    ("how", "schedule", "recompute"), pairwise(WAYS, ["1f1b", "gpipe"], ["except-last", "always"])
+)
 def test_a_buffer_written_in_any_way_that_the_output_hangs_on(how, schedule, recompute):
     model = nn.Sequential(
         nn.Linear(4, 4), nn.Linear(4, 4), Moving(how), nn.Linear(4, 4), Moving(how), nn.Linear(4, 4)
