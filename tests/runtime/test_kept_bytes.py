@@ -5,20 +5,35 @@ import torch
 from torch import nn
 
 import pipepart
-from pipepart import Pipeline
+from pipepart import Pipeline, Profile
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
 
+X, Y = torch.linspace(-2, 2, 64 * 16).view(64, 16), torch.arange(64) % 16
 
-@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return pipepart.profile(
+        saving_network(), X, loss_fn=nn.CrossEntropyLoss(), target=Y, micro_batches=8, seconds=0.01, threads=1
+    )
+
+
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved-1f1b", 2)]
+    ("schedule", "chunks", "recompute"),
+    [
+        ("gpipe", 1, "except-last"),
+        ("1f1b", 1, "never"),
+        ("1f1b", 1, "always"),
+        ("zb-h1", 1, "never"),
+        ("zb-h1", 1, "except-last"),
+        ("interleaved-1f1b", 2, "never"),
+        ("interleaved-1f1b", 2, "always"),
+    ],
 )
-def test_the_measured_peak_is_the_planned_one(schedule: str, chunks: int, recompute: Recompute):
-    model = saving_network()
-    x, y = torch.randn(64, 16), torch.randint(16, (64,))
-    loss_fn = nn.CrossEntropyLoss()
-    profile = pipepart.profile(model, x, loss_fn=loss_fn, target=y, micro_batches=8, seconds=0.01, threads=1)
+def test_the_measured_peak_is_the_planned_one(
+    profile: Profile, schedule: str, chunks: int, recompute: Recompute
+):
     plan = pipepart.plan(
         profile,
         pipepart.Cluster.virtual(2, threads=1),
@@ -27,11 +42,11 @@ def test_the_measured_peak_is_the_planned_one(schedule: str, chunks: int, recomp
         chunks=chunks,
         cut_before=["3", "6", "9"] if chunks == 2 else ["6"],
     )
-    with Pipeline(model, plan, loss_fn) as pipe:
-        pipe.step(x, target=y)
+    with Pipeline(saving_network(), plan, nn.CrossEntropyLoss()) as pipe:
+        pipe.step(X, target=Y)
         pipe.zero_grad()
         with pipe.trace(memory=True) as trace:
-            pipe.step(x, target=y)
+            pipe.step(X, target=Y)
     assert trace.median.peak_bytes == plan.simulate().peak_bytes
     for device, at in enumerate(trace.median.peak_at):
         assert at in trace.median.starts[device]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import pipepart
-from pipepart.pipeline import Pipeline
+from pipepart import Pipeline, Profile
 from pipepart.runtime import Step
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
@@ -75,15 +75,22 @@ def bytes_of(held: Iterable[Tensor]) -> int:
 CASES = [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)]
 
 
+X, Y = torch.linspace(-2, 2, 64 * 16).view(64, 16), torch.zeros(64, 16)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return pipepart.profile(
+        saving_network(), X, loss_fn=nn.MSELoss(), target=Y, micro_batches=8, seconds=0.01, threads=1
+    )
+
+
 @pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
-def test_a_device_keeps_as_much_as_the_plan_says(schedule, chunks, recompute: Recompute, monkeypatch):
+def test_a_device_keeps_as_much_as_the_plan_says(
+    profile, schedule, chunks, recompute: Recompute, monkeypatch
+):
     saved.clear()
-    model = saving_network()
-    x, y = torch.randn(64, 16), torch.randn(64, 16)
-    profile = pipepart.profile(
-        model, x, loss_fn=nn.MSELoss(), target=y, micro_batches=8, seconds=0.01, threads=1
-    )
     plan = pipepart.plan(
         profile,
         pipepart.Cluster.virtual(2, threads=1),
@@ -94,12 +101,12 @@ def test_a_device_keeps_as_much_as_the_plan_says(schedule, chunks, recompute: Re
     )
     assert len(plan.stages) == 2 * chunks
     assert {stage.recompute for stage in plan.stages} == {recompute}
-    counted = nn.Sequential(*map(Counted, model))
+    counted = nn.Sequential(*map(Counted, saving_network()))
     with Pipeline(counted, plan, loss_fn=Counted(nn.MSELoss()), reduction="mean") as pipe:
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
         saved.clear()
         peaks = count_after_each_action(monkeypatch)
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
     for worker, predicted in zip(plan.workers, plan.simulate().peak_bytes, strict=True):
         assert peaks[f"pipepart-{worker.name}"] == predicted
 

@@ -37,10 +37,14 @@ def side_streams() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("devices", [TWO, SHARED])
-@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize(
+    ("devices", "recompute"), [(TWO, "never"), (TWO, "except-last"), (TWO, "always"), (SHARED, "always")]
+)
 def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices, recompute):
-    """The input comes out of a layer before the pipeline, and the loss out of one behind it."""
+    """The input comes out of a layer before the pipeline, and the loss out of one behind it.
+
+    The thread of autograd for a device runs the backward, so workers that waited for that device would wait for ever.
+    """
     model, before, behind = chain(), nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
     whole = nn.ModuleList([before, model, behind])
     reference = plain.twin(whole)
