@@ -6,7 +6,7 @@ It imports nothing heavy, so that a wrong value is reported at once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,7 +86,8 @@ def option(
     metavar: str,
     help_text: str,
     parser: Callable[[str], Any] | None = None,
-    *names: str,
+    *,
+    names: Sequence[str] = (),
     show_default: bool = False,
     **more: Any,
 ) -> Any:
@@ -105,8 +106,7 @@ Sample = Annotated[
     option(
         "SHAPE[:DTYPE[:BOUND]]",
         "Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
-        None,
-        "--input",
+        names=("--input",),
     ),
 ]
 Devices = Annotated[
@@ -124,7 +124,7 @@ TimeBudget = Annotated[
     float, option("SECONDS", "Time to measure each micro-batch size for.", min=0, show_default=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", None, "--output", "-o")]
+Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", names=("--output", "-o"))]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
     list[Any] | None, option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin)

@@ -113,22 +113,21 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = list(self.columns)
-        while (rank := max(column.rank for column in shown)) and self._width(
-            console, options, shown
-        ) > options.max_width:
+        while not (fits := self._width(console, options, shown) <= options.max_width):
+            rank = max(column.rank for column in shown)
+            if rank == 0:
+                break
             shown = [column for column in shown if column.rank < rank]
         left_out = [column.called for column in self.columns if column not in shown and column.called]
         yield Text(self.title, style="bold")
-        yield self._table(shown)
+        yield self._table(shown, fold=not fits)
         for note in self.notes:
             yield Text(note, style="dim")
         if left_out:
             yield Text(f"Not shown at this width: {', '.join(left_out)}.", style="dim")
 
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._table(self.columns))
-
-    def _table(self, columns: Sequence[Column], folded: bool = False) -> Table:
+    def _table(self, columns: Sequence[Column], *, narrow: bool = False, fold: bool = False) -> Table:
+        """Make the table; ``narrow`` with long names folded, ``fold`` with cells of any column folded if needed."""
         table = Table(box=_BOX, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         lines = max(column.header.count("\n") for column in columns)
         for column in columns:
@@ -136,10 +135,10 @@ class FittingTable:
                 # Titles stand on their line, cells that fold hang from theirs.
                 "\n" * (lines - column.header.count("\n")) + column.header,
                 justify="left" if column.text else "right",
-                no_wrap=not column.folds,
+                no_wrap=not (fold or column.folds),
                 overflow="fold",
                 style=column.style,
-                max_width=_NAME_WIDTH if folded and column.folds else None,
+                max_width=_NAME_WIDTH if narrow and column.folds else None,
             )
         rows = list(zip(*(column.cells for column in columns), strict=True))
         for index, row in enumerate(rows):
@@ -154,4 +153,4 @@ class FittingTable:
     def _width(self, console: Console, options: ConsoleOptions, columns: Sequence[Column]) -> int:
         """The width of the columns with long names folded."""
         wide = options.update(width=10_000)
-        return Measurement.get(console, wide, self._table(columns, folded=True)).maximum
+        return Measurement.get(console, wide, self._table(columns, narrow=True)).maximum

@@ -17,14 +17,14 @@ def check_table(report: CheckReport) -> Group:
     recompute = any(row.recompute != "never" for row in rows)
     columns = [
         Column("schedule", [row.schedule for row in rows], text=True),
-        Column("stages", [str(row.stages) for row in rows], rank=2),
+        Column("stages", [str(row.stages) for row in rows], rank=5),
         Column("dtype", [row.dtype for row in rows], text=True),
         *([Column("recompute", [row.recompute for row in rows], text=True)] if recompute else []),
-        Column("losses", [_same(row.losses) for row in rows]),
+        Column("losses", [_same(row.losses) for row in rows], rank=1),
         Column("gradients", [_same(row.gradients) for row in rows]),
-        Column("parameters", [_same(row.parameters) for row in rows]),
-        Column("buffers", [_same(row.buffers) for row in rows], rank=1),
-        Column("whole\nmini-batch", [_error(row.mini_batch) for row in rows]),
+        Column("parameters", [_same(row.parameters) for row in rows], rank=2),
+        Column("buffers", [_same(row.buffers) for row in rows], rank=4),
+        Column("whole\nmini-batch", [_error(row.mini_batch) for row in rows], rank=3),
         Column("", ["same" if row.ok else "differs" for row in rows], name="verdict", text=True),
     ]
     allowed = ", ".join(dict.fromkeys(f"{row.tolerance:.0e} in {row.dtype}" for row in rows))

@@ -37,6 +37,16 @@ def test_a_model_that_is_right_ends_with_status_0_and_says_so(run: Run) -> None:
     assert "All 6 are bit for bit those of the plain model in the same micro-batches." in result.stdout
 
 
+def test_no_cell_is_cut_off_on_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("check models.py:whole --steps 1 --schedule interleaved-1f1b --recompute always").stdout
+    rows = [line.split() for line in lines.splitlines() if line.startswith("interleaved-1f1b")]
+    assert [(*row[1:3], row[-1]) for row in rows] == [
+        ("float64", "always", "same"),
+        ("float32", "always", "same"),
+    ]
+
+
 def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: None) -> None:
     result = run("check faulty.py:threads --schedule gpipe --steps 1 --dtype own")
     assert result.exit_code == 1

@@ -207,6 +207,16 @@ def test_devices_without_a_limit_have_no_limit_column(
     assert "limit" not in printed(memory_table(free))
 
 
+def test_cells_are_folded_if_no_column_is_left_to_leave_out(
+    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = [Column(str(number), ["bit for bit"]) for number in range(3)]
+    lines = printed(FittingTable("Numbers", columns)).splitlines()
+    assert max(map(len, lines)) <= 20
+    assert sum(line.count("bit") for line in lines) == 6
+
+
 def test_names_cannot_send_escape_codes_to_the_terminal(printed: Callable[..., str]) -> None:
     table = FittingTable("Layers", [Column("layer", ["a\x1b[31mred"], text=True)])
     assert "a\\x1b[31mred" in printed(table)
