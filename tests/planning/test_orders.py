@@ -100,22 +100,17 @@ def test_devices_that_could_be_exchanged_are_of_one_type():
 
 @pytest.mark.parametrize(("kinds", "count"), [((3,), 1), ((2, 1), 3), ((1, 1, 1), 6)])
 def test_the_walk_has_every_order_once(kinds, count):
-    devices = tuple(
-        Device(name=f"{kind}:{index}", kind=str(kind))
-        for kind, size in enumerate(kinds)
-        for index in range(size)
-    )
-    orders = all_orders(Cluster(devices=devices), 3)
-    paths = [[state] for state in orders.starts]
+    orders = all_orders([range(size) for size in kinds], 3)
+    paths = [[state] for state in orders.ends]
     for left in range(1, 4):
         paths = [
-            [*path, int(orders.target[edge])]
+            [*path, int(orders.state[edge])]
             for path in paths
-            for edge in range(len(orders.source))
-            if orders.source[edge] == path[-1] and orders.left[edge] == left
+            for edge in range(len(orders.rest))
+            if orders.rest[edge] == path[-1] and orders.left[edge] == left
         ]
     assert len(paths) == count
-    assert {path[-1] for path in paths} == set(orders.finals.tolist())
+    assert {path[-1] for path in paths} == set(orders.full.tolist())
 
 
 def described(*sizes: int) -> Cluster:

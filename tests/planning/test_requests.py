@@ -1,12 +1,9 @@
 """Requests that used to fail or to plan something else: replicas with a searched order, replan, named schedules."""
 
-from itertools import pairwise
-
 import pytest
 
 import pipepart
-from pipepart import Cluster, Device, Link, Plan
-from pipepart.cluster import PairLink
+from pipepart import Cluster, Link, Plan
 from pipepart.planning import replan
 from pipepart.planning.partition.device_orders import all_orders
 from tests.planning.problems import Layer, profile_of
@@ -61,13 +58,12 @@ def test_replan_keeps_the_constraints_of_the_plan():
 
 def test_all_orders_of_eight_unlike_devices_are_searched():
     """Eight unlike devices have 1,024 edges; 10,864 if each pair has a link of its own."""
-    devices = tuple(Device(name=f"d{i}", kind="made up", speed=1 + i / 8) for i in range(8))
-    links = tuple(PairLink(between=(a.name, b.name), latency=0.1) for a, b in pairwise(devices))
-    with_links = all_orders(Cluster(devices=devices, links=links), 8, 20_000)
+    unlike = [(device,) for device in range(8)]
+    with_links = all_orders(unlike, 8, links=True, most_edges=20_000)
     assert with_links.complete
-    assert len(with_links.target) == 10_864
-    assert len(all_orders(Cluster(devices=devices), 8).target) == 1_024
-    assert not all_orders(Cluster(devices=devices), 8, 1_000).complete
+    assert len(with_links.state) == 10_864
+    assert len(all_orders(unlike, 8).state) == 1_024
+    assert not all_orders(unlike, 8, most_edges=1_000).complete
 
 
 def test_devices_may_have_different_numbers_of_stages():

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from .device_states import DeviceStates
 from .exact.capacity import SLACK, Capacity
 from .exact.reachability import Reachability
 from .problem import Floats, Ints, Net, Problem
@@ -43,11 +42,11 @@ class CrossingBound:
     Takes ``RANGES`` x ``LENGTHS`` x ``PRICES`` minimum cuts of the graph at the most, and nodes² / 8 bytes.
     """
 
-    def __init__(self, problem: Problem, states: DeviceStates) -> None:
-        self._problem, self._states = problem, states
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         total = float(problem.work.sum())
-        second = Capacity(problem, states, 1.0)
-        even_share = total / float(second.total[0]) * second.largest_capacity
+        second = Capacity(problem, 1.0)
+        even_share = total / float(second.total[-1]) * second.largest_capacity
         self._edges: Floats = np.linspace(0.0, total, RANGES + 1)
         self._costs: list[tuple[float, Floats]] = []
         reachable = Reachability(problem, 0, len(problem))
@@ -77,7 +76,7 @@ class CrossingBound:
 
         A stage from one range to another is at least as long as from the end of the first to the begin of the second.
         """
-        capacity = Capacity(self._problem, self._states, seconds)
+        capacity = Capacity(self._problem, seconds)
         device = capacity.largest_capacity * (1 + SLACK)
         first, last = self._edges[:-1], self._edges[1:]
         # Row 0 is the empty border and the last column the full one: nothing crosses these.

@@ -16,11 +16,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..partition.device_orders import Orders, all_orders
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Memory of a device without a limit: larger than any graph, and sums of it fit 64 bits.
 UNLIMITED = 2**60
+
+# With more edges between the states of the devices, only the cluster's own order of them is searched. Ten different
+# devices have 5,120.
+MOST_EDGES = 5500
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,12 @@ class Problem:
         firsts = np.array([net.pins[0] for net in self.nets], dtype=np.int64)
         lasts = np.array([net.pins[-1] for net in self.nets], dtype=np.int64)
         return firsts, lasts, np.array([net.seconds for net in self.nets])
+
+    @cached_property
+    def orders(self) -> Orders:
+        """The orders of the devices; any of them may be left out."""
+        groups = [device_type.devices for device_type in self.types]
+        return all_orders(groups, self.device_count, leave_out=True, most_edges=MOST_EDGES)
 
     @property
     def device_count(self) -> int:

@@ -12,10 +12,9 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 1. **Upper bound** (``initial_split``). The best cut into intervals of a few topological orders, by dynamic programming
    (``exact/intervals.py``), improved by moves of single nodes (``heuristics/local_moves.py``).
 2. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? First the downsets that
-   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` rules
-   out most. Then border I' is reached with one more device than border I if I' \\ I is a stage of at most T seconds
-   (``feasible_stages.py``). There is a cut if V is reached. *Dominance* leaves out borders to which a node can be added
-   at no cost.
+   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` rules out most. Then
+   border I' is reached with one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if
+   V is reached. *Dominance* leaves out borders to which a node can be added at no cost.
 3. **Gap search** (``gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
    the cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
 4. **Too many downsets** (``_bound_gap``). Minimum cuts bound from below (``crossing_bound.py``), a beam of the least
@@ -38,11 +37,10 @@ import numpy as np
 
 from .budget import NO_LIMIT, Budget
 from .crossing_bound import CrossingBound
-from .device_states import DeviceStates, device_states
 from .exact.capacity import SLACK, Capacity
 from .exact.decision import Decider
 from .exact.downsets import blocks, downsets
-from .exact.intervals import best_intervals
+from .exact.intervals import best_order_split
 from .gap_search import RESOLUTION, GapSearch
 from .heuristics.beam import beam, raise_bound
 from .heuristics.local_moves import improve_by_moves
@@ -83,21 +81,20 @@ class SearchResult:
 
 def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> SearchResult:
     """Return the cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
-    states = device_states(problem)
     low = simple_lower_bound(problem)
     one_order = all(high - start == 1 for start, high in blocks(problem))
-    split = initial_split(problem, states, low, effort.budget, one_order=one_order)
+    split = initial_split(problem, low, effort.budget, one_order=one_order)
     if split and any_will_do:
         return SearchResult(split, low, optimal=False)
     if one_order:
         # Each downset is a prefix of one order, so every cut is a cut of that order into intervals.
         value = split.bottleneck(problem) if split else math.inf
-        return SearchResult(split, value if states.complete else low, optimal=states.complete)
+        return SearchResult(split, value if problem.orders.complete else low, optimal=problem.orders.complete)
     if split and split.bottleneck(problem) * (1 - RESOLUTION) <= low:
         return SearchResult(split, split.bottleneck(problem), optimal=True)
     if effort.budget.spent:
         return SearchResult(split, low, optimal=False)
-    return _close_gap(problem, states, split, low, effort)
+    return _close_gap(problem, split, low, effort)
 
 
 def simple_lower_bound(problem: Problem) -> float:
@@ -115,9 +112,7 @@ def simple_upper_bound(problem: Problem) -> float:
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
 
 
-def initial_split(
-    problem: Problem, states: DeviceStates, low: float, budget: Budget, *, one_order: bool = False
-) -> Split | None:
+def initial_split(problem: Problem, low: float, budget: Budget, *, one_order: bool = False) -> Split | None:
     """A good cut, or None if no intervals of the orders tried fit."""
     best: Split | None = None
     # Loads are differences of running sums, which can round to a little more than the bound.
@@ -130,7 +125,7 @@ def initial_split(
         # A small limit first: short intervals are quick to check and usually enough.
         guess = min(1.25 * low, most) if best is None else limit
         while True:
-            found = best_intervals(problem, order, states, guess)
+            found = best_order_split(problem, order, guess)
             if found or guess >= most or best:
                 break
             guess = min(2 * guess, most) if guess else most
@@ -145,36 +140,34 @@ def initial_split(
     return best
 
 
-def _close_gap(
-    problem: Problem, states: DeviceStates, split: Split | None, low: float, effort: Effort
-) -> SearchResult:
+def _close_gap(problem: Problem, split: Split | None, low: float, effort: Effort) -> SearchResult:
     high = split.bottleneck(problem) if split else simple_upper_bound(problem) * (1 + RESOLUTION)
     most = min(effort.sets, max(1, MOST_BITS // len(problem)))
-    sets = downsets(problem, Capacity(problem, states, high * (1 - RESOLUTION)), most)
+    sets = downsets(problem, Capacity(problem, high * (1 - RESOLUTION)), most)
     if sets is None:
-        return _bound_gap(problem, states, effort.budget, split, low)
+        return _bound_gap(problem, effort.budget, split, low)
     if split and len(sets) > FEW:
         # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
         likely = GapSearch(problem, split, high, low)
-        likely.close(Decider(problem, states, sets.thinned(FEW), effort.pairs), effort.budget, ENOUGH)
+        likely.close(Decider(problem, sets.thinned(FEW), effort.pairs), effort.budget, ENOUGH)
         split, high = likely.split, likely.high
     gap = GapSearch(problem, split, high, low)
-    if not gap.close(Decider(problem, states, sets, effort.pairs), effort.budget):
-        return _bound_gap(problem, states, effort.budget, gap.split, gap.low)
+    if not gap.close(Decider(problem, sets, effort.pairs), effort.budget):
+        return _bound_gap(problem, effort.budget, gap.split, gap.low)
     if gap.split is None:
-        return SearchResult(None, math.inf, optimal=states.complete)
-    return SearchResult(gap.split, gap.high, optimal=states.complete)
+        return SearchResult(None, math.inf, optimal=problem.orders.complete)
+    return SearchResult(gap.split, gap.high, optimal=problem.orders.complete)
 
 
-def _bound_gap(
-    problem: Problem, states: DeviceStates, budget: Budget, split: Split | None, low: float
-) -> SearchResult:
+def _bound_gap(problem: Problem, budget: Budget, split: Split | None, low: float) -> SearchResult:
     """Return the best cut and bound if there are too many downsets, or the effort is spent."""
     if split is None:
         return SearchResult(None, low, optimal=False)
     if not budget.spent:
-        low = CrossingBound(problem, states).bound(low, split.bottleneck(problem))
-    split = beam(problem, states, budget, split, low)
-    split, low = raise_bound(problem, states, budget, split, low)
+        low = CrossingBound(problem).bound(low, split.bottleneck(problem))
+    split = beam(problem, budget, split, low)
+    split, low = raise_bound(problem, budget, split, low)
     high = split.bottleneck(problem)
-    return SearchResult(split, min(low, high), optimal=states.complete and low >= high * (1 - RESOLUTION))
+    return SearchResult(
+        split, min(low, high), optimal=problem.orders.complete and low >= high * (1 - RESOLUTION)
+    )

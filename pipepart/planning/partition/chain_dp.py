@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster import Cluster, Link
+from ...cluster import Cluster
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import Floats, Recompute, StashCounts
-from .device_orders import Ints, Orders, all_orders, devices_of, given_order
+from .device_orders import DeviceType, Ints, Orders, all_orders, device_types, devices_of, given_order
+from .intervals import Intervals, best_intervals
 
 _SAME = 1e-12
 # Of cuts with equal bottlenecks the one whose stages take the least time in total, and of those the more even one.
@@ -63,26 +64,29 @@ class ChainProblem:
         self._costs, self._cluster, self._stages, self._counts = costs, cluster, stages, counts
         self._modes = tuple(counts)
         self._ranges = constraints.stage_ranges(stages)
-        self._orders = all_orders(cluster, stages, _MOST_WORK // costs.layers)
+        self._types = device_types(cluster)
+        self._groups = [kind.devices for kind in self._types]
+        self._links = bool(cluster.links)
+        self._orders = all_orders(
+            self._groups, stages, links=self._links, most_edges=_MOST_WORK // costs.layers
+        )
 
     def best(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck; None if no cut fits.
 
-        Exact, by dynamic programming over suffixes: the best cut of the layers from ``a`` on over a set of devices is a
-        first stage ``[a, b)`` on one of them, and the best cut from ``b`` on over the others. A suffix is the right
-        state because a stage's stash depends on the number of stages from it to the end. Of identical devices only the
-        number counts. A guess of the bottleneck limits the ends that are looked at; a cut that is no worse than the
-        guess is optimal. O(layers x longest stage x edges of the device-state graph).
+        Exact, by :func:`.intervals.best_intervals`. It goes over suffixes because a stage's stash depends on the number
+        of stages from it to the end. A guess of the bottleneck limits the ends that are looked at; a cut that is no
+        worse than the guess is optimal. O(layers x longest stage x edges of the device-state graph).
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
         orders = self._orders
-        found = self._least(orders, self._load, self._ends_within_seconds(orders), self._first_guess(orders))
+        found = self._least(orders, self._load, self._ends_within_seconds, self._first_guess())
         if found is None:
             return None
-        if len(orders.types) > 1 and self._stages == len(self._cluster):
-            own = given_order(self._cluster, range(self._stages))
-            as_given = self._least(own, self._load, self._ends_within_seconds(own), found * (1 + _SAME))
+        if len(self._types) > 1 and self._stages == len(self._cluster):
+            own = given_order(self._groups, range(self._stages), links=self._links)
+            as_given = self._least(own, self._load, self._ends_within_seconds, found * (1 + _SAME))
             if as_given is not None and as_given <= found * (1 + _SAME):
                 orders = own  # the user's own order is as good as any
         return self._evenest(orders, found)
@@ -90,7 +94,7 @@ class ChainProblem:
     def nearest(self) -> ChainCut | None:
         """Return the cut with the smallest largest deficit of memory; None if no cut is possible at all."""
         orders = self._orders
-        largest = max(kind.memory for kind in orders.types)
+        largest = max(kind.memory for kind in self._types)
 
         def ends(deficit: float) -> list[int]:
             return [
@@ -106,20 +110,14 @@ class ChainProblem:
         first_layers, device_indices = self._traced(orders, self._deficit, ends(found))
         return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), orders.complete)
 
-    def _first_guess(self, orders: Orders) -> float:
-        speeds = sorted((kind.speed for kind in orders.types for _ in kind.devices), reverse=True)
+    def _first_guess(self) -> float:
+        speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
         even = self._costs.total_seconds / sum(speeds[: self._stages])
         return 1.1 * max(even, float(self._costs.seconds.max()) / speeds[0])
 
-    def _ends_within_seconds(self, orders: Orders) -> Callable[[float], list[int]]:
-        fastest = max(kind.speed for kind in orders.types)
-
-        def ends(limit: float) -> list[int]:
-            return [
-                self._costs.last_end_within_seconds(a, limit * fastest) for a in range(self._costs.layers)
-            ]
-
-        return ends
+    def _ends_within_seconds(self, limit: float) -> list[int]:
+        fastest = max(kind.speed for kind in self._types)
+        return [self._costs.last_end_within_seconds(a, limit * fastest) for a in range(self._costs.layers)]
 
     def _least(
         self, orders: Orders, value: _Value, last_ends: Callable[[float], list[int]], guess: float
@@ -128,11 +126,11 @@ class ChainProblem:
         step = max(abs(guess), 1e-9)
         while True:
             ends = last_ends(guess)
-            found = self._sweep(orders, value, ends, np.maximum)[0][orders.finals, 0].min()
+            found = self._intervals(orders, value, ends, np.maximum).value
             if found <= guess or (min(ends) == self._costs.layers and not math.isfinite(found)):
-                return float(found) if math.isfinite(found) else None
+                return found if math.isfinite(found) else None
             # A value that was found bounds the best one; otherwise look further.
-            guess = float(found) if math.isfinite(found) else guess + step
+            guess = found if math.isfinite(found) else guess + step
             step *= 2
 
     def _evenest(self, orders: Orders, limit: float) -> ChainCut:
@@ -143,7 +141,7 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        first_layers, devices = self._traced(orders, value, self._ends_within_seconds(orders)(limit), np.add)
+        first_layers, devices = self._traced(orders, value, self._ends_within_seconds(limit), np.add)
         complete = self._orders.complete
         return ChainCut(first_layers, devices, limit if complete else 0.0, 0, complete)
 
@@ -151,44 +149,23 @@ class ChainProblem:
         self, orders: Orders, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The first layers and the devices of the stages of the cut with the least value."""
-        best, choice, end_of = self._sweep(orders, value, last_ends, joined)
-        state, start = int(orders.finals[best[orders.finals, 0].argmin()]), 0
-        first_layers, types = [], []
-        for _ in range(self._stages):
-            edge = int(choice[state, start])
-            first_layers.append(start)
-            types.append(int(orders.type[edge]))
-            state, start = int(orders.source[edge]), int(end_of[state, start])
-        assert start == self._costs.layers
-        return tuple(first_layers), devices_of(orders, types)
+        first_layers, types = self._intervals(orders, value, last_ends, joined).stages()
+        return first_layers, devices_of(self._groups, types)
 
-    def _sweep(
+    def _intervals(
         self, orders: Orders, value: _Value, last_ends: Sequence[int], joined: _Joined
-    ) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32]]:
-        """For each state and first layer the best value, the edge that gives it, and where its stage ends."""
-        layers = self._costs.layers
-        view = _View(self._costs, self._cluster, orders)
-        best = np.full((orders.states, layers + 1), np.inf)
-        best[orders.starts, layers] = -np.inf if joined is np.maximum else 0.0
-        choice = np.zeros((orders.states, layers + 1), dtype=np.int32)
-        end_of = np.zeros((orders.states, layers + 1), dtype=np.int32)
-        targets, firsts = np.unique(orders.target, return_index=True)
-        segment = np.repeat(np.arange(len(targets)), np.diff(np.r_[firsts, len(orders.target)]))
-        edges = np.arange(len(orders.target))
-        for row in self._costs.rows(last_ends):
-            start = row.start
-            values = value(row, view)
-            if self._ranges:
-                values = np.where(self._allowed(orders, row), values, np.inf)
-            both = joined(values, best[orders.source, start + 1 : start + 1 + values.shape[1]])
-            end = both.argmin(axis=1)
-            of_edge = both[edges, end]
-            least = np.minimum.reduceat(of_edge, firsts)
-            good = np.flatnonzero(of_edge <= least[segment])[::-1]
-            best[targets, start] = least
-            choice[orders.target[good], start] = good
-            end_of[orders.target[good], start] = start + 1 + end[good]
-        return best, choice, end_of
+    ) -> Intervals:
+        view = _View(self._costs, self._cluster, self._types, orders)
+
+        def rows() -> Iterator[tuple[int, Floats]]:
+            for row in self._costs.rows(last_ends):
+                values = value(row, view)
+                yield (
+                    row.start,
+                    np.where(self._allowed(orders, row), values, np.inf) if self._ranges else values,
+                )
+
+        return best_intervals(orders, self._costs.layers, rows(), joined)
 
     def _allowed(self, orders: Orders, row: Row) -> NDArray[np.bool_]:
         """[edges, ends]: whether the pins let the edge's stage begin at the row's layer and have the end."""
@@ -226,41 +203,45 @@ class ChainProblem:
 class _View:
     """The edges of the device-state graph as columns, to broadcast over the ends of a row."""
 
-    def __init__(self, costs: ChainCosts, cluster: Cluster, orders: Orders) -> None:
-        types = orders.types
+    def __init__(
+        self, costs: ChainCosts, cluster: Cluster, types: Sequence[DeviceType], orders: Orders
+    ) -> None:
         self.pace = 1 / np.array([kind.speed for kind in types])[orders.type][:, None]
         self.memory = np.array([kind.memory for kind in types])[orders.type][:, None]
         self.unlimited = bool(np.isinf(self.memory).all())
         self.left = orders.left
-        self._links, self._before, self._behind = _links(costs, cluster, orders)
+        self._links, self._before, self._after = _links(costs, cluster, types, orders)
 
     def transfer(self, row: Row) -> Floats:
         """Seconds of a stage's borders."""
         ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
         if len(self._links) == 1:
             return (self._links[0, row.start] + self._links[0, ends])[None, :]
-        return self._links[self._before, row.start][:, None] + self._links[self._behind, ends]
+        return self._links[self._before, row.start][:, None] + self._links[self._after, ends]
 
 
 _Value = Callable[[Row, _View], Floats]
 _Joined = Callable[[Floats, Floats], Floats]
 
 
-def _links(costs: ChainCosts, cluster: Cluster, orders: Orders) -> tuple[Floats, Ints, Ints]:
-    """Border seconds of each kind of link, and the kind in front of and behind the stage of each edge."""
+def _links(
+    costs: ChainCosts, cluster: Cluster, types: Sequence[DeviceType], orders: Orders
+) -> tuple[Floats, Ints, Ints]:
+    """Border seconds of each kind of link, and the kind before and after the stage of each edge."""
     if not cluster.links:
         none = np.zeros(len(orders.type), dtype=np.int64)
         return costs.border_seconds(cluster.link)[None, :], none, none
-    kinds = len(orders.types)
+    kinds = len(types)
     table = np.zeros((kinds + 1, kinds + 1), dtype=np.int64)  # the last row and column: no neighbour
-    seconds = []
-    for one in range(kinds):
-        for other in range(kinds):
-            table[one, other] = len(seconds)
-            seconds.append(costs.border_seconds(_link(cluster, orders, one, other)))
-    return np.array(seconds), table[orders.type, orders.before], table[orders.type, orders.behind]
-
-
-def _link(cluster: Cluster, orders: Orders, one: int, other: int) -> Link:
-    first, second = orders.types[one].devices[0], orders.types[other].devices[-1]
-    return cluster.link_between(cluster.devices[first].name, cluster.devices[second].name)
+    table[:kinds, :kinds] = np.arange(kinds * kinds).reshape(kinds, kinds)
+    # Two devices of one type are different ones.
+    seconds = [
+        costs.border_seconds(
+            cluster.link_between(
+                cluster.devices[one.devices[0]].name, cluster.devices[other.devices[-1]].name
+            )
+        )
+        for one in types
+        for other in types
+    ]
+    return np.array(seconds), table[orders.type, orders.before], table[orders.type, orders.after]

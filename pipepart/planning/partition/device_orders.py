@@ -1,9 +1,4 @@
-"""The device-state graph of the chain search: which devices the stages behind a border have taken.
-
-A state counts the devices of each type that later stages use. An edge adds one stage in front of them. If links differ,
-the cost of a border depends on both of its devices: a state then also has the type of the front device, and the type
-of the device that comes before it. All arrays have one entry an edge.
-"""
+"""The device-state graph of the cut searches: which devices the stages from a border to the end may use."""
 
 from __future__ import annotations
 
@@ -17,14 +12,16 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 
 Ints = NDArray[np.int64]
+Groups = Sequence[Sequence[int]]
 
 NOBODY = -1
 
 
 @dataclass(frozen=True)
 class DeviceType:
-    """Devices that are alike: speed, memory in bytes (infinite for no limit), and positions in the cluster."""
+    """Devices that are alike: kind, speed, memory in bytes (infinite for no limit), and positions in the cluster."""
 
+    kind: str
     speed: float
     memory: float
     devices: tuple[int, ...]
@@ -32,31 +29,97 @@ class DeviceType:
 
 @dataclass(frozen=True)
 class Orders:
-    """The edges of the walk, those that lead to one state side by side.
+    """Orders of devices along a pipeline, as walks through states.
+
+    A state counts the devices of each type that the stages from a border to the end may use. An edge adds one stage in
+    front of them: it leads from ``rest`` to ``state``. If links differ, the cost of a border depends on both of its
+    devices: a state then also has the type of its front device, and that of the device before it. ::
+
+        no device ──a──► {a} ──b──► {a, b}      two unlike devices: the order b a is one walk,
+            └─────b──► {b} ──a────┘             the order a b the other
 
     Attributes:
-        types: the devices.
-        source, target: state behind the new stage, and state with it.
+        rest, state: the states of each edge; ``rest`` has the lower number. Edges to one state are side by side.
         type: of the device that the new stage is on.
-        before, behind: types of the devices of its neighbours; -1 for none, and where all links are alike.
-        left: number of stages from the new one to the end, from 1 on.
-        states: how many.
-        starts: states without any stage.
-        finals: states with all stages.
+        before, after: types of the devices of its neighbours; -1 for none, and where all links are alike.
+        available: number of devices of each type in each state; shape (states, types).
+        ends: states behind which there may be no stage.
+        full: states that the first stage may begin in.
         complete: whether every order of the devices is a walk.
     """
 
-    types: tuple[DeviceType, ...]
-    source: Ints
-    target: Ints
+    rest: Ints
+    state: Ints
     type: Ints
     before: Ints
-    behind: Ints
-    left: Ints
-    states: int
-    starts: Ints
-    finals: Ints
+    after: Ints
+    available: Ints
+    ends: Ints
+    full: Ints
     complete: bool
+
+    @property
+    def left(self) -> Ints:
+        """Number of stages from the new one to the end, from 1 on, if no device may be left out."""
+        return self.available[self.state].sum(axis=1)
+
+
+def all_orders(
+    groups: Groups, stages: int, *, links: bool = False, leave_out: bool = False, most_edges: float = math.inf
+) -> Orders:
+    """Every way to put so many stages on devices; their own order alone if that takes too many edges.
+
+    Eight unlike devices have 1,024 edges, and 10,864 with unlike links.
+
+    Args:
+        groups: the devices of each type, by their positions in the cluster.
+        stages: their number.
+        links: whether the link of a border depends on the types of its devices.
+        leave_out: whether there may also be fewer stages. Not together with ``links``.
+        most_edges: above it the result is :func:`given_order`, unless there is one type only.
+    """
+    level = [((0,) * len(groups), NOBODY, first) for first in (range(len(groups)) if links else [NOBODY])]
+    number = {state: index for index, state in enumerate(level)}
+    ends = list(number.values())
+    edges: list[tuple[int, ...]] = []
+    for left in range(1, stages + 1):
+        reached: dict[tuple[tuple[int, ...], int, int], None] = {}
+        for state in level:
+            for kind, taken, before in _steps(groups, state, left == stages, links):
+                target = (taken, kind if links else NOBODY, before)
+                reached[target] = None
+                edges.append((number[state], number.setdefault(target, len(number)), kind, before, state[1]))
+            if len(groups) > 1 and len(edges) > most_edges:
+                devices = range(sum(map(len, groups)))[:stages]
+                return given_order(groups, devices, links=links, leave_out=leave_out)
+        level = list(reached)
+    available = np.array([taken for taken, _, _ in number])
+    full = [number[state] for state in level]
+    return _orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
+
+
+def given_order(
+    groups: Groups, devices: Sequence[int], *, links: bool = False, leave_out: bool = False
+) -> Orders:
+    """One order of devices, by their positions in the cluster: state ``i`` has the last ``i`` of them."""
+    of = {device: index for index, group in enumerate(groups) for device in group}
+    row = [of[device] for device in reversed(devices)]
+    padded = [*row, NOBODY] if links else [NOBODY] * (len(row) + 1)
+    edges = [
+        (rest, state, row[rest], padded[rest + 1], padded[rest - 1])
+        for state in range(1, len(row) + 1)
+        for rest in (range(state) if leave_out else [state - 1])
+    ]
+    taken = np.eye(len(groups), dtype=np.int64)[row]
+    available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
+    ends = range(len(available)) if leave_out else [0]
+    return _orders(edges, available, ends, [len(row)], complete=False)
+
+
+def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
+    """A device for each stage, given their types; of those alike in their order. By positions in the cluster."""
+    left = [iter(group) for group in groups]
+    return tuple(next(left[kind]) for kind in types)
 
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
@@ -72,7 +135,10 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     first = [cluster.devices[group[0]] for group in groups]
     return tuple(
         DeviceType(
-            device.speed, math.inf if device.memory_bytes is None else device.memory_bytes, tuple(group)
+            device.kind,
+            device.speed,
+            math.inf if device.memory_bytes is None else device.memory_bytes,
+            tuple(group),
         )
         for device, group in zip(first, groups, strict=True)
     )
@@ -80,11 +146,7 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
 
 def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
     """Orders of so many devices, the cluster's own first; of those that exchange devices that are alike, one."""
-    types = device_types(cluster)
-    of = [0] * len(cluster)
-    for number, kind in enumerate(types):
-        for device in kind.devices:
-            of[device] = number
+    of = {device: number for number, kind in enumerate(device_types(cluster)) for device in kind.devices}
 
     def extended(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(taken) == devices:
@@ -99,111 +161,43 @@ def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]
     return extended(())
 
 
-def all_orders(cluster: Cluster, stages: int, most_edges: float = math.inf) -> Orders:
-    """Every way to put so many stages on devices of the cluster.
-
-    Eight unlike devices have 1,024 edges, and 10,864 with unlike links. If there are more edges than ``most_edges``,
-    the graph has the cluster's own order alone and is not ``complete``.
-    """
-    types = device_types(cluster)
-    found = _walk(types, stages, bool(cluster.links), math.inf if len(types) == 1 else most_edges)
-    return found or given_order(cluster, range(len(cluster))[:stages])
-
-
-def given_order(cluster: Cluster, devices: Sequence[int]) -> Orders:
-    """One order of devices, by their positions in the cluster."""
-    types = device_types(cluster)
-    of = {device: index for index, kind in enumerate(types) for device in kind.devices}
-    row = [of[device] for device in reversed(devices)]
-    links = bool(cluster.links)
-    edges = [
-        (
-            index,
-            index + 1,
-            kind,
-            row[index + 1] if links and index + 1 < len(row) else NOBODY,
-            row[index - 1] if links and index else NOBODY,
-            index + 1,
-        )
-        for index, kind in enumerate(row)
-    ]
-    return _orders(types, edges, len(row) + 1, [0], [len(row)], complete=False)
-
-
-def devices_of(orders: Orders, types: Sequence[int]) -> tuple[int, ...]:
-    """A device, by its position in the cluster, for each stage, given their types: of those alike in their order."""
-    left = [iter(kind.devices) for kind in orders.types]
-    return tuple(next(left[kind]) for kind in types)
-
-
 def _alike(cluster: Cluster, one: int, other: int) -> bool:
     a, b = cluster.devices[one], cluster.devices[other]
     if (a.kind, a.speed, a.memory_bytes) != (b.kind, b.speed, b.memory_bytes):
         return False
+    if not cluster.links:
+        return True
+    # Of three that are alike, all pairs have the same link.
     others = [device.name for device in cluster.devices if device.name not in (a.name, b.name)]
-    return not cluster.links or all(
-        _same(cluster, (a.name, name), (b.name, name)) for name in others
-    )  # of three that are alike, all pairs have the same link
-
-
-def _same(cluster: Cluster, one: tuple[str, str], other: tuple[str, str]) -> bool:
-    a, b = cluster.link_between(*one), cluster.link_between(*other)
-    return (a.bandwidth, a.latency) == (b.bandwidth, b.latency)
-
-
-def _walk(types: tuple[DeviceType, ...], stages: int, links: bool, most_edges: float) -> Orders | None:
-    """The graph of every order; None if it has more than ``most_edges`` edges."""
-    number: dict[tuple[tuple[int, ...], int, int], int] = {}
-    edges: list[tuple[int, int, int, int, int, int]] = []
-    nothing = (0,) * len(types)
-    level = [(nothing, NOBODY, first) for first in (range(len(types)) if links else [NOBODY])]
-    for state in level:
-        number[state] = len(number)
-    starts = list(number.values())
-    for left in range(1, stages + 1):
-        reached: dict[tuple[tuple[int, ...], int, int], None] = {}
-        for state in level:
-            for kind, taken, after in _steps(types, state, left == stages, links):
-                target = (taken, kind if links else NOBODY, after)
-                reached[target] = None
-                edges.append(
-                    (number[state], number.setdefault(target, len(number)), kind, after, state[1], left)
-                )
-            if len(edges) > most_edges:
-                return None
-        level = list(reached)
-    return _orders(types, edges, len(number), starts, [number[state] for state in level], complete=True)
+    pairs = [(cluster.link_between(a.name, name), cluster.link_between(b.name, name)) for name in others]
+    return all((x.bandwidth, x.latency) == (y.bandwidth, y.latency) for x, y in pairs)
 
 
 def _steps(
-    types: Sequence[DeviceType], state: tuple[tuple[int, ...], int, int], last: bool, links: bool
+    groups: Groups, state: tuple[tuple[int, ...], int, int], last: bool, links: bool
 ) -> Iterator[tuple[int, tuple[int, ...], int]]:
     """Type of the next stage, how many of each type are taken with it, and the type that comes before it."""
     taken, _, announced = state
-    for kind in [announced] if links else range(len(types)):
-        if taken[kind] == len(types[kind].devices):
+    for kind in [announced] if links else range(len(groups)):
+        if taken[kind] == len(groups[kind]):
             continue
         now = (*taken[:kind], taken[kind] + 1, *taken[kind + 1 :])
         if not links or last:
             yield kind, now, NOBODY
             continue
-        for before, kinds in enumerate(types):
-            if now[before] < len(kinds.devices):
-                yield kind, now, before
+        yield from ((kind, now, before) for before in range(len(groups)) if now[before] < len(groups[before]))
 
 
 def _orders(
-    types: tuple[DeviceType, ...],
     edges: Sequence[tuple[int, ...]],
-    states: int,
-    starts: Sequence[int],
-    finals: Sequence[int],
+    available: Ints,
+    ends: Sequence[int],
+    full: Sequence[int],
     *,
     complete: bool,
 ) -> Orders:
-    table = np.array(sorted(edges, key=lambda edge: edge[1]), dtype=np.int64).reshape(-1, 6)
-    source, target, kind, before, behind, left = table.T
+    table = np.array(sorted(edges, key=lambda edge: edge[1]), dtype=np.int64).reshape(-1, 5)
+    rest, state, kind, before, after = table.T
     return Orders(
-        types, source, target, kind, before, behind, left, states,
-        np.array(starts, dtype=np.int64), np.array(finals, dtype=np.int64), complete,
+        rest, state, kind, before, after, available, np.array(ends), np.array(full), complete
     )  # fmt: skip

@@ -10,7 +10,6 @@ from benchmarks.planning import inception, nasnet, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
 from pipepart.planning.graph.crossing_bound import CrossingBound
-from pipepart.planning.graph.device_states import device_states
 from pipepart.planning.graph.exact.reachability import Reachability
 from pipepart.planning.graph.parse import parse
 from pipepart.planning.graph.search import Effort, search, simple_lower_bound
@@ -36,7 +35,7 @@ def test_minimum_cuts_bound_what_the_search_proves(seed: int):
     found = cut(graph, cluster)
     problem = parse(graph, cluster, None, "cpu").problem
     low = simple_lower_bound(problem)
-    bound = CrossingBound(problem, device_states(problem)).bound(low, 2 * found.bottleneck)
+    bound = CrossingBound(problem).bound(low, 2 * found.bottleneck)
     assert found.optimal
     assert low <= bound <= found.bottleneck * (1 + 1e-9)
 
@@ -50,7 +49,7 @@ def test_minimum_cuts_know_that_each_border_is_crossed():
         graph.add_edges_from([(start, start + 1), (start, start + 2), (start + 1, start + 2)])
         graph.add_edges_from([(start + 2, start + 3)] if start + 3 < 60 else [])
     problem = parse(graph, Cluster.parse(["1GB"] * 2), None, "cpu").problem
-    bound = CrossingBound(problem, device_states(problem)).bound(simple_lower_bound(problem), 100.0)
+    bound = CrossingBound(problem).bound(simple_lower_bound(problem), 100.0)
     assert 15.5 < bound <= 16.0
 
 

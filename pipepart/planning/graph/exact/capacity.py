@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device_states import DeviceStates
 from ..problem import Floats, Problem
 
 # Tolerance for rounding: a load within this fraction above a limit still meets it.
@@ -31,38 +30,39 @@ class Capacity:
         free_capacity: of the largest device that does not pay for transfers; 0 if there is none.
     """
 
-    def __init__(self, problem: Problem, states: DeviceStates, seconds: float) -> None:
+    def __init__(self, problem: Problem, seconds: float) -> None:
+        available = problem.orders.available
         self.seconds = seconds
         self.prefix_work: Floats = np.concatenate([np.zeros(1), np.cumsum(problem.work)])
         self.device_capacity = each = seconds * problem.device_weights
         pays = np.array([device_type.pays for device_type in problem.types])
         self.transfer_weight = float(problem.device_weights[pays].min(initial=1.0))
-        self.total: Floats = np.asarray(states.available @ each, dtype=np.float64)
-        self.pays: NDArray[np.bool_] = states.available @ ~pays == 0
-        self.devices = int(states.available[0].sum())
+        self.total: Floats = np.asarray(available @ each, dtype=np.float64)
+        self.pays: NDArray[np.bool_] = available @ ~pays == 0
+        self.devices = problem.device_count
         self.largest_capacity = float(each.max())
         self.free_capacity = float(each[~pays].max(initial=0.0))
-        used = states.available[0] - states.available
-        before, behind = used @ each, self.total
+        used = available[-1] - available
+        before, after = used @ each, self.total
         self._splits: list[tuple[bool, bool, Floats, Floats]] = []
         for left in (True, False):
             for right in (True, False):
                 chosen = np.nonzero(((used @ ~pays == 0) == left) & (self.pays == right))[0]
                 order = chosen[np.argsort(before[chosen], kind="stable")]
                 if len(order):
-                    self._splits.append((left, right, before[order], behind[order]))
-        self._slack = SLACK * float(self.total[0])
+                    self._splits.append((left, right, before[order], after[order]))
+        self._slack = SLACK * float(self.total[-1])
 
     def allows(self, inside: Floats, outside: Floats, crossing: Floats) -> NDArray[np.bool_]:
         """Return which sets may be borders, from lower bounds of the work inside, outside and crossing."""
         result = np.zeros(len(inside), dtype=bool)
-        for left, right, before, behind in self._splits:
+        for left, right, before, after in self._splits:
             need = inside + self.transfer_weight * crossing if left else inside
             rest = outside + self.transfer_weight * crossing if right else outside
             # Capacity before and after add up to a constant, so the least sufficient capacity before leaves the
             # most after.
             place = np.searchsorted(before, need - self._slack)
             result |= (place < len(before)) & (
-                behind[np.minimum(place, len(before) - 1)] >= rest - self._slack
+                after[np.minimum(place, len(before) - 1)] >= rest - self._slack
             )
         return result

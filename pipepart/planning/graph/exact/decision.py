@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device_states import DeviceStates
-from ..problem import Ints, Problem, Split
+from ..problem import Floats, Ints, Problem, Split
 from .capacity import SLACK, Capacity
 from .dominance import Dominance
 from .downsets import Downsets
-from .feasible_stages import FeasibleStages
 from .incidence import Incidence
+
+# Pairs of borders per numpy call; each takes a few hundred bytes.
+CHUNK = 200_000
 
 
 class TooMuchWork(Exception):
@@ -51,23 +53,24 @@ class _Reached:
 class Decider:
     """Answers whether there is a cut of at most T seconds whose borders are among given downsets.
 
-    The empty border is reached in state 0. A border I' is reached in the state that follows by taking a device, if a
-    border I inside it is reached before and I' \\ I is a stage of at most T seconds on that device. States are visited
-    in order, so the order of unlike devices is part of the search. A border that was reached with a set of devices is
-    not reached again with a larger one.
+    The empty border is reached in the state with all devices. A border I' is reached in the state without one more
+    device if a border I inside it is reached before and I' \\ I is a stage of at most T seconds on that device. States
+    are visited in order, so the order of unlike devices is part of the search. A border that was reached with a set of
+    devices is not reached again with a larger one.
 
     Takes O(states x pairs of borders that capacity allows); dominance makes these few.
     """
 
-    def __init__(
-        self, problem: Problem, states: DeviceStates, sets: Downsets, most_pairs: int = 10**12
-    ) -> None:
-        self._problem, self._states, self._sets = problem, states, sets
+    def __init__(self, problem: Problem, sets: Downsets, most_pairs: int = 10**12) -> None:
+        self._problem, self._orders, self._sets = problem, problem.orders, sets
         self._incidence = Incidence(problem, sets)
         self._dominance = Dominance(problem, sets, self._incidence)
         self._left_pairs = most_pairs
-        self._memory = _free_memory(problem, states)
-        self._steps = states.steps()
+        # Of the available devices of each state in total; Python's integers, since sums may not fit 64 bits.
+        self._memory = [
+            sum(int(count) * kind.memory for count, kind in zip(row, problem.types, strict=True))
+            for row in self._orders.available
+        ]
 
     def split(self, seconds: float) -> Split | None:
         """Return a cut with a bottleneck of at most ``seconds``, or None if there is none.
@@ -75,20 +78,21 @@ class Decider:
         Raises:
             TooMuchWork: the limit on pairs of borders is reached.
         """
-        capacity = Capacity(self._problem, self._states, seconds)
-        reached = np.zeros((len(self._states), len(self._sets)), dtype=bool)
-        found = [_Reached() for _ in range(len(self._states))]
-        reached[0, 0] = True
-        found[0].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
-        for state in range(len(self._states)):
+        orders, capacity = self._orders, Capacity(self._problem, seconds)
+        reached = np.zeros((len(orders.available), len(self._sets)), dtype=bool)
+        found = [_Reached() for _ in reached]
+        reached[-1, 0] = True
+        found[-1].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
+        for state in range(len(reached) - 1, -1, -1):
             if not found[state].rows:
                 continue
             news = np.concatenate(found[state].rows)
             sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
-            for device_type, target in self._steps[state]:
+            for edge in np.nonzero(orders.state == state)[0]:
+                device_type, target = int(orders.type[edge]), int(orders.rest[edge])
                 reached[target] |= reached[state]
-                open_targets = np.nonzero(self._eligible(capacity, target) & ~reached[target])[0]
-                rows, origins = self._stages(sources, open_targets, device_type, capacity)
+                targets = np.nonzero(self._eligible(capacity, target) & ~reached[target])[0]
+                rows, origins = self._stages(sources, targets, device_type, capacity)
                 reached[target, rows] = True
                 found[target].add(rows, origins, state, device_type)
                 if reached[target, -1]:
@@ -102,7 +106,7 @@ class Decider:
         if capacity.pays[state]:
             need = need + capacity.transfer_weight * sets.crossing
         fits = sets.bytes[-1] - sets.bytes <= self._memory[state]
-        return fits & (need <= capacity.total[state] + SLACK * capacity.total[0])
+        return fits & (need <= capacity.total[state] + SLACK * capacity.total[-1])
 
     def _stages(
         self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity
@@ -120,12 +124,10 @@ class Decider:
         self._left_pairs -= int(counts.sum())
         if self._left_pairs < 0:
             raise TooMuchWork
-        stages = FeasibleStages(
-            self._problem, self._sets, self._incidence, targets, device_type, capacity.seconds
+        origin = _origins(
+            self._problem, self._sets, self._incidence, (sources, low, counts), targets, device_type, capacity
         )
-        stages.look(sources, low, counts)
-        hit = stages.origin >= 0
-        return targets[hit], stages.origin[hit]
+        return targets[origin >= 0], origin[origin >= 0]
 
     def _trace(self, found: list[_Reached], state: int) -> Split:
         row = len(self._sets) - 1
@@ -140,9 +142,75 @@ class Decider:
         return Split(tuple(stage_of.tolist()), tuple(types[::-1]))
 
 
-def _free_memory(problem: Problem, states: DeviceStates) -> list[int]:
-    """Bytes that the free devices of each state have together."""
-    return [
-        sum(int(free) * device_type.memory for free, device_type in zip(row, problem.types, strict=True))
-        for row in states.available
-    ]
+def _origins(
+    problem: Problem,
+    sets: Downsets,
+    incidence: Incidence,
+    pairs: tuple[Ints, Ints, Ints],
+    targets: Ints,
+    device_type: int,
+    capacity: Capacity,
+) -> Ints:
+    """Return for each target a source such that the nodes between are a feasible stage, or -1.
+
+    The load of the stage between borders I and I' is compute + crossing(I) + crossing(I') - correction. The correction
+    is for nets cut at both borders: their seconds once if they have a pin in the stage (each tensor is paid once),
+    twice if they have none (a stage does not pay for what passes over it). It is evaluated last, for pairs that are too
+    long without it and could be short enough with it.
+
+    Args:
+        problem, sets, incidence: the borders.
+        pairs: the sources, and for each the first of the targets to check and their number.
+        targets: borders.
+        device_type: of the stage.
+        capacity: of T seconds.
+    """
+    device, limit = problem.types[device_type], capacity.seconds * (1 + SLACK)
+    seconds = sets.seconds[device_type]
+    crossing = sets.crossing if device.pays else np.zeros(len(sets))
+    memory_binds = int(sets.bytes[-1]) > device.memory
+    banned = sets.banned[device_type]
+    origin = np.full(len(targets), -1, dtype=np.int64)
+    all_sources, low, counts = pairs
+    ends = np.cumsum(counts)
+    start = 0
+    while start < len(all_sources):
+        done = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
+        amount = counts[start:stop]
+        first = np.repeat(low[start:stop] - np.append(0, np.cumsum(amount)[:-1]), amount)
+        sources, places = np.repeat(all_sources[start:stop], amount), first + np.arange(len(first))
+        start = stop
+
+        kept = origin[places] < 0
+        sources, places = sources[kept], places[kept]
+        rows = targets[places]
+        load = seconds[rows] - seconds[sources]
+        # A net that crosses one of the two borders is cut by the stage.
+        kept = load + np.abs(crossing[rows] - crossing[sources]) <= limit
+        if memory_binds:
+            kept &= sets.bytes[rows] - sets.bytes[sources] <= device.memory
+        if banned[-1]:
+            kept &= banned[rows] == banned[sources]
+        sources, places, load = sources[kept], places[kept], load[kept]
+        kept = sets.inside(sources, targets[places])
+        sources, places, load = sources[kept], places[kept], load[kept]
+        load = load + crossing[targets[places]] + crossing[sources]
+        sure = load <= limit
+        origin[places[sure]] = sources[sure]
+        kept = ~sure & (origin[places] < 0)
+        sources, places, load = sources[kept], places[kept], load[kept]
+        for begin, end in itertools.pairwise(_groups(sources)):
+            todo = begin + np.nonzero(origin[places[begin:end]] < 0)[0]
+            if len(todo):
+                source = int(sources[begin])
+                relief: Floats = incidence.cut_twice(source, targets[places[todo]])
+                origin[places[todo[load[todo] - relief <= limit]]] = source
+    return origin
+
+
+def _groups(values: Ints) -> list[int]:
+    """Return where each run of equal values begins, and the end."""
+    if not len(values):
+        return []
+    return [0, *(np.nonzero(values[1:] != values[:-1])[0] + 1).tolist(), len(values)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..budget import Budget
-from ..device_states import DeviceStates
 from ..exact.capacity import Capacity
 from ..exact.decision import Decider, TooMuchWork
 from ..exact.downsets import downsets
@@ -29,7 +28,7 @@ PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(problem: Problem, states: DeviceStates, budget: Budget, split: Split, low: float) -> Split:
+def beam(problem: Problem, budget: Budget, split: Split, low: float) -> Split:
     """Return a cut at least as good as ``split``, searched among borders that few tensors cross.
 
     For each amount of work, only the downsets with the least crossing are kept. A gap search finds the best cut among
@@ -40,20 +39,18 @@ def beam(problem: Problem, states: DeviceStates, budget: Budget, split: Split, l
         if budget.spent:
             break
         high = split.bottleneck(problem)
-        sets = downsets(problem, Capacity(problem, states, high), most, thin=True)
+        sets = downsets(problem, Capacity(problem, high), most, thin=True)
         if sets is None:
             return split
         search = GapSearch(problem, split, high, low, step=STEP)
-        search.close(Decider(problem, states, sets, BEAM_PAIRS), budget, ENOUGH)
+        search.close(Decider(problem, sets, BEAM_PAIRS), budget, ENOUGH)
         split = search.split or split
         if search.high > high * (1 - ENOUGH):
             break
     return split
 
 
-def raise_bound(
-    problem: Problem, states: DeviceStates, budget: Budget, split: Split, low: float
-) -> tuple[Split, float]:
+def raise_bound(problem: Problem, budget: Budget, split: Split, low: float) -> tuple[Split, float]:
     """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them.
 
     Returns:
@@ -65,7 +62,7 @@ def raise_bound(
         ask = min(low + step, high * (1 - 1e-9))
         if budget.spent or ask <= low * (1 + 1e-5):
             break
-        found = _decided(problem, states, ask)
+        found = _decided(problem, ask)
         if found is None:
             step /= 4  # Too many downsets are open.
         elif found:
@@ -79,13 +76,13 @@ def raise_bound(
     return split, low
 
 
-def _decided(problem: Problem, states: DeviceStates, seconds: float) -> list[Split] | None:
+def _decided(problem: Problem, seconds: float) -> list[Split] | None:
     """Return [a cut of at most ``seconds``], [] if there is none, or None if deciding takes too much work."""
-    sets = downsets(problem, Capacity(problem, states, seconds), PROOF_SETS)
+    sets = downsets(problem, Capacity(problem, seconds), PROOF_SETS)
     if sets is None:
         return None
     try:
-        found = Decider(problem, states, sets, BEAM_PAIRS).split(seconds)
+        found = Decider(problem, sets, BEAM_PAIRS).split(seconds)
     except TooMuchWork:
         return None
     return [found] if found else []
