@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support import plain
+from tests.support.two_parts import splits
 
 
 def measure(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:
@@ -261,6 +262,7 @@ def test_an_exception_leaves_the_model_as_it_was_and_names_the_layer(at, backwar
     assert_unchanged(before, snapshot(model))
 
 
+@splits
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, contextlib.nullcontext])
 def test_the_callers_grad_mode_does_not_matter(mode):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart.profiling import Costs
+from tests.support.two_parts import splits
 
 
 def costs_of(*modules: nn.Module, x: Tensor | None = None, **options) -> Costs:
@@ -56,6 +57,7 @@ def test_smaller_micro_batches_take_less_time():
     assert sum(layer.seconds for layer in part.layers) < sum(layer.seconds for layer in whole.layers)
 
 
+@splits
 def test_layers_without_trained_parameters_have_no_weight_part():
     frozen = nn.Linear(256, 256).requires_grad_(False)
     costs = costs_of(nn.Linear(256, 256), nn.ReLU(), frozen, nn.ReLU(inplace=True), nn.Linear(256, 256))
@@ -63,6 +65,7 @@ def test_layers_without_trained_parameters_have_no_weight_part():
     assert all(layer.backward_input.seconds > 0 for layer in costs.layers[1:])
 
 
+@splits
 def test_the_first_trained_layer_leaves_all_to_its_weight_part_and_what_is_before_it_has_no_backward():
     frozen = nn.Linear(256, 256).requires_grad_(False)
     costs = costs_of(frozen, nn.Tanh(), nn.Linear(256, 256), nn.Linear(256, 256))
@@ -72,6 +75,7 @@ def test_the_first_trained_layer_leaves_all_to_its_weight_part_and_what_is_befor
     assert all(layer.forward.seconds > 0 for layer in costs.layers)
 
 
+@splits
 def test_a_layer_whose_weights_cannot_wait_has_no_weight_part():
     """Neither a normalisation's nor a recurrent layer's: schedules of two parts find it all in the first."""
     costs = costs_of(nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 256))
