@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
@@ -33,13 +33,9 @@ from .saved_bytes import KeptBytes
 _now = time.perf_counter
 _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
-_NOTHING = nullcontext()
 
-Part = Callable[..., Any]  # see pipepart.runtime.step.Parts
+Part = Callable[..., Any]  # see pipepart.runtime.step.PARTS
 Parts = Mapping[Kind, tuple[Part, Part, Part]]  # recv, compute and send, of each kind of action
-_Clock = tuple[
-    list[Any], list[Any], Callable[[], Any]
-]  # starts and ends of actions, and the clock that measures them
 
 
 class Recorder:
@@ -60,20 +56,20 @@ class Recorder:
         self.schedule = schedule
         self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
-        self.clocks: list[_HostClock | _EventClock] = [
-            _EventClock(device) if has_streams(device) else _HostClock()
-            for device in _homes(schedule, stages)
-        ]
+        homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
+        self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
 
     @cached_property
     def timeline(self) -> Timeline:
         """Return the timeline of the run, starting at 0 s; waits for devices that still compute."""
-        rows = [clock.spans() for clock in self.clocks]
+        rows = [
+            [list(map(clock.seconds, moments)) for moments in (clock.starts, clock.ends)]
+            for clock in self.clocks
+        ]
         origin = min(start for starts, _ in rows for start in starts)
-        starts = [[start - origin for start in starts] for starts, _ in rows]
-        ends = [[end - origin for end in ends] for _, ends in rows]
-        clocks = {clock.device: clock for clock in self.clocks if isinstance(clock, _EventClock)}
+        starts, ends = ([[at - origin for at in row[which]] for row in rows] for which in (0, 1))
+        clocks = {clock.device: clock for clock in self.clocks}
         arrived = {key: clocks[event.device].seconds(event) - origin for key, event in self.arrivals.items()}
         return Timeline(
             self.schedule,
@@ -121,12 +117,9 @@ class Watch:
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
         self.recorder = recorder
-        self._clock_of = [recorder.clocks[home] for home in schedule.device_of] if recorder else ()
-        self._kept_of = (
-            [recorder.kept[home] for home in schedule.device_of] if recorder and recorder.kept else ()
-        )
         self._stages = stages
         self._device_of = schedule.device_of
+        self._kept: Sequence[KeptBytes] = recorder.kept if recorder else ()
         self._profiled = profiling()
         self._nvtx = any(stage.device.type == "cuda" for stage in stages)
         self.names = self._profiled or self._nvtx
@@ -144,14 +137,15 @@ class Watch:
         }
 
     def _computing(self, kind: Kind, compute: Part) -> Part:
-        timed = self._timed(compute) if self._clock_of else compute
-        return partial(self._compute, kind, timed) if self._kept_of or self.names else timed
+        timed = self._timed(self.recorder, compute) if self.recorder else compute
+        return partial(self._compute, kind, timed) if self._kept or self.names else timed
 
-    def _timed(self, compute: Part) -> Part:
-        clocks: list[_Clock] = [(clock.starts, clock.ends, clock.now) for clock in self._clock_of]
+    def _timed(self, recorder: Recorder, compute: Part) -> Part:
+        clocks = [recorder.clocks[home] for home in self._device_of]
+        taken = [(clock.starts, clock.ends, clock.now) for clock in clocks]
 
         def timed(run: Any, micro_batch: int | None, given: Any) -> Any:
-            starts, ends, now = clocks[run.index]
+            starts, ends, now = taken[run.index]
             starts.append(now())
             made = compute(run, micro_batch, given)
             ends.append(now())
@@ -161,31 +155,30 @@ class Watch:
 
     def _compute(self, kind: Kind, compute: Part, run: Any, micro_batch: int | None, given: Any) -> Any:
         """Compute in a named range, and count what autograd saves."""
-        with self._counting(run.index), self.named(str(Action(kind, run.index, micro_batch))):
+        counting = nullcontext()
+        if self._kept:
+            modules = (layer for _, layer in self._stages[run.index].layers)
+            counting = self._kept[self._device_of[run.index]].counting(modules)
+        with counting, self.named(str(Action(kind, run.index, micro_batch))):
             return compute(run, micro_batch, given)
 
-    def _counting(self, stage: int) -> AbstractContextManager[object]:
-        if not self._kept_of:
-            return _NOTHING
-        return self._kept_of[stage].counting(layer for _, layer in self._stages[stage].layers)
-
     def _sending(self, send: Part) -> Part:
-        kept_of = self._kept_of
-        if not kept_of:
+        kept = self._kept
+        if not kept:
             return send
 
         def send_and_note(step: Any, run: Any, micro_batch: int | None, made: Any) -> None:
             send(step, run, micro_batch, made)
             del made
-            beside = step.runs_on(self._device_of[run.index])
-            kept_of[run.index].note(tensor for one in beside for tensor in one.tensors())
+            home = self._device_of[run.index]
+            kept[home].note(tensor for one in step.runs_on(home) for tensor in one.tensors())
 
         return send_and_note
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
         """Open a range of that name in torch.profiler, if it is active, and in Nsight on CUDA devices."""
-        with profiler.record_function(f"pipepart {name}") if self._profiled else _NOTHING:
+        with profiler.record_function(f"pipepart {name}") if self._profiled else nullcontext():
             if not self._nvtx:
                 yield
                 return
@@ -229,39 +222,24 @@ class WatchedTransport:
             return self._inner.recv(receiver, key)
 
 
-class _HostClock:
-    """Takes start and end of each action of a CPU device; used by the device's worker."""
+class _Clock:
+    """Takes start and end of each action of a device; used by the device's worker.
 
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-        self.ends: list[float] = []
-        self.now = _now
-
-    def spans(self) -> tuple[list[float], list[float]]:
-        """All of them, on the host's clock."""
-        return self.starts, self.ends
-
-
-class _EventClock:
-    """Takes start and end of each action by events on the worker's current stream."""
+    A moment is a number of seconds on a CPU, and an event on the worker's current stream on an accelerator.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.starts: list[torch.Event] = []
-        self.ends: list[torch.Event] = []
+        self.starts: list[Any] = []
+        self.ends: list[Any] = []
+        self.now: Callable[[], Any] = partial(_event, device) if has_streams(device) else _now
 
-    def now(self) -> torch.Event:
-        """Return an event after everything that is queued on the stream."""
-        return recorded(torch.accelerator.current_stream(self.device), timed=True)
-
-    def spans(self) -> tuple[list[float], list[float]]:
-        """All of them, on the host's clock; waits for the device."""
-        return list(map(self.seconds, self.starts)), list(map(self.seconds, self.ends))
-
-    def seconds(self, event: torch.Event) -> float:
-        """Return the time of an event of the device, on the host's clock."""
-        event.synchronize()
-        return self._first_seconds + self.starts[0].elapsed_time(event) / 1e3
+    def seconds(self, moment: Any) -> float:
+        """Return the time of a moment on the host's clock; waits for the device."""
+        if isinstance(moment, float):
+            return moment
+        moment.synchronize()
+        return self._first_seconds + self.starts[0].elapsed_time(moment) / 1e3
 
     @cached_property
     def _first_seconds(self) -> float:
@@ -279,10 +257,9 @@ class _EventClock:
         return at - self.starts[0].elapsed_time(event) / 1e3
 
 
-def _homes(schedule: Schedule, stages: Sequence[Stage]) -> list[torch.device]:
-    """The device of each row of the schedule."""
-    of = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
-    return [of[row] for row in range(schedule.devices)]
+def _event(device: torch.device) -> torch.Event:
+    """Return an event after everything that is queued on the worker's stream."""
+    return recorded(torch.accelerator.current_stream(device), timed=True)
 
 
 def _bytes(message: Any) -> int:
