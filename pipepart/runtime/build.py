@@ -14,9 +14,9 @@ from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .failure.nonfinite import StageGuard
 from .stage import Stage
-from .state.replicas import Replica, replicate
+from .state.replicas import replicate
 from .state.shadow import Layers
-from .state.shared_parameters import check_nothing_shared, check_shared, share_parameters
+from .state.shared_parameters import SharedParameters, check_nothing_shared, check_shared, share_parameters
 
 
 def build_stages(
@@ -51,7 +51,9 @@ def build_stages(
         check_nothing_shared(groups)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
     _move(groups, homes)
-    shared = share_parameters(groups, homes, _names(plan.devices) if apart else None)
+    shared: Sequence[SharedParameters] = share_parameters(
+        groups, homes, _names(plan.devices) if apart else None
+    )
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     schedule, workers = plan.build_schedule(), plan.workers
     count = len(groups)
@@ -63,15 +65,14 @@ def build_stages(
             homes = [torch.device(device.torch_device or "cpu") for device in devices]
             shared = replicate(groups, homes, len(stages))
         for index, (own, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
-            copied = Replica(groups[index], own) if replica else None
             number = replica * count + index
-            stages.append(Stage(number, own, starts[index], home, device.name, guarded, copied, options))
+            stages.append(Stage(number, own, starts[index], home, device.name, guarded, options))
     return stages
 
 
 def guard_stages(stages: Sequence[Stage]) -> None:
     """Check the numbers that stages make from now on; ``stages`` are those of all replicas."""
-    in_model = sum(stage.copied is None for stage in stages)
+    in_model = sum(stage.replica is None for stage in stages)
     for number, stage in enumerate(stages):
         place = number % in_model
         where = f"stage {place} of {in_model} on {stage.where}"

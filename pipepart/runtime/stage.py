@@ -55,10 +55,10 @@ class Stage:
         device: the torch device.
         where: the device's name.
         guarded: whether layers that write into their input get a copy, because a second forward may need the input.
-        copied: the layers as a replica of another stage's; None for the first replica.
         compiled: keywords for torch.compile; consecutive layers that only compute are then compiled together.
 
     Attributes:
+        replica: the layers, if they are those of a further replica of the model.
         repeats: whether the forward that is running is the second one of its micro-batch.
         guard: set to check the numbers that the layers make.
     """
@@ -71,7 +71,6 @@ class Stage:
         device: torch.device,
         where: str,
         guarded: bool = False,
-        copied: Replica | None = None,
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index
@@ -81,7 +80,7 @@ class Stage:
         self.device = device
         self.where = where
         self.buffers = Buffers(self.layers)
-        self.copied = copied
+        self.replica = shared if isinstance(shared, Replica) else None
         self.repeats = False
         self.guard: StageGuard | None = None
         self._guarded = guarded

@@ -121,8 +121,6 @@ class StageRun:
         self.is_last = receive is not None
         self.versions = versions
         self.routes = stage.shared.refresh()
-        if stage.copied:
-            stage.copied.note()
         self.stashes: dict[int, Stash] = {}
         self.inputs: dict[int, KeptInput] = {}
         self.deferred: dict[int, WeightGradients] = {}
@@ -218,11 +216,11 @@ class StageRun:
 
     def reduce(self, _: None, arrived: Sequence[tuple[Replica | None, Any]]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
-        if own := self.stage.copied:
+        if own := self.stage.replica:
             return own.hand_over()
-        for copied, gradients in arrived:
-            if copied:
-                copied.add(gradients)
+        for replica, gradients in arrived:
+            if replica:
+                replica.add(gradients)
         return None
 
     def update(self, _: None = None, __: None = None) -> None:
@@ -249,8 +247,6 @@ class StageRun:
     def finish(self) -> None:
         """Called after the last forward: take over what the forwards have set, and check what they must not write."""
         self.stage.shared.finish()
-        if self.stage.copied:
-            self.stage.copied.finish()
 
     def add_root(self, micro_batch: int, tensor: Tensor) -> None:
         """Have the backward of a micro-batch start at one more tensor."""

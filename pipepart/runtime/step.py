@@ -132,8 +132,8 @@ class Step:
         self._transport = transport
         self._inputs = inputs
         for stage in stages:
-            if stage.copied:
-                stage.copied.begin(self._has_forwards, self.modes.grad)
+            if stage.replica:
+                stage.replica.begin(self._has_forwards, self.modes.grad)
         self.keys = forward.keys if forward else RngKeys()
         self.runs = forward.runs if forward else self._stage_runs(order, stages, sink, optimizers)
         if emulation is not None:
@@ -345,16 +345,16 @@ class Step:
 
     def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[Replica | None, Any]]:
         """Return the gradients of further replicas, for a stage of the first."""
-        if run.stage.copied:
+        if run.stage.replica:
             return []
         stage, apart = run.index, self.schedule.model_stages
         return [
-            (self.runs[other].stage.copied, self._recv(stage, (Kind.REDUCE_GRAD, other, stage)))
+            (self.runs[other].stage.replica, self._recv(stage, (Kind.REDUCE_GRAD, other, stage)))
             for other in range(stage + apart, self.schedule.stages, apart)
         ]
 
     def _send_to_first_replica(self, run: StageRun, _: None, gradients: Any) -> None:
-        if run.stage.copied:
+        if run.stage.replica:
             first = run.index % self.schedule.model_stages
             self._transport.send(run.index, first, (Kind.REDUCE_GRAD, run.index, first), gradients)
 

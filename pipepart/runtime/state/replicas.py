@@ -11,7 +11,7 @@ of the user's layers: all of them, as a write through ``.data`` cannot be detect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ...autograd import graph_cut
 from ...capture import state_of
 from ..replay.buffers import Buffers, Noted
 from .shadow import ONE_COPY, Layers, ReplicaParam, Shadows
-from .shared_parameters import SharedParameters, users_of
+from .shared_parameters import GradientRoute, SharedParameters, users_of
 
 Gradients = list[Tensor | None]
 
@@ -45,7 +45,7 @@ def replicate(
         replicas = {tensor: ReplicaParam(tensor, device, own_memory=True) for tensor in tensors}
         for name, layer in layers:
             _check_copyable(name, layer)
-        found.append(SharedParameters(layers, Shadows(layers, replicas, device), users, stage))
+        found.append(Replica(layers, Shadows(layers, replicas, device), users, stage))
     return found
 
 
@@ -64,22 +64,20 @@ def _check_copyable(name: str, layer: nn.Module) -> None:
                 )
 
 
-class Replica:
-    """A stage of a further replica of the model: checks that it can stand for the user's, and returns its gradients.
+class Replica(SharedParameters):
+    """The layers of a stage of a further replica of the model, which follow the user's and return their gradients.
 
     The caller begins a run and the stage's worker ends it. In between only the worker uses the stage.
-
-    Args:
-        originals: the user's layers.
-        own: the layers of the replica.
     """
 
-    def __init__(self, originals: Layers, own: SharedParameters) -> None:
+    def __init__(
+        self, originals: Layers, shadows: Shadows, users: Mapping[Tensor, Sequence[int]], stage: int
+    ) -> None:
+        super().__init__(originals, shadows, users, stage)
         self._parts = [
-            (path, part) for name, layer in originals for path, part in layer.named_modules(prefix=name)
+            (path, part) for name, own in originals for path, part in own.named_modules(prefix=name)
         ]
-        self._own = own
-        self._buffers = Buffers(own.layers)
+        self._own_buffers = Buffers(self.layers)
         self._noted: Noted | None = None
 
     def begin(self, forward: bool, backward: bool) -> None:
@@ -93,16 +91,20 @@ class Replica:
             ValueError: a layer would write its buffers, or has a parameter with a hook, which would see the gradients
                 of one replica only.
         """
-        for own in self._own.values.values():
+        for own in self.values.values():
             own.grad = None  # left by a run that failed
-        if backward:
-            self._refuse_hooks()
-        if forward:
-            self._refuse_statistics()
+        for name, part in self._parts:
+            if backward:
+                _refuse_hooks(name, part)
+            is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
+            if forward and is_norm and part.training and part.track_running_stats:
+                raise ValueError(_writes(f"{name}.running_mean"))
 
-    def note(self) -> None:
-        """Note the buffers before the first forward of a run."""
-        self._noted = self._buffers.note()
+    def refresh(self) -> tuple[GradientRoute, ...]:
+        """Take over the user's values and settings, before the first forward of a run."""
+        routes = super().refresh()
+        self._noted = self._own_buffers.note()
+        return routes
 
     def finish(self) -> None:
         """Check after the last forward of a run that no buffer was written.
@@ -111,14 +113,14 @@ class Replica:
             ValueError: a layer has written a buffer.
         """
         noted, self._noted = self._noted, None
-        written = self._buffers.written(noted) if noted else []
+        written = self._own_buffers.written(noted) if noted else []
         if written:
             raise ValueError(_writes(written[0]))
 
     def hand_over(self) -> Gradients:
         """Return the gradients of the replica's parameters and clear them."""
         found: Gradients = []
-        for own in self._own.values.values():
+        for own in self.values.values():
             found.append(own.grad)
             own.grad = None
         return found
@@ -126,7 +128,7 @@ class Replica:
     def add(self, gradients: Gradients) -> None:
         """Add the handed over gradients to those of the user's parameters, on the worker of the first replica."""
         with torch.no_grad():
-            for theirs, gradient in zip(self._own.values, gradients, strict=True):
+            for theirs, gradient in zip(self.values, gradients, strict=True):
                 if gradient is None:
                     continue
                 here = graph_cut.move(gradient, theirs.device)
@@ -135,25 +137,16 @@ class Replica:
                 else:
                     theirs.grad.add_(here)
 
-    def _refuse_statistics(self) -> None:
-        for name, part in self._parts:
-            if (
-                isinstance(part, nn.modules.batchnorm._NormBase)
-                and part.training
-                and part.track_running_stats
-            ):
-                raise ValueError(_writes(f"{name}.running_mean"))
 
-    def _refuse_hooks(self) -> None:
-        for name, part in self._parts:
-            for key, parameter in part._parameters.items():
-                if parameter is None or not parameter.requires_grad:
-                    continue
-                if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                    raise ValueError(
-                        f"parameter '{name}.{key}' has a hook, which would see the gradients of one copy of the model "
-                        f"and not their sum: remove it and use the gradient after the step, or {ONE_COPY}"
-                    )
+def _refuse_hooks(name: str, part: nn.Module) -> None:
+    for key, parameter in part._parameters.items():
+        if parameter is None or not parameter.requires_grad:
+            continue
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"parameter '{name}.{key}' has a hook, which would see the gradients of one copy of the model and not "
+                f"their sum: remove it and use the gradient after the step, or {ONE_COPY}"
+            )
 
 
 def _writes(buffer: str) -> str:

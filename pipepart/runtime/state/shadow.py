@@ -126,7 +126,7 @@ class Shadows:
 
     def give_back(self) -> None:
         """Set what a forward has set on a shallow copy on the user's module, too."""
-        for module, given in self._given.items() if self._replica_on is None else ():
+        for module, given in self._given.items():
             for key, value in vars(self._made[module]).items():
                 if key not in _STATE and given.get(key, self) is not value:
                     vars(module)[key] = value
