@@ -6,12 +6,11 @@
     later steps     [a   b]  c  [d   e]      c draws random numbers, adds a loss or has a hook
 
 Random draws are keyed by layer, and an added loss or a hook is Python that must run once per micro-batch, so such a
-layer runs by itself. The regions are fixed at the first micro-batch of a run and hold for all of its micro-batches.
+layer runs by itself. The regions are chosen when a step begins and hold for all of its micro-batches.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, groupby
 from types import FunctionType
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 from ..planning import Plan
-from .replay.randomness import RngKeys, draws_now
+from .replay.randomness import draws_now
 
 CompileOptions = bool | Mapping[str, Any]
 
@@ -77,6 +76,9 @@ class Regions:
     Args:
         modules: the stage's layers.
         options: keywords for torch.compile.
+
+    Attributes:
+        current: the regions of this step, by the position of their first layer.
     """
 
     def __init__(self, modules: Sequence[nn.Module], options: Mapping[str, Any]) -> None:
@@ -85,21 +87,13 @@ class Regions:
         self._options = options
         self._compiled: dict[tuple[int, ...], Region] = {}
         self._plain: dict[tuple[int, bool], bool] = {}
-        self._run: Callable[[], RngKeys | None] = lambda: None
-        self._of_run: Mapping[int, Region] = {}
+        self.current: Mapping[int, Region] = {}
 
-    def of_run(self, keys: RngKeys) -> Mapping[int, Region]:
-        """Return the regions of the run that owns ``keys``, by the position of their first layer."""
-        if self._run() is not keys:
-            groups = groupby(range(len(self._modules)), self._may_share)
-            self._of_run = {
-                region.places[0]: region
-                for shared, places in groups
-                if shared
-                for region in [self._region(tuple(places))]
-            }
-            self._run = weakref.ref(keys)
-        return self._of_run
+    def begin(self) -> None:
+        """Choose the regions of a step from the hooks and settings that the layers have now."""
+        groups = groupby(range(len(self._modules)), self._may_share)
+        regions = (self._region(tuple(places)) for shared, places in groups if shared)
+        self.current = {region.places[0]: region for region in regions}
 
     def note(self, place: int, plain: bool) -> None:
         """Record that a layer ran by itself; ``plain`` if it neither drew random numbers nor added a loss."""

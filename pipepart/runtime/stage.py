@@ -137,6 +137,8 @@ class Stage:
     def begin(self) -> None:
         """Prepare for a step: look at modes and hooks of the layers, which the caller may have changed."""
         self._keyed.begin()
+        if self._regions is not None:
+            self._regions.begin()
 
     def run_layers(
         self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
@@ -147,7 +149,7 @@ class Stage:
         repeatable = True
         try:
             if self._regions is not None or self.guard is not None:
-                regions = _NO_REGIONS if self._regions is None or self.guard else self._regions.of_run(keys)
+                regions = _NO_REGIONS if self._regions is None or self.guard else self._regions.current
                 while (index := len(ends)) < len(self._modules):
                     region = None if type(value) is Arguments else regions.get(index)
                     running = region.places if region else (index,)

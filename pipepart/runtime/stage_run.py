@@ -182,26 +182,15 @@ class StageRun:
 
     def backward(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """B: run the backward from the gradients of the output; return the gradients of the input."""
-        stash = self.stashes.pop(micro_batch)
-        roots = stash.roots + stash.added
-        try:
-            graph_cut.backward(roots, graph_cut.move_gradients(gradients, self.stage.device))
-        except BaseException as error:
-            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
-            raise
-        return self._input_gradients(micro_batch, stash)
+        return self._backward(micro_batch, gradients, graph_cut.backward)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
-        stash = self.stashes.pop(micro_batch)
-        roots = stash.roots + stash.added
-        try:
-            deferred = backward_inputs(roots, graph_cut.move_gradients(gradients, self.stage.device))
-        except BaseException as error:
-            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
-            raise
-        self.deferred[micro_batch] = deferred
-        return self._input_gradients(micro_batch, stash)
+
+        def run(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> None:
+            self.deferred[micro_batch] = backward_inputs(roots, gradients)
+
+        return self._backward(micro_batch, gradients, run)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
@@ -292,7 +281,19 @@ class StageRun:
             message, roots = None, self._receive(micro_batch, made.output)
         return message, Stash(made.inputs, roots, made.ends, added)
 
-    def _input_gradients(self, micro_batch: int, stash: Stash) -> list[Tensor | None]:
+    def _backward(
+        self,
+        micro_batch: int,
+        gradients: graph_cut.Gradients,
+        run: Callable[[Sequence[GradientEdge], graph_cut.Gradients], None],
+    ) -> list[Tensor | None]:
+        stash = self.stashes.pop(micro_batch)
+        roots = stash.roots + stash.added
+        try:
+            run(roots, graph_cut.move_gradients(gradients, self.stage.device))
+        except BaseException as error:
+            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
+            raise
         found = self.stage.input_gradients.collect(stash.inputs)
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch, found)

@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -38,7 +39,6 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
-_TAKES_GENERATOR: dict[Any, bool] = {}
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -87,30 +87,17 @@ class KeyedLayers:
     """
 
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
-        self._modules = modules
         self._first = first
         self._device = device
-        self._parts = [tuple(module.modules()) for module in modules]
-        self._of_known_types = [all(type(part) in _NEVER_DRAWING for part in parts) for parts in self._parts]
-        # Whether a layer draws, by its position and mode; None until it has run in that mode.
-        self._draws: list[list[bool | None]] = [[None, _may_draw(parts) or None] for parts in self._parts]
-        self._settings = [_settings(parts) for parts in self._parts]
-        self._changed = [False] * len(modules)  # whether a layer's settings have, since the step before
-        self._watches = False
-        self._unkeyed: list[bool] = []
+        self._layers = [_Layer(module) for module in modules]
         self._never: list[bool] = []
+        self._unkeyed: list[bool] = []
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
-        never = zip(self._of_known_types, self._parts, strict=True)
-        self._never = [known and not any(map(_has_hooks, parts)) for known, parts in never]
-        for index, (parts, before) in enumerate(zip(self._parts, self._settings, strict=True)):
-            if self._of_known_types[index]:
-                continue
-            self._settings[index] = _settings(parts)
-            self._changed[index] = self._settings[index] != before
-            if self._changed[index]:
-                self.look_again(index)
+        for layer in self._layers:
+            layer.begin()
+        self._never = [layer.never for layer in self._layers]
         self._decide()
 
     def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
@@ -124,20 +111,17 @@ class KeyedLayers:
         """Have a layer draw keyed numbers within the block, and note whether it does."""
         with keys.of(self._first + index, micro_batch, which) as draws:
             yield draws
-        known, training = self._draws[index], self._modules[index].training
-        if known[training] is None and (draws.used or not self._changed[index]):
-            known[training] = draws.used
+        if self._layers[index].note(draws.used):
             self._decide()
 
     def look_again(self, index: int) -> None:
         """Forget that a layer draws nothing."""
-        known = self._draws[index]
-        known[:] = [None if drawn is False else drawn for drawn in known]
+        self._layers[index].look_again()
         self._decide()
 
     def watched_generators(self, which: ForwardPass) -> AbstractContextManager[None]:
         """If layers that may draw run without :meth:`drawing` in the block, notice if they do."""
-        return self._looking() if self._watches and which is ForwardPass.ONLY else _NOTHING
+        return self._looking() if which is ForwardPass.ONLY and self._unkeyed != self._never else _NOTHING
 
     def generator_states(self) -> list[bytes]:
         """Return the states of torch's generators for the CPU and the stage's device."""
@@ -151,13 +135,52 @@ class KeyedLayers:
         before = self.generator_states()
         yield
         if self.generator_states() != before:
-            for index in range(len(self._modules)):
+            for index in range(len(self._layers)):
                 self.look_again(index)
 
     def _decide(self) -> None:
-        knowns = zip(self._modules, self._draws, self._never, strict=True)
-        self._unkeyed = [never or known[module.training] is False for module, known, never in knowns]
-        self._watches = self._unkeyed != self._never
+        self._unkeyed = [layer.never or layer.is_idle() for layer in self._layers]
+
+
+class _Layer:
+    """What is known of the draws of one layer.
+
+    Attributes:
+        never: whether it is made of torch modules that never draw, without hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parts = tuple(module.modules())
+        self._of_known_types = all(type(part) in _NEVER_DRAWING for part in self._parts)
+        self._settings = _settings(self._parts)
+        self._changed = False  # whether its settings have, since the step before
+        # Whether it draws, by mode; absent until it has run in that mode.
+        self._draws = {True: True} if any(isinstance(part, _DRAWING) for part in self._parts) else {}
+        self.never = False
+
+    def begin(self) -> None:
+        self.never = self._of_known_types and not any(map(_has_hooks, self._parts))
+        if not self._of_known_types:
+            before, self._settings = self._settings, _settings(self._parts)
+            self._changed = self._settings != before
+            if self._changed:
+                self.look_again()
+
+    def is_idle(self) -> bool:
+        """Return True if it has run in its present mode and drawn nothing."""
+        return self._draws.get(self._module.training) is False
+
+    def note(self, drew: bool) -> bool:
+        """Note whether a forward drew; return True if that was not known."""
+        mode = self._module.training
+        if mode in self._draws or (self._changed and not drew):
+            return False
+        self._draws[mode] = drew
+        return True
+
+    def look_again(self) -> None:
+        self._draws = {mode: True for mode, drew in self._draws.items() if drew}
 
 
 class KeyedDraws(TorchDispatchMode):
@@ -233,10 +256,6 @@ def draws_now(module: nn.Module) -> bool:
     return any(isinstance(part, _DRAWING) and _lets_draw(part) for part in module.modules())
 
 
-def _may_draw(parts: Sequence[nn.Module]) -> bool:
-    return any(isinstance(part, _DRAWING) for part in parts)
-
-
 def _lets_draw(part: Any) -> bool:
     rate = getattr(part, "p", getattr(part, "dropout", 1.0))  # torch calls it by either name
     return part.training and rate > 0
@@ -246,19 +265,8 @@ _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAtt
 
 
 def _types_that_never_draw() -> Iterator[type]:
-    modules = nn.modules
-    for room in (
-        *(
-            modules.activation,
-            modules.batchnorm,
-            modules.conv,
-            modules.flatten,
-            modules.fold,
-            modules.instancenorm,
-        ),
-        *(modules.linear, modules.normalization, modules.padding, modules.pixelshuffle, modules.pooling),
-        *(modules.sparse, modules.upsampling),
-    ):
+    rooms = "activation batchnorm conv flatten fold instancenorm linear normalization padding pixelshuffle pooling"
+    for room in (getattr(nn.modules, name) for name in [*rooms.split(), "sparse", "upsampling"]):
         for name in room.__all__:
             kind = getattr(room, name)
             if not issubclass(kind, _DRAWING) and not name.startswith(("Lazy", "Fractional")):
@@ -307,10 +315,9 @@ def _refuse_cudnn_dropout(func: Any) -> None:
         )
 
 
+@cache
 def _takes_generator(func: Any) -> bool:
-    if func not in _TAKES_GENERATOR:
-        _TAKES_GENERATOR[func] = any(argument.name == "generator" for argument in func._schema.arguments)
-    return _TAKES_GENERATOR[func]
+    return any(argument.name == "generator" for argument in func._schema.arguments)
 
 
 def _global_generator(device: torch.device) -> torch.Generator:
