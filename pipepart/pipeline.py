@@ -23,30 +23,21 @@ from .data.split import Batching, MicroBatches, Splitter
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
-from .runtime import (
-    CompileOptions,
-    DeferredBatchNorm,
-    Engine,
-    MemoryUse,
-    OptimizerFactory,
-    Orders,
-    OutputSink,
-    StageOptimizers,
-    Step,
-    StepGradients,
-    build_stages,
-    differentiable,
-    emulation_of,
-    frees_memory,
-    gradients_kept,
-    guard_stages,
-    make_loss_sink,
-    memory_of,
-    scaled,
-)
 from .runtime.as_module import AsModule
+from .runtime.build import build_stages, guard_stages
+from .runtime.compiled import CompileOptions
+from .runtime.differentiable import differentiable, gradients_kept
+from .runtime.emulation import MemoryUse, emulation_of, memory_of
+from .runtime.engine import Engine
+from .runtime.failure.out_of_memory import frees_memory
+from .runtime.loss_sink import OutputSink, make_loss_sink
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
+from .runtime.order import Orders
+from .runtime.state.batch_norm import DeferredBatchNorm
+from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
+from .runtime.step import Step
+from .runtime.step_gradients import StepGradients, scaled
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from . import StageOptimizers
+from .state.optimizers import StageOptimizers
 
 
 class AsModule:

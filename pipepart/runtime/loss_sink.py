@@ -73,6 +73,7 @@ class LossSink:
 
     Attributes:
         can_wait: whether an output that is made twice need only be received the second time.
+        receiving: held while an output is received: replicas have several last stages, on several workers.
         outputs: of the micro-batches, without a graph, where they are kept.
         added_have_graph: whether any auxiliary loss can be differentiated.
     """
@@ -86,6 +87,7 @@ class LossSink:
         scaler: torch.amp.GradScaler | None = None,
         keep_outputs: bool = False,
     ) -> None:
+        self.receiving = threading.Lock()
         self.outputs: list[Any] = [None] * len(sizes)
         self.added_have_graph = False
         groups = groups or [range(len(sizes))]

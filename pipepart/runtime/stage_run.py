@@ -40,9 +40,6 @@ from .state.replicas import Replica
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
-# Takes the number of a micro-batch and its output; returns where gradients enter.
-Receive = Callable[[int, Any], tuple[GradientEdge, ...]]
-
 _NOTHING = nullcontext()
 
 
@@ -93,8 +90,8 @@ class StageRun:
         stage: the layers.
         keys: the random numbers of the step.
         modes: of the caller.
-        sink: takes the losses that layers add.
-        receive: takes the output of the last stage of a replica; None for other stages.
+        sink: takes the losses that layers add, and the output of a last stage.
+        is_last: whether it is the last stage of the model, or of a replica.
         recomputed: the micro-batches whose forward runs twice.
         optimizer: of the stage, if it steps within the step.
         versions: the stage's weights, if the schedule changes them within the step.
@@ -111,14 +108,14 @@ class StageRun:
         keys: RngKeys,
         modes: Modes,
         sink: LossSink,
-        receive: Receive | None,
+        is_last: bool,
         recomputed: frozenset[int] = frozenset(),
         optimizer: Optimizer | None = None,
         versions: Versions | None = None,
     ) -> None:
         self.index = stage.index
         self.stage = stage
-        self.is_last = receive is not None
+        self.is_last = is_last
         self.versions = versions
         self.routes = stage.shared.refresh()
         self.stashes: dict[int, Stash] = {}
@@ -127,7 +124,6 @@ class StageRun:
         self._keys = keys
         self._modes = modes
         self._sink = sink
-        self._receive = receive
         self._recomputed = recomputed
         self._optimizer = optimizer
         self._added = losses_of_stage()
@@ -143,7 +139,7 @@ class StageRun:
                 else:
                     made = self.stage.run(message, micro_batch, self._keys)
             losses = self._added.taken()
-            if kept and self._receive and self._sink.can_wait and graph_cut.leaves(made.output):
+            if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(made.output):
                 self.inputs[micro_batch] = kept
                 return None
             output, stash = self._pass_on(micro_batch, made, losses)
@@ -274,11 +270,12 @@ class StageRun:
     def _pass_on(self, micro_batch: int, made: Made, losses: Sequence[Added]) -> tuple[Any, Stash]:
         """Return the message for the next stage, or hand the output over; and what the backward needs."""
         added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
-        if self._receive is None:
+        if self.is_last:
+            with self._sink.receiving:
+                message, roots = None, self._sink.receive(micro_batch, made.output)
+        else:
             check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
-        else:
-            message, roots = None, self._receive(micro_batch, made.output)
         return message, Stash(made.inputs, roots, made.ends, added)
 
     def _backward(

@@ -29,7 +29,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from schedules import Action, Kind
@@ -248,7 +247,6 @@ class Step:
         self, order: Order, stages: Sequence[Stage], sink: LossSink, optimizers: Sequence[Optimizer | None]
     ) -> list[StageRun]:
         schedule = self.schedule
-        receive = partial(_receive, threading.Lock(), sink)
         again: list[set[int]] = [set() for _ in stages]
         for stage, micro_batch in order.repeated if self.modes.grad else ():
             again[stage].add(micro_batch)
@@ -259,7 +257,7 @@ class Step:
                 self.keys,
                 self.modes,
                 sink,
-                receive if schedule.next_stage(stage.index) is None else None,
+                schedule.next_stage(stage.index) is None,
                 frozenset(again[stage.index]),
                 optimizer,
                 Versions(schedule, stage.index, optimizer) if schedule.versions else None,
@@ -394,9 +392,3 @@ def _on_version(kind: Kind, run: StageRun, micro_batch: int) -> AbstractContextM
     if run.versions is None or kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
         return nullcontext()
     return run.versions.used(micro_batch)
-
-
-def _receive(lock: threading.Lock, sink: LossSink, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-    """Pass an output to the sink. The last stages of replicas do so on several workers: one at a time."""
-    with lock:
-        return sink.receive(micro_batch, value)

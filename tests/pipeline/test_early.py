@@ -9,7 +9,7 @@ from torch import nn
 
 from pipepart import Pipeline, Plan
 from pipepart.capture import flatten
-from pipepart.runtime import Step
+from pipepart.runtime.step import Step
 from schedules import Action, Kind
 from tests.support import plain
 from tests.support.chains import Recompute, plan_by_hand

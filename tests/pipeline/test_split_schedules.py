@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import schedules
-from pipepart.runtime import Step
+from pipepart.runtime.step import Step
 from schedules import Action, Kind
 from tests.support import plain
 from tests.support.chains import cut_by_hand

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import pipepart
 from pipepart import Pipeline, Profile
-from pipepart.runtime import Step
+from pipepart.runtime.step import Step
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
 

@@ -14,8 +14,8 @@ from torch.autograd.graph import Node
 import pipepart
 from pipepart import Pipeline, Profile
 from pipepart.autograd.split_backward import WeightGradients
-from pipepart.runtime import Step
 from pipepart.runtime.stage_run import Stash
+from pipepart.runtime.step import Step
 from schedules import Action
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.pairwise import pairwise

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime import Streams
-from pipepart.runtime.transport.cuda import Callers
+from pipepart.runtime.transport.cuda import Callers, Streams
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import plan_by_hand

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pipepart import pipeline
 from pipepart.data.copy_ahead import Copied, CopyAhead
-from pipepart.runtime import Streams, loss_sink
+from pipepart.runtime import loss_sink
 from pipepart.runtime.transport import cuda
+from pipepart.runtime.transport.cuda import Streams
 from pipepart.workers.streams import Wait, on_streams, waits
 from tests.support.late_scenarios import (
     copies_side_by_side,
