@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
 from .feasibility.infeasible import InfeasiblePlanError, Suggestion
-from .feedback.model_changes import ModelChanged, model_changes, warn_of_changes
-from .feedback.refine import refine, replan
+from .feedback import refine, replan
+from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .plan_document import Plan
 from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ...capture import LayerInfo, describe
-from ...units import format_bytes
-from ..plan_document import Plan
+from ..capture import LayerInfo, describe
+from ..units import format_bytes
+from .plan_document import Plan
 
 _SHOWN = 5
 

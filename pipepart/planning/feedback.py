@@ -1,0 +1,203 @@
+"""Refines a profile with measured steps of a plan, and plans again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+from schedules import Kind, Schedule, Timeline, split_overlaps
+
+from ..cluster import Cluster
+from ..profiling import Costs, LayerCost, Profile, Timing
+from .costs.layer_ranges import ChainCosts
+from .plan_document import Plan
+from .plan_record import SEARCH
+from .planner import plan as make_plan
+
+Traces = Timeline | Sequence[Timeline]
+
+
+def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
+    """Return the profile with the measured costs of a plan's stages.
+
+    The forwards of a stage's layers are scaled by one factor, and so are the backwards, so that their sum is the
+    measured median over micro-batches and steps. Costs at other micro-batch sizes are scaled by the same factors. The
+    speeds of the devices are taken into account. Layers that were predicted to take no time keep taking none.
+
+    Args:
+        profile: of the plan's layers, with costs for its number of micro-batches.
+        plan: that was run.
+        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
+
+    Raises:
+        ValueError: no trace, one that is empty or of another schedule, or a profile of other layers or without costs
+            for the plan's number of micro-batches.
+    """
+    _check_layers(profile, plan)
+    measured = _stage_seconds(plan, _checked_traces(plan, trace))
+    costs = ChainCosts(profile, profile.at(plan.micro_batches))
+    # Where a stage splits most of its backwards, its measured seconds include the splitting.
+    rows = plan.build_schedule().actions
+    weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
+    factors: list[tuple[float, float]] = []
+    for number, (stage, device, seconds) in enumerate(zip(plan.stages, plan.devices, measured, strict=True)):
+        layers = slice(len(factors), len(factors) + len(stage.layers))
+        backward = costs.backward_input[layers].sum() + costs.backward_weight[layers].sum()
+        if 2 * plan.replicas * weights[number] > plan.micro_batches and costs.split is not None:
+            backward += costs.split[layers].sum()
+        predicted = costs.forward[layers].sum() / device.speed, backward / device.speed
+        forward_factor, backward_factor = (
+            one / other if other else 1.0 for one, other in zip(seconds, map(float, predicted), strict=True)
+        )
+        factors += [(forward_factor, backward_factor)] * len(stage.layers)
+    return profile.model_copy(update={"costs": tuple(_scaled(each, factors) for each in profile.costs)})
+
+
+def replan(
+    plan: Plan,
+    trace: Traces,
+    profile: Profile | None = None,
+    *,
+    cluster: Cluster | None = None,
+    **options: Any,
+) -> Plan:
+    """Return the best plan by the measured steps of another plan.
+
+    Args:
+        plan: that was run.
+        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
+        profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
+        cluster: the devices; None for the plan's.
+        options: keywords of :func:`plan` to change. The others are those of the plan: its schedule, chunks, replicas
+            and number of micro-batches, and the recompute mode, reduction and constraints that it was made with.
+
+    Raises:
+        ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
+        InfeasiblePlanError: as :func:`plan` does.
+    """
+    profile = profile or plan.profile
+    if profile is None:
+        raise ValueError(
+            "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
+        )
+    refined = refine(profile, plan, trace)
+    same: dict[str, Any] = {
+        "schedule": plan.schedule,
+        "micro_batches": plan.micro_batches,
+        "replicas": plan.replicas,
+        **dict(plan.constraints),
+    }
+    if plan.chunks > 1 and options.get("schedule", plan.schedule) == plan.schedule != SEARCH:
+        same["chunks"] = plan.chunks
+    if len(plan.workers) < len(plan.cluster):
+        same["stages"] = "auto"
+    made = make_plan(refined, cluster or plan.cluster, **{**same, **options})
+    # The plan's own profile has the layers of a branched model in one order, as a chain.
+    return made if refined.edges else made.model_copy(update={"edges": plan.edges})
+
+
+def _check_layers(profile: Profile, plan: Plan) -> None:
+    known = [info.name for info in profile.layers]
+    planned = [name for stage in plan.stages for name in stage.layers]
+    if known != planned:
+        only = [name for name in (*known, *planned) if (name in known) != (name in planned)]
+        where = f"{only[0]!r} is only in one of them" if only else "their order is another"
+        raise ValueError(f"the layers of the profile are not those of the plan: {where}")
+    if plan.fingerprint not in ("", profile.fingerprint):
+        raise ValueError(
+            "the profile is of another model than the plan: their layers differ though not in name"
+        )
+
+
+def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
+    """Return the measured steps, checked to be steps of the plan."""
+    if trace is None:
+        raise ValueError("there is no trace: make the Pipeline with trace=True and run a step first")
+    traces = [trace] if isinstance(trace, Timeline) else list(trace)
+    if not traces:
+        raise ValueError("there is no trace: give at least one measured step")
+    planned = split_overlaps(plan.build_schedule())
+    for number, one in enumerate(traces):
+        if not isinstance(one, Timeline):
+            raise ValueError(f"trace {number} is no Timeline but {one!r:.80}")
+        which = "the trace" if len(traces) == 1 else f"trace {number}"
+        if not any(one.schedule.actions) or not one.makespan > 0:
+            raise ValueError(f"{which} is empty: nothing in it takes time")
+        if not all(math.isfinite(time) for rows in (one.starts, one.ends) for row in rows for time in row):
+            raise ValueError(f"{which} has times that are no numbers")
+        if difference := _difference(one.schedule, planned):
+            raise ValueError(f"{which} is not a step of this plan: {difference}")
+    return traces
+
+
+def _difference(traced: Schedule, planned: Schedule) -> str:
+    """Return how the traced schedule differs from the plan's, or an empty text."""
+    for what in ("name", "devices", "stages", "micro_batches"):
+        one, other = getattr(traced, what), getattr(planned, what)
+        if one != other:
+            what = {"name": "schedule", "micro_batches": "micro-batches"}.get(what, what)
+            return f"its {what}: {one!r}, the plan's: {other!r}"
+    for device, rows in enumerate(zip(traced.actions, planned.actions, strict=True)):
+        for place, (one, other) in enumerate(zip_longest(*rows)):
+            if one != other:
+                return (
+                    f"action {place} of device {device} is {one or 'none'}, the plan's {other or 'none'} "
+                    f"(schedule {planned.name!r})"
+                )
+    if traced.device_of != planned.device_of:
+        return f"its stages are on devices {list(traced.device_of)}, the plan's on {list(planned.device_of)}"
+    return ""
+
+
+def _stage_seconds(plan: Plan, traces: Sequence[Timeline]) -> list[tuple[float, float]]:
+    """Return measured seconds of the forward and the backward of one micro-batch on each stage of the first replica.
+
+    Medians over micro-batches and steps. Seconds of further replicas are scaled to the devices of the first. If a stage
+    recomputes, its forward is the mean of both runs. The two parts of a split backward are added.
+    """
+    stages = len(plan.stages)
+    speeds = [plan.cluster.device(stage.device).speed for stage in plan.all_stages]
+    forward, again, backward = (defaultdict[int, list[float]](list) for _ in range(3))
+    for trace in traces:
+        parts: defaultdict[tuple[int, int | None], float] = defaultdict(float)
+        for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
+            for action, start, end in zip(row, starts, ends, strict=True):
+                stage = action.stage % stages
+                seconds = (end - start) * speeds[action.stage] / speeds[stage]
+                if action.kind is Kind.F:
+                    forward[stage].append(seconds)
+                elif action.kind is Kind.RECOMPUTE:
+                    again[stage].append(seconds)
+                elif action.kind in (Kind.B, Kind.I, Kind.W):
+                    parts[stage, action.micro_batch] += seconds
+        for (stage, _), seconds in parts.items():
+            backward[stage].append(seconds)
+    found = []
+    for stage in range(stages):
+        once = median(forward[stage])
+        both = (once + median(again[stage])) / 2 if again[stage] else once
+        found.append((both, median(backward[stage]) if backward[stage] else 0.0))
+    return found
+
+
+def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
+    layers = tuple(_scaled_cost(cost, *each) for cost, each in zip(costs.layers, factors, strict=True))
+    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
+
+
+def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:
+    def times(timing: Timing, factor: float) -> Timing:
+        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
+
+    return cost.model_copy(
+        update={
+            "forward": times(cost.forward, forward),
+            "backward_input": times(cost.backward_input, backward),
+            "backward_weight": times(cost.backward_weight, backward),
+            "split_seconds": None if cost.split_seconds is None else cost.split_seconds * backward,
+        }
+    )
