@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
-from .feasibility.infeasible import InfeasiblePlanError, Suggestion
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .plan_document import Plan
@@ -15,6 +14,7 @@ from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan
 from .request import PlanOptions, check_devices, check_options
 from .stage_plan import StagePlan
+from .suggestions import InfeasiblePlanError, Suggestion
 
 if TYPE_CHECKING:
     from .graph import Cut, CutDoesNotFit, cut

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..cluster import Cluster
 from ..profiling import Costs, Profile
-from .feasibility.infeasible import InfeasiblePlanError
 from .graph import CutDoesNotFit, cut
 from .plan_document import Plan
+from .suggestions import InfeasiblePlanError
 
 # The node that stands for the loss: it runs after every layer whose output no other layer uses.
 _LOSS = ("loss",)

@@ -10,11 +10,10 @@ from typing import Literal
 from ..cluster import Cluster
 from ..profiling import Profile
 from .costs.stage_memory import RecomputeChoice
-from .feasibility.infeasible import InfeasiblePlanError
-from .feasibility.suggestions import find_suggestions, suggestions_text
 from .plan_document import Plan
 from .request import PlanOptions, check_arguments, read_request
 from .search.strategies import infeasible_candidates, search
+from .suggestions import InfeasiblePlanError, find_suggestions
 
 
 def plan(
@@ -110,15 +109,7 @@ def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Pla
         raise ValueError(
             f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
         )
-    suggestions = find_suggestions(profile, cluster, options)
-    reason = f"the model does not fit: {nearest.text}"
-    raise InfeasiblePlanError(
-        f"{reason}. {suggestions_text(suggestions)}",
-        reason,
-        nearest.stage,
-        nearest.deficit_bytes,
-        suggestions,
-    )
+    raise InfeasiblePlanError(nearest, find_suggestions(profile, cluster, options))
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, Suggestion
-from ..planning.feasibility.suggestions import suggestions_text
+from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import schedules
 from pipepart import Cluster, Device, Link, Plan, Profile
 from pipepart.cluster import PairLink
-from pipepart.planning.feasibility.infeasible import Infeasible
+from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.request import PlanOptions, read_request
 from pipepart.planning.search.strategies import choices
 from schedules import Kind, Schedule

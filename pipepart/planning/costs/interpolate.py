@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ...profiling import Costs, LayerCost, Profile, SavedTensor, Timing
+from collections.abc import Callable
+from functools import partial
+
+from ...profiling import Costs, LayerCost, Profile, Timing
+
+_Line = Callable[
+    [float, float], float
+]  # the value at the new size, from the values at the two sizes next to it
 
 
 def estimate(profile: Profile, micro_batches: int) -> Costs:
@@ -21,69 +28,46 @@ def estimate(profile: Profile, micro_batches: int) -> Costs:
             return costs
     samples = -(-profile.batch // micro_batches)
     near = sorted(profile.costs, key=lambda costs: (abs(costs.samples - samples), costs.samples))[:2]
-    near.sort(key=lambda costs: costs.samples)
-    low, high = near[0], near[-1]
-    line = _Line(low.samples, high.samples, samples)
-    alike = len(low.saved) == len(high.saved) and all(
-        (a.layers, a.input_of) == (b.layers, b.input_of) for a, b in zip(low.saved, high.saved, strict=True)
+    low, high = min(near, key=lambda costs: costs.samples), max(near, key=lambda costs: costs.samples)
+    line: _Line = partial(_on_line, max(low.samples, 1), max(high.samples, 1), samples)
+    kept, others = ([(piece.layers, piece.input_of) for piece in costs.saved] for costs in (low, high))
+    # Where other tensors are saved at the two sizes, they are in proportion to the lower one.
+    pairs = zip(low.saved, high.saved if kept == others else low.saved, strict=True)
+    of_saved = (
+        line if kept == others else partial(_on_line, max(low.samples, 1), max(low.samples, 1), samples)
     )
     return Costs(
         micro_batches=micro_batches,
         samples=samples,
         layers=tuple(_cost(line, a, b) for a, b in zip(low.layers, high.layers, strict=True)),
         loss=_cost(line, low.loss, high.loss),
-        saved=tuple(
-            SavedTensor(bytes=line.bytes(a.bytes, b.bytes), layers=a.layers, input_of=a.input_of)
-            for a, b in zip(low.saved, high.saved if alike else low.saved, strict=True)
-        )
-        if alike
-        else tuple(
-            piece.model_copy(update={"bytes": round(piece.bytes * samples / max(low.samples, 1))})
-            for piece in low.saved
-        ),
+        saved=tuple(a.model_copy(update={"bytes": round(of_saved(a.bytes, b.bytes))}) for a, b in pairs),
     )
 
 
-class _Line:
-    """A straight line through the values at two sizes, evaluated at a third size."""
-
-    def __init__(self, low: int, high: int, samples: int) -> None:
-        self._low, self._high, self._samples = max(low, 1), max(high, 1), samples
-
-    def at(self, low: float, high: float) -> float:
-        """Return the value at the third size, from the values at the two sizes."""
-        share = low * self._samples / self._low
-        if self._low == self._high:
-            return share
-        value = low + (high - low) * (self._samples - self._low) / (self._high - self._low)
-        return max(value, share if self._samples < self._low else 0.0)
-
-    def bytes(self, low: int, high: int) -> int:
-        """The same for a size in bytes."""
-        return round(self.at(low, high))
+def _on_line(low_samples: int, high_samples: int, samples: int, low: float, high: float) -> float:
+    share = low * samples / low_samples
+    if low_samples == high_samples:
+        return share
+    value = low + (high - low) * (samples - low_samples) / (high_samples - low_samples)
+    return max(value, share if samples < low_samples else 0.0)
 
 
 def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
     def timing(a: Timing, b: Timing) -> Timing:
-        return Timing(seconds=line.at(a.seconds, b.seconds), spread=line.at(a.spread, b.spread))
+        return Timing(seconds=line(a.seconds, b.seconds), spread=line(a.spread, b.spread))
 
+    names = [name for name in LayerCost.model_fields if name.endswith("_bytes")]
+    sizes = {name: round(line(getattr(low, name), getattr(high, name))) for name in names}
+    split = None
+    if low.split_seconds is not None and high.split_seconds is not None:  # the same fraction of the backward
+        backward = low.backward_seconds + high.backward_seconds
+        part = (low.split_seconds + high.split_seconds) / backward if backward else 0.0
+        split = part * line(low.backward_seconds, high.backward_seconds)
     return LayerCost(
         forward=timing(low.forward, high.forward),
         backward_input=timing(low.backward_input, high.backward_input),
         backward_weight=timing(low.backward_weight, high.backward_weight),
-        split_seconds=_split_seconds(line, low, high),
-        saved_bytes=line.bytes(low.saved_bytes, high.saved_bytes),
-        input_bytes=line.bytes(low.input_bytes, high.input_bytes),
-        output_bytes=line.bytes(low.output_bytes, high.output_bytes),
-        workspace_bytes=line.bytes(low.workspace_bytes, high.workspace_bytes),
-        deferred_bytes=line.bytes(low.deferred_bytes, high.deferred_bytes),
+        split_seconds=split,
+        **sizes,
     )
-
-
-def _split_seconds(line: _Line, low: LayerCost, high: LayerCost) -> float | None:
-    """Return the seconds of splitting, the same fraction of the backward as at the two sizes."""
-    if low.split_seconds is None or high.split_seconds is None:
-        return None
-    backward = low.backward_seconds + high.backward_seconds
-    part = (low.split_seconds + high.split_seconds) / backward if backward else 0.0
-    return part * line.at(low.backward_seconds, high.backward_seconds)

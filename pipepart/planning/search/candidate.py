@@ -16,7 +16,7 @@ from ...units import counted
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODES, Recompute, StashCounts, with_recompute
-from ..feasibility.infeasible import Infeasible, explain_infeasible
+from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
 from ..partition.interleaved import ChunkedProblem
 from ..partition.replica_groups import ReplicaGroups

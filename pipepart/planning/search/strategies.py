@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
-from ..feasibility.infeasible import Infeasible
+from ..infeasible import Infeasible
 from ..partition.replica_groups import group_devices
 from ..plan_document import Plan
 from ..plan_record import SEARCH, Alternative

@@ -1,1 +1,0 @@
-"""Explains why no plan fits the memory, and suggests changes that would make one fit."""

@@ -1,0 +1,76 @@
+"""Explains why a candidate has no plan: which device lacks how many bytes, and what it needs them for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..units import counted, format_bytes
+from .plan_document import Plan
+from .stage_plan import StagePlan
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """Why one candidate has no plan.
+
+    Attributes:
+        text: in words.
+        stage: the stage that does not fit in the nearest cut.
+        deficit_bytes: bytes that its device lacks; 0 if no memory would be enough.
+    """
+
+    text: str
+    stage: int = 0
+    deficit_bytes: int = 0
+
+
+def explain_infeasible(nearest: Plan, *, proven: bool) -> Infeasible:
+    """Explain which device lacks most memory, and what it needs it for.
+
+    Args:
+        nearest: the plan with the smallest deficit.
+        proven: True if no cut of its layers has a smaller one.
+    """
+    needs = nearest.device_bytes()
+    limits = {device.name: device.memory_bytes for device in nearest.cluster.devices}
+    deficits = {name: need - limit for name, need in needs.items() if (limit := limits[name]) is not None}
+    name = max(deficits, key=lambda name: deficits[name])
+    own = {
+        index % len(nearest.stages): stage
+        for index, stage in enumerate(nearest.all_stages)
+        if stage.device == name
+    }
+    need, deficit = needs[name], deficits[name]
+    static = sum(stage.static_bytes for stage in own.values())
+    transient = max(stage.transient_bytes for stage in own.values())
+    spans = [f"{index} ({_span(stage.layers)})" for index, stage in own.items()]
+    where = f"stage {spans[0]} on {name}" if len(own) == 1 else f"{name} with stages {' and '.join(spans)}"
+    text = (
+        f"with {counted(len(nearest.stages), 'stage')}, {counted(nearest.micro_batches, 'micro-batch', 'es')} and "
+        f"schedule {nearest.schedule!r}, {where} is short by {counted(deficit, 'byte')} "
+        f"{'at best' if proven else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
+        f"{format_bytes(static)} of parameters, gradients, optimizer state and buffers, "
+        f"{format_bytes(need - static - transient)} kept for {_backwards(list(own.values()))}, "
+        f"{format_bytes(transient)} of workspace) and has {need - deficit} ({format_bytes(need - deficit)})"
+    )
+    others = [
+        f"{other} by {counted(lack, 'byte')}"
+        for other, lack in deficits.items()
+        if lack > 0 and other != name
+    ]
+    if others:
+        text += f"; also short: {', '.join(others)}"
+    return Infeasible(text, max(own, key=lambda index: own[index].memory_bytes), deficit)
+
+
+def _span(layers: Sequence[str]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+
+
+def _backwards(stages: Sequence[StagePlan]) -> str:
+    modes = sorted({stage.recompute for stage in stages} - {"never"})
+    suffix = "".join(f" (recompute={mode!r})" for mode in modes)
+    if len(stages) > 1:
+        return f"their backwards{suffix}"
+    return f"the backward of {counted(stages[0].in_flight, 'micro-batch', 'es')}{suffix}"
