@@ -3,12 +3,14 @@
 import gc
 import random
 import time
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 
+import pipepart
 from tests.support.seeds import set_seed
 
 
@@ -26,6 +28,7 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
+_PROFILE_DEFAULTS: dict[str, Any] = pipepart.profile.__kwdefaults__
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -61,10 +64,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_start(monkeypatch: pytest.MonkeyPatch):
+def _same_start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
     monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
     monkeypatch.delenv("LINES", raising=False)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if not request.node.get_closest_marker("alone"):  # as no other test looks at how exact measured times are
+        monkeypatch.setitem(_PROFILE_DEFAULTS, "seconds", 0.01)

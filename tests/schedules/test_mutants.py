@@ -186,20 +186,20 @@ def test_a_message_a_reduction_or_a_step_cannot_be_lost_doubled_or_renamed(name,
     schedule = with_everything(name, 4, 4)
     check(schedule)
     survivors = 0
-    for _ in range(50):
+    for _ in range(20):
         changed = mutant(draw, schedule, mutate)
         if changed.actions != schedule.actions and not refused(changed):
             survivors += 1
             assert mutate is move
             assert [sorted(row) for row in changed.actions] == [sorted(row) for row in schedule.actions]
-    assert survivors < 25
+    assert survivors < 10
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v", "hanayo"])
 def test_swapped_messages_are_refused_or_still_meet_their_other_ends(name):
     draw = random.Random(name)
     schedule = insert_messages(build(name, 4, 4))
-    for _ in range(75):
+    for _ in range(30):
         changed = mutant(draw, schedule, swap)
         if not refused(changed):
             assert meets_in_order(changed)
@@ -236,7 +236,7 @@ def meets_in_order(schedule):
 def test_recomputes_keep_their_place():
     schedule = insert_recompute(build("1f1b", 3, 4))
     draw = random.Random(0)
-    for _ in range(200):
+    for _ in range(80):
         changed = mutant(draw, schedule, swap)
         if refused(changed):
             continue
