@@ -33,7 +33,7 @@ Loss = Callable[[Any], Tensor] | None
 
 
 class Observer:
-    """Methods that a pass calls, in the order of a layer's forward and backward. By default they do nothing.
+    """Methods that a pass calls before and after each forward and backward. By default they do nothing.
 
     ``index`` is that of the layer in the chain; the loss comes after the last layer.
     """
@@ -60,7 +60,7 @@ class Stopped(Exception):
 
 @dataclass
 class _Step:
-    """The forward of one layer: its input, where gradients enter its graph, and those of its input as they arrive."""
+    """The forward of one layer: its input, where gradients enter its graph, and the gradients of its input."""
 
     value: Any
     roots: tuple[GradientEdge, ...]
@@ -147,7 +147,7 @@ def _naming(layer: str, part: str) -> Iterator[None]:
 
 
 class _Entrance(torch.autograd.Function):
-    """The start of a layer's graph: hands out the gradient of the input without accumulating it, as a stage does."""
+    """The start of a layer's graph: stores the gradient of the input without accumulating it, as a stage does."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, received: list[Tensor | None], index: int) -> Tensor:
@@ -161,7 +161,7 @@ class _Entrance(torch.autograd.Function):
 
 
 def entrance(value: Any) -> tuple[Any, list[Tensor | None]]:
-    """The input for a layer, and a list that will receive the gradients of its leaves, in the order of the nest."""
+    """Return the input for a layer, and a list that receives the gradients of its leaves, in the order of the nest."""
     received: list[Tensor | None] = [None] * len(graph_cut.leaves(value))
     numbers = itertools.count()
 

@@ -57,7 +57,7 @@ class Profile(Document):
 
     @property
     def graph(self) -> LayerGraph:
-        """The layers as a graph."""
+        """The layers and the tensors between them as a graph."""
         from ..capture import LayerGraph  # networkx takes half a second to import
 
         if not self.edges:
@@ -75,7 +75,7 @@ class Profile(Document):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, micro_batches: int) -> Costs:
-        """The costs for a number of micro-batches.
+        """Return the costs for a number of micro-batches.
 
         Raises:
             ValueError: this number was not measured.
@@ -90,7 +90,7 @@ class Profile(Document):
         )
 
     def optimizer_bytes(self, layer: LayerInfo) -> int:
-        """Size of the optimizer's state for one layer."""
+        """Return the size of the optimizer's state for one layer."""
         return STATE_PER_GRADIENT[self.optimizer] * layer.gradient_bytes
 
 
@@ -99,7 +99,7 @@ STATE_PER_GRADIENT = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 def check_optimizer(name: str) -> str:
-    """The name in lower case.
+    """Return the name of an optimizer in lower case.
 
     Raises:
         ValueError: the state of this optimizer is not known.

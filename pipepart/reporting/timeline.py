@@ -12,7 +12,7 @@ from schedules import Kind, Timeline
 
 from ..units import format_seconds
 
-# A line in a file need not be longer to be legible.
+# Longer lines in a file would not show more.
 _WIDEST = 140
 _STYLES = {
     r"\d*[fF]+": "cyan",
@@ -36,7 +36,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class DrawnTimeline:
-    """The picture under a title and over its legend."""
+    """A title, the picture of a timeline as wide as the console, and its legend."""
 
     timeline: Timeline
     title: str
@@ -66,7 +66,7 @@ class DrawnTimeline:
 def drawn_timeline(
     timeline: Timeline, title: str = "Timeline of one step", devices: Sequence[str] = ()
 ) -> DrawnTimeline:
-    """A simulated or measured timeline to print.
+    """Return a picture of a simulated or measured timeline, to print with :func:`show`.
 
     Args:
         timeline: start and end of each action.
