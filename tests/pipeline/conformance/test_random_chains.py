@@ -1,4 +1,4 @@
-"""Chains thrown together at random train bit for bit as plain micro-batched training does."""
+"""Random chains of layers train bit for bit as plain micro-batched training does."""
 
 from __future__ import annotations
 

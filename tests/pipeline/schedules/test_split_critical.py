@@ -1,4 +1,4 @@
-"""A gradient that leaves early: the stage before goes on meanwhile, and the numbers stay what they are."""
+"""Backwards that are split on the critical path: the stage before goes on meanwhile, and no number changes."""
 
 import threading
 from typing import Any
@@ -31,7 +31,7 @@ def network() -> nn.Sequential:
     )
 
 
-def early_plan(model: nn.Sequential, schedule: str = "1f1b", recompute: Recompute = "never") -> Plan:
+def split_plan(model: nn.Sequential, schedule: str = "1f1b", recompute: Recompute = "never") -> Plan:
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(names, [2, 4], micro_batches=4, schedule=schedule, recompute=recompute)
     whole = [action for row in plan.build_schedule().actions for action in row if action.kind is Kind.B]
@@ -52,7 +52,7 @@ def test_the_numbers_are_those_of_plain_micro_batches(
     schedule: str, recompute: Recompute, options: dict[str, Any]
 ) -> None:
     reference, ours = network(), network()
-    with Pipeline(ours, early_plan(ours, schedule, recompute), loss_fn=nn.MSELoss(), **options) as pipe:
+    with Pipeline(ours, split_plan(ours, schedule, recompute), loss_fn=nn.MSELoss(), **options) as pipe:
         for _ in range(3):
             expected = plain.micro_batched_step(reference, SAMPLES, TARGET, nn.MSELoss(), 4)
             assert torch.equal(pipe.step(SAMPLES, target=TARGET), expected)
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_plain_micro_batches(
 
 def test_a_mini_batch_with_fewer_parts_has_the_same_numbers() -> None:
     reference, ours = network(), network()
-    with Pipeline(ours, early_plan(ours), loss_fn=nn.MSELoss()) as pipe:
+    with Pipeline(ours, split_plan(ours), loss_fn=nn.MSELoss()) as pipe:
         pipe.step(SAMPLES[:3], target=TARGET[:3])
     plain.micro_batched_step(reference, SAMPLES[:3], TARGET[:3], nn.MSELoss(), 3)
     plain.assert_same(plain.gradients(ours), plain.gradients(reference))
@@ -79,14 +79,14 @@ def test_the_stage_before_goes_on_while_the_weights_are_computed(monkeypatch: py
             gone_on.set()
 
     monkeypatch.setattr(Step, "do", do_in_turn)
-    with Pipeline(model, early_plan(model), loss_fn=nn.MSELoss()) as pipe:
+    with Pipeline(model, split_plan(model), loss_fn=nn.MSELoss()) as pipe:
         pipe.step(SAMPLES, target=TARGET)
     assert waited == [True] * 3
 
 
 def test_the_trace_shows_both_parts() -> None:
     model = network()
-    with Pipeline(model, early_plan(model), loss_fn=nn.MSELoss(), trace=True) as pipe:
+    with Pipeline(model, split_plan(model), loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(SAMPLES, target=TARGET)
         assert pipe.last_trace is not None
         assert pipe.last_trace.schedule.actions == pipe.plan.build_schedule().actions

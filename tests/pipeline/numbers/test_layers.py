@@ -1,4 +1,4 @@
-"""Layers of every sort train as they do without stages, wherever the border falls."""
+"""Layers that change between steps, stand in several stages, are frozen or take inputs in other layouts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``step`` gives the numbers of the plain model: loss and gradients of the whole mini-batch."""
+"""A step gives loss and gradients of the whole mini-batch, for batches of any size, over several steps."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Several copies of the model train as one: each sums its micro-batches, and their sums are added in order."""
+"""Several replicas of the model train as one: each sums its micro-batches, and their sums are added in order."""
 
 import threading
 import time

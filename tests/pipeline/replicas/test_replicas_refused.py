@@ -1,4 +1,4 @@
-"""What cannot be in several copies of the model is refused by name, and a failure in one is told."""
+"""What cannot be in several replicas of the model is refused by name, and a failure in one is told."""
 
 from typing import Any
 
