@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import flatten
 from ..data.arguments import Arguments
 from ..data.split import batch_size
 from ..profiling import Profile, profile
@@ -63,19 +62,13 @@ def measure(
         if given.loss_fn is None:
             target = "" if given.target is None else "a target and "
             note(f"{target}no loss function: the backward starts with ones at the model's output")
-        flatten(given.model)
         batch = batch_size(Arguments.of(given.sample), given.target)
-        counts = micro_batches(batch)
-        if max(counts) > batch:
-            raise UsageError(
-                f"--micro-batches {max(counts)} is more than the mini-batch has samples, {batch}"
-            )
         return profile(
             given.model,
             given.sample,
             loss_fn=given.loss_fn,
             target=given.target,
-            micro_batches=counts,
+            micro_batches=micro_batches(batch),
             **options,
         )
 
