@@ -38,11 +38,8 @@ def with_exit_status(command: Callable[_Parameters, None]) -> Callable[_Paramete
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except (
-            typer.BadParameter,
-            typer.Exit,
-            BrokenPipeError,
-        ):  # Typer ends the process quietly at a closed pipe
+        # At a closed pipe, Typer ends the process without a message.
+        except (typer.BadParameter, typer.Exit, BrokenPipeError):
             raise
         except Exception as error:
             _raise_bad_input(error)
