@@ -37,10 +37,10 @@ def plan(
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
     For each schedule and number of micro-batches, dynamic programming finds the cut with the smallest bottleneck that
-    fits the devices, in any order of these. Cuts near it (all cuts, if there are few) are then simulated: with few
-    micro-batches a cut with a larger bottleneck may have a shorter step. Of all plans the one with the shortest
-    simulated step is returned; of equal ones the one that needs the least memory. The others are in its
-    ``alternatives``.
+    fits the devices, in any order of these. The bottleneck counts a transfer on both of its devices, as if it did not
+    overlap with compute; the step, in which it does, is then simulated. From that cut a local search (over all cuts, if
+    there are few) goes on to cuts with shorter steps. The plan with the shortest simulated step is returned, with the
+    others as its ``alternatives``; of equal ones the one that needs the least memory.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v``, ...) the smallest bottleneck is exact if there are at
     most 20,000 cuts and 24 orders of the devices, else the best that a local search finds.

@@ -152,8 +152,8 @@ def _borders(
 def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | Infeasible:
     """The plan with the smallest bottleneck, before its step is improved by simulation; or why there is none."""
     (choice,) = choices(read_request(profile, cluster, PlanOptions(**options)))
-    candidate, devices = choice.candidates[0], choice.devices[0]
-    return candidate.best_plan(devices) or candidate.infeasible(devices)
+    candidate = choice.candidates[0][0]
+    return candidate.best_plan() or candidate.infeasible()
 
 
 def check_against_every_way(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ import schedules
 from ...cluster import Cluster
 from ...profiling import Profile
 from ...units import counted
+from ..constraints import Constraints
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODES, Recompute, StashCounts, with_recompute
@@ -22,13 +24,13 @@ from ..partition.interleaved import ChunkedProblem
 from ..partition.replica_groups import ReplicaGroups
 from ..plan_document import Plan
 from ..plan_record import PlanConstraints
-from ..request import ASYNCHRONOUS, Constraints
+from ..request import ASYNCHRONOUS
 from ..stage_plan import StagePlan
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a model, without the cut: finds the best plan for a number of devices, or why there is none.
+    """One way to run a model, without the cut: finds the best plan, or why there is none.
 
     Attributes:
         profile: the layers, with costs at the number of micro-batches only.
@@ -36,6 +38,7 @@ class Candidate:
         costs: of the layers at the number of micro-batches.
         schedule: its name.
         chunks: stages of each device.
+        devices: of one replica.
         constraints: of the user, by layer index.
         asked: the keywords of the user, for the plan; with the modes that stages may use.
         fingerprint: of the profile.
@@ -46,12 +49,10 @@ class Candidate:
     costs: ChainCosts
     schedule: str
     chunks: int
+    devices: int
     constraints: Constraints
     asked: PlanConstraints
     fingerprint: str
-    _problems: dict[int, ChainProblem | ChunkedProblem] = field(default_factory=dict, repr=False)
-    _bare: dict[int, schedules.Schedule] = field(default_factory=dict, repr=False)
-    _cut_costs: dict[int, CutCosts] = field(default_factory=dict, repr=False)
 
     @property
     def cluster(self) -> Cluster:
@@ -63,17 +64,24 @@ class Candidate:
         """The most micro-batches of one replica."""
         return -(-self.costs.micro_batches // self.groups.replicas)
 
-    def shortest_possible_step(self, devices: int) -> float:
-        """Return seconds that no plan can beat: the devices share all work evenly and are never idle."""
+    @property
+    def stages(self) -> int:
+        """Stages of one replica."""
+        return self.devices * self.chunks
+
+    @property
+    def shortest_possible_step(self) -> float:
+        """Seconds that no plan can beat: the devices share all work evenly and are never idle."""
         speeds = sorted((device.speed for device in self.groups.all_devices.devices), reverse=True)
         saved = 0.0 if self.costs.split is None else -np.minimum(self.costs.split, 0.0).sum()
         work = (self.costs.total_seconds - float(saved)) * self.costs.micro_batches
-        return work / sum(speeds[: devices * self.groups.replicas])
+        return work / sum(speeds[: self.devices * self.groups.replicas])
 
-    def impossible_reason(self, devices: int) -> str:
+    @cached_property
+    def impossible_reason(self) -> str:
         """Why no such cut exists, however much memory there is; empty if that is not known."""
-        stages = devices * self.chunks
-        if self.chunks > 1 and devices == 1:
+        stages = self.stages
+        if self.chunks > 1 and self.devices == 1:
             return "several stages on a single device gain nothing"
         if stages > self.costs.layers:
             return f"{stages} stages, and the model has {self.costs.layers} layers"
@@ -89,88 +97,78 @@ class Candidate:
         if self.groups.replicas > 1 and self.schedule in ASYNCHRONOUS:
             return "it is asynchronous: replicas would have to agree on their weights within a step"
         try:
-            self.bare_schedule(devices)
+            _ = self.bare_schedule
         except schedules.ScheduleError as error:
             return str(error)
         return ""
 
-    def best_plan(self, devices: int) -> Plan | None:
+    def best_plan(self) -> Plan | None:
         """The plan with the smallest bottleneck; None if none fits."""
-        if self.impossible_reason(devices):
+        if self.impossible_reason:
             return None
-        found = self._problem(devices).best()
+        found = self._problem.best()
         if found is None or found.deficit_bytes:
             return None
-        return self.plan_for_cut(found.first_layers[1:], self._order(found, devices), devices, found.bound)
+        return self.plan_for_cut(found.first_layers[1:], self._order(found), found.bound)
 
-    def plan_for_cut(
-        self, borders: Sequence[int], order: Sequence[int], devices: int, bound: float
-    ) -> Plan | None:
+    def plan_for_cut(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan | None:
         """The plan of one cut; None if it does not fit.
 
         Args:
             borders: the first layer of each stage but the first.
             order: the device of each schedule row, by its position in the cluster.
-            devices: their number.
             bound: no cut of this candidate has a smaller bottleneck.
         """
-        made = self._plan(borders, order, devices, bound)
+        made = self._plan(borders, order, bound)
         needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
         fits = all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
         return made if fits else None
 
-    def infeasible(self, devices: int) -> Infeasible:
-        """Why no plan for so many devices fits, explained with the cut that comes nearest."""
-        reason = self.impossible_reason(devices)
-        if reason:
-            return Infeasible(f"schedule {self.schedule!r} on {counted(devices, 'device')}: {reason}")
-        found = self._problem(devices).nearest()
+    def infeasible(self) -> Infeasible:
+        """Why no plan fits, explained with the cut that comes nearest."""
+        if self.impossible_reason:
+            where = f"schedule {self.schedule!r} on {counted(self.devices, 'device')}"
+            return Infeasible(f"{where}: {self.impossible_reason}")
+        found = self._problem.nearest()
         if found is None:
             return Infeasible(
-                f"no cut into {counted(devices * self.chunks, 'stage')} is possible: layers that share parameters or "
-                "buffers, or that colocate names, are in one stage"
+                f"no cut into {counted(self.stages, 'stage')} is possible: layers that share parameters or buffers, or "
+                "that colocate names, are in one stage"
             )
-        nearest = self._plan(found.first_layers[1:], self._order(found, devices), devices, 0.0)
+        nearest = self._plan(found.first_layers[1:], self._order(found), 0.0)
         return explain_infeasible(nearest, proven=found.exhaustive)
 
-    def bare_schedule(self, devices: int) -> schedules.Schedule:
+    @cached_property
+    def bare_schedule(self) -> schedules.Schedule:
         """The schedule of one replica, without recomputes."""
-        if devices not in self._bare:
-            self._bare[devices] = schedules.build(
-                self.schedule, devices=devices, micro_batches=self.micro_batches, chunks=self.chunks
-            )
-        return self._bare[devices]
+        return schedules.build(
+            self.schedule, devices=self.devices, micro_batches=self.micro_batches, chunks=self.chunks
+        )
 
-    def cut_costs(self, devices: int) -> CutCosts:
-        """The costs of cuts for so many devices."""
-        if devices not in self._cut_costs:
-            bare = self.bare_schedule(devices)
-            # Stages do not affect each other's counts, so that each may have its own mode.
-            counts: dict[Recompute, StashCounts] = {
-                mode: StashCounts(with_recompute(bare, [mode])) for mode in MODES[self.asked.recompute]
-            }
-            self._cut_costs[devices] = CutCosts(self.costs, self.cluster, bare.device_of, counts)
-        return self._cut_costs[devices]
+    @cached_property
+    def cut_costs(self) -> CutCosts:
+        """The costs of cuts. Stages do not affect each other's stash counts, so that each may have its own mode."""
+        counts: dict[Recompute, StashCounts] = {
+            mode: StashCounts(with_recompute(self.bare_schedule, [mode]))
+            for mode in MODES[self.asked.recompute]
+        }
+        return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
 
-    def _problem(self, devices: int) -> ChainProblem | ChunkedProblem:
-        """The search for so many devices, which keeps what it has computed about stages."""
-        if devices not in self._problems:
-            cuts = self.cut_costs(devices)
-            self._problems[devices] = (
-                ChainProblem(self.costs, self.cluster, devices, cuts.counts, self.constraints)
-                if self.chunks == 1
-                else ChunkedProblem(self.costs, self.cluster, cuts, self.constraints)
-            )
-        return self._problems[devices]
+    @cached_property
+    def _problem(self) -> ChainProblem | ChunkedProblem:
+        if self.chunks == 1:
+            counts = self.cut_costs.counts
+            return ChainProblem(self.costs, self.cluster, self.devices, counts, self.constraints)
+        return ChunkedProblem(self.costs, self.cluster, self.cut_costs, self.constraints)
 
-    def _order(self, found: ChainCut, devices: int) -> tuple[int, ...]:
+    def _order(self, found: ChainCut) -> tuple[int, ...]:
         """The device of each schedule row."""
-        at = dict(zip(self.bare_schedule(devices).device_of, found.device_indices, strict=True))
-        return tuple(at[row] for row in range(devices))
+        at = dict(zip(self.bare_schedule.device_of, found.device_indices, strict=True))
+        return tuple(at[row] for row in range(self.devices))
 
-    def _plan(self, borders: Sequence[int], order: Sequence[int], devices: int, bound: float) -> Plan:
-        rows = self.bare_schedule(devices).device_of
-        modes = self.cut_costs(devices).stage_modes(borders, order)
+    def _plan(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan:
+        rows = self.bare_schedule.device_of
+        modes = self.cut_costs.stage_modes(borders, order)
         names = [info.name for info in self.profile.layers]
         homes = [self.cluster.devices[order[row]].name for row in rows]
         stages = tuple(

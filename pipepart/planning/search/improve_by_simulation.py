@@ -39,14 +39,14 @@ class _Cut(NamedTuple):
     order: _Order
 
 
-def improve_by_simulation(candidate: Candidate, devices: int, plan: Plan) -> Plan:
-    """Return the plan with the shortest step: ``plan``, or another cut of its candidate on as many devices."""
-    search = _Search(candidate, devices)
+def improve_by_simulation(candidate: Candidate, plan: Plan) -> Plan:
+    """Return the plan with the shortest step: ``plan``, or another cut of its candidate."""
+    search = _Search(candidate)
     own = search.cut_of(plan)
     found = [cut for cut in search.best_cuts(own) if cut.step < own.step * _SHORTER]
     best = plan
     for cut in found:
-        made = candidate.plan_for_cut(cut.borders, cut.order, devices, plan.predicted.bottleneck_bound)
+        made = candidate.plan_for_cut(cut.borders, cut.order, plan.predicted.bottleneck_bound)
         if made and made.predicted.step_seconds < best.predicted.step_seconds * _SHORTER:
             best = made
         if (
@@ -57,20 +57,19 @@ def improve_by_simulation(candidate: Candidate, devices: int, plan: Plan) -> Pla
 
 
 class _Search:
-    """The cuts of one candidate for so many devices, on any order of these."""
+    """The cuts of one candidate, on any order of the devices."""
 
-    def __init__(self, candidate: Candidate, devices: int) -> None:
-        self._candidate, self._devices = candidate, devices
-        self._cuts = candidate.cut_costs(devices)
-        self._times = StepTimes(candidate.costs, self._cuts, candidate.bare_schedule(devices))
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate, self._cuts = candidate, candidate.cut_costs
+        self._times = StepTimes(candidate.costs, self._cuts, candidate.bare_schedule)
         self._allowed = candidate.costs.allowed_borders
-        self._orders = list(itertools.islice(distinct_orders(candidate.cluster, devices), _ALL + 1))
+        self._orders = list(itertools.islice(distinct_orders(candidate.cluster, candidate.devices), _ALL + 1))
 
     def cut_of(self, plan: Plan) -> _Cut:
         """Return the cut of a plan, simulated."""
         position = {device.name: index for index, device in enumerate(self._candidate.cluster.devices)}
         ends = list(itertools.accumulate(len(stage.layers) for stage in plan.stages))
-        order = tuple(position[device.name] for device in plan.workers[: self._devices])
+        order = tuple(position[device.name] for device in plan.workers[: self._candidate.devices])
         borders = np.array([ends[:-1]], dtype=np.int64).reshape(1, -1)
         return self._simulated([(order, borders)])[0]
 

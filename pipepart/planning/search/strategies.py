@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..infeasible import Infeasible
@@ -21,16 +22,15 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidates that differ in one thing: whether layers that share a parameter may be in different stages.
+    """Candidates with one schedule, number of micro-batches and number of replicas.
 
     Attributes:
-        candidates: to try one after the other, until one has a plan.
-        devices: numbers of devices for a replica.
-        first_only: True to take the first of these numbers that has a plan; False to choose among all.
+        candidates: for each number of devices of a replica, those to try until one has a plan: layers that share a
+            parameter stay together, then they may be in different stages.
+        first_only: True to take the first number of devices that has a plan; False to choose among all.
     """
 
-    candidates: tuple[Candidate, ...]
-    devices: tuple[int, ...]
+    candidates: tuple[tuple[Candidate, ...], ...]
     first_only: bool
 
 
@@ -40,38 +40,36 @@ def search(request: Request) -> Plan | None:
     The plan of a choice does not depend on the other choices. So a plan is never slower than one whose request allows
     fewer schedules, numbers of micro-batches, replicas or stages.
     """
-    found: list[tuple[Candidate, int, Plan]] = []
-    failed: list[tuple[Candidate, int]] = []
+    found: list[tuple[Candidate, Plan]] = []
+    failed: list[Candidate] = []
     waiting = choices(request)
-    for place in range(max((len(choice.devices) for choice in waiting), default=0)):
-        tried, waiting = waiting, []
+    for place in range(max((len(choice.candidates) for choice in waiting), default=0)):
+        tried, waiting = [choice for choice in waiting if place < len(choice.candidates)], []
         for choice in tried:
-            if place >= len(choice.devices):
-                continue
-            devices, plan = choice.devices[place], None
-            fastest = min((plan.predicted.step_seconds for *_, plan in found), default=float("inf"))
-            if not place or choice.candidates[0].shortest_possible_step(devices) < fastest:
-                made = ((candidate, _plan(candidate, devices)) for candidate in choice.candidates)
-                candidate, plan = next((one for one in made if one[1]), (choice.candidates[0], None))
-                if plan:
-                    found.append((candidate, devices, plan))
+            ways = choice.candidates[place]
+            fastest = min((plan.predicted.step_seconds for _, plan in found), default=math.inf)
+            made = None
+            if not place or ways[0].shortest_possible_step < fastest:
+                made = next(((one, plan) for one in ways if (plan := _plan(one))), None)
+                if made:
+                    found.append(made)
                 elif not place or not choice.first_only:
-                    failed.append((candidate, devices))
-            if plan is None or not choice.first_only:
+                    failed.append(ways[0])
+            if made is None or not choice.first_only:
                 waiting.append(choice)
     if not found:
         return None
-    best = _best([plan for *_, plan in found])
+    best = _best([plan for _, plan in found])
     if request.schedule == SEARCH:
-        best = search_order([best, *(plan for *_, plan in found)])
+        best = search_order([best, *(plan for _, plan in found)])
     return best.model_copy(update={"alternatives": tuple(_alternatives(best, found, failed))})
 
 
 def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
     """Explain why each candidate has no plan."""
     for choice in choices(request):
-        for candidate, devices in product(choice.candidates, choice.devices):
-            yield candidate.infeasible(devices)
+        for candidate in chain.from_iterable(choice.candidates):
+            yield candidate.infeasible()
 
 
 def choices(request: Request) -> list[Choice]:
@@ -80,16 +78,14 @@ def choices(request: Request) -> list[Choice]:
     may_split = request.allow_split_ties and request.schedule not in ASYNCHRONOUS
     ways = [False, True] if tied and may_split else [False]
     fingerprint = request.profile.fingerprint
-    constraints = request.constraints
+    limits = request.constraints
     found = []
     for count, replicas in product(request.micro_batches, request.replicas):
         groups = group_devices(request.cluster, replicas)
         measured = request.profile.at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
         costs = [
-            ChainCosts(
-                profile, measured, constraints.colocate, constraints.no_border, split, request.gathers_outputs
-            )
+            ChainCosts(profile, measured, limits.colocate, limits.no_border, split, request.gathers_outputs)
             for split in ways
         ]
         most = min(len(groups.cluster), len(profile.layers))
@@ -98,22 +94,23 @@ def choices(request: Request) -> list[Choice]:
             chunks = 1 if own is None else request.chunks or own
             if request.chunks not in (None, chunks):
                 continue
-            if request.stages is None:
-                devices = tuple(range(most, 0, -1))
-            else:
-                devices = tuple(n for n in range(1, most + 1) if request.stages in ("auto", n * chunks))
+            numbers = range(1, most + 1)
             candidates = tuple(
-                Candidate(profile, groups, own, name, chunks, constraints, request.asked, fingerprint)
-                for own in costs
+                tuple(
+                    Candidate(profile, groups, way, name, chunks, devices, limits, request.asked, fingerprint)
+                    for way in costs
+                )
+                for devices in (reversed(numbers) if request.stages is None else numbers)
+                if request.stages in (None, "auto", devices * chunks)
             )
-            found.append(Choice(candidates, devices, request.stages is None))
+            found.append(Choice(candidates, request.stages is None))
     return found
 
 
-def _plan(candidate: Candidate, devices: int) -> Plan | None:
+def _plan(candidate: Candidate) -> Plan | None:
     """The plan with the shortest step of a candidate; None if none fits."""
-    plan = candidate.best_plan(devices)
-    return plan and with_split_critical(improve_by_simulation(candidate, devices, plan), candidate.costs)
+    plan = candidate.best_plan()
+    return plan and with_split_critical(improve_by_simulation(candidate, plan), candidate.costs)
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
@@ -132,32 +129,32 @@ def _best(plans: Sequence[Plan]) -> Plan:
 
 
 def _alternatives(
-    best: Plan, found: Sequence[tuple[Candidate, int, Plan]], failed: Sequence[tuple[Candidate, int]]
+    best: Plan, found: Sequence[tuple[Candidate, Plan]], failed: Sequence[Candidate]
 ) -> list[Alternative]:
     """The others: those that fit, the fastest first, then those that do not."""
 
-    def described(candidate: Candidate, devices: int, why: str, plan: Plan | None = None) -> Alternative:
+    def described(candidate: Candidate, why: str, plan: Plan | None = None) -> Alternative:
         return Alternative(
             schedule=candidate.schedule,
             micro_batches=candidate.costs.micro_batches,
             chunks=candidate.chunks,
             replicas=candidate.groups.replicas,
-            stages=devices * candidate.chunks,
+            stages=candidate.stages,
             step_seconds=plan and plan.predicted.step_seconds,
             memory_bytes=plan and max(plan.predicted.memory_bytes),
             why=why,
         )
 
     fitting = [
-        described(candidate, devices, _why_slower(best, plan), plan)
-        for candidate, devices, plan in sorted(found, key=lambda one: one[2].predicted.step_seconds)
+        described(candidate, _why_slower(best, plan), plan)
+        for candidate, plan in sorted(found, key=lambda one: one[1].predicted.step_seconds)
         if plan is not best
     ]
-    others = []
-    for candidate, devices in failed:
-        reason = candidate.impossible_reason(devices)
-        if not reason or candidate.schedule != best.schedule:
-            others.append(described(candidate, devices, reason or "does not fit the memory of the devices"))
+    others = [
+        described(candidate, candidate.impossible_reason or "does not fit the memory of the devices")
+        for candidate in failed
+        if not candidate.impossible_reason or candidate.schedule != best.schedule
+    ]
     return [*fitting, *others][:_SHOWN]
 
 

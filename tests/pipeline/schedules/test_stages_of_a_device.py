@@ -42,6 +42,7 @@ def test_devices_with_different_numbers_of_stages_train_as_plain_micro_batches_d
     with pipepart.Pipeline(model, plan, loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(x, target=y)
         plain.assert_same(plain.gradients(model), plain.gradients(twin))
+        assert pipe.last_trace is not None
         assert pipepart.replan(plan.refreshed(), pipe.last_trace).predicted.step_seconds > 0
 
 
