@@ -16,7 +16,7 @@ from .failure.nonfinite import StageGuard
 from .stage import Stage
 from .state.replicas import replicate
 from .state.shadow import Layers
-from .state.shared_parameters import SharedParameters, check_nothing_shared, check_shared, share_parameters
+from .state.shared_parameters import SharedParameters, check_shared, share_parameters
 
 
 def build_stages(
@@ -46,9 +46,7 @@ def build_stages(
     _check_devices(plan)
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
     groups = [layers[start:end] for start, end in pairwise(starts)]
-    check_shared(groups)
-    if plan.build_schedule().versions:
-        check_nothing_shared(groups)
+    check_shared(groups, plan.asynchronous)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
     _move(groups, homes)
     shared: Sequence[SharedParameters] = share_parameters(

@@ -36,9 +36,9 @@ def explained(step: Step, plan: Plan) -> BaseException:
     """
     failure = step.failure
     assert failure is not None
-    if not _is_out_of_memory(failure):
-        return failure
     if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
+        if not isinstance(failure, RuntimeError) or _OF_THE_CPU not in str(failure):
+            return failure
         failure = _as_torch_error(failure)
     for note in _held(step.held, step.failed_on, plan):
         add_further(failure, note)
@@ -60,12 +60,6 @@ def frees_memory(function: Callable[P, R]) -> Callable[P, R]:
     return freeing
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
-
-
 def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
     """The same error as torch.OutOfMemoryError: on the CPU torch raises a plain RuntimeError."""
     made = torch.OutOfMemoryError(*error.args).with_traceback(error.__traceback__)
@@ -79,37 +73,41 @@ def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
     """Yield notes on the tensors that each stage of the failed device held, with their bytes according to the plan."""
     device = None if worker is None else plan.workers[worker]
     beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
-    stages = plan.all_stages
-    for number, (stage, own) in enumerate(zip(stages, held, strict=True)):
+    for number, (stage, own) in enumerate(zip(plan.all_stages, held, strict=True)):
         if stage.device not in beside:
             continue
-        parts = [
-            (
-                counted(own.stashes, "micro-batch", "es") + " kept for the backward",
-                own.stashes * stage.stash_bytes,
-            ),
-            (counted(own.inputs, "input") + " kept for a second forward", own.inputs * stage.boundary_bytes),
-            (f"the weights' part of {counted(own.weights, 'backward')}", own.weights * stage.deferred_bytes),
+        kept = [
+            f"{text} ({format_bytes(count * size)} as planned)" if size else text
+            for count, size, text in (
+                (
+                    own.stashes,
+                    stage.stash_bytes,
+                    f"{counted(own.stashes, 'micro-batch', 'es')} kept for the backward",
+                ),
+                (
+                    own.inputs,
+                    stage.boundary_bytes,
+                    f"{counted(own.inputs, 'input')} kept for a second forward",
+                ),
+                (
+                    own.weights,
+                    stage.deferred_bytes,
+                    f"the weights' part of {counted(own.weights, 'backward')}",
+                ),
+            )
+            if count
         ]
-        kept = [_with_size(text, size) for (text, size), count in zip(parts, own, strict=True) if count]
-        state = [f"{format_bytes(stage.static_bytes)} of state"] if stage.static_bytes else []
+        kept += [f"{format_bytes(stage.static_bytes)} of state"] if stage.static_bytes else []
         yield (
             f"pipepart: beside that action, stage {number % len(plan.stages)} on {stage.device} held "
-            + (", ".join(kept + state) or "nothing of any micro-batch")
+            + (", ".join(kept) or "nothing of any micro-batch")
         )
-    predicted = dict(zip((one.name for one in plan.cluster.devices), _peaks(plan), strict=False))
+    peaks = plan.prediction.memory_bytes if plan.prediction else ()
+    predicted = dict(zip((one.name for one in plan.cluster.devices), peaks, strict=False))
     if device and device.name in predicted:
         limit = f", taken to have {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
         yield f"pipepart: the plan predicts at most {format_bytes(predicted[device.name])} on {device.name}{limit}"
     yield _WHAT_TO_DO
-
-
-def _with_size(text: str, size: int) -> str:
-    return f"{text} ({format_bytes(size)} as planned)" if size else text
-
-
-def _peaks(plan: Plan) -> tuple[int, ...]:
-    return plan.prediction.memory_bytes if plan.prediction else ()
 
 
 def _clear_frames(error: BaseException) -> None:

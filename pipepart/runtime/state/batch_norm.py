@@ -55,7 +55,7 @@ class DeferredBatchNorm:
         handles: list[RemovableHandle] = []
         try:
             for norm, (own, stage) in sums.items():
-                hook = partial(_add, own, stage)
+                hook = partial(own.add, stage)
                 handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
                 norm.track_running_stats = False
             yield
@@ -77,26 +77,21 @@ class _Sums:
         self.mean: Tensor | float = 0.0
         self.squares: Tensor | float = 0.0
 
-    def add(self, values: Tensor) -> None:
-        """Add a micro-batch (pairwise update, Chan et al. 1979)."""
-        apart = [dimension for dimension in range(values.dim()) if dimension != 1]
-        variance, mean = torch.var_mean(values, apart, correction=0)
-        new = values.numel() // values.shape[1]
-        both = self.count + new
-        delta = mean - self.mean
-        self.squares = self.squares + variance * new + delta.square() * (self.count * new / both)
-        self.mean = self.mean + delta * (new / both)
-        self.count = both
-
-
-def _add(
-    sums: _Sums, stage: Stage, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    if stage.repeats:
-        return
-    values: Tensor = (args[0] if args else kwargs["input"]).detach()
-    with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-        sums.add(values if values.dtype is torch.float64 else values.float())
+    def add(self, stage: Stage, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Add a micro-batch, as a hook on the layer (pairwise update, Chan et al. 1979)."""
+        if stage.repeats:
+            return
+        values: Tensor = (args[0] if args else kwargs["input"]).detach()
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+            values = values if values.dtype is torch.float64 else values.float()
+            apart = [dimension for dimension in range(values.dim()) if dimension != 1]
+            variance, mean = torch.var_mean(values, apart, correction=0)
+            new = values.numel() // values.shape[1]
+            both = self.count + new
+            delta = mean - self.mean
+            self.squares = self.squares + variance * new + delta.square() * (self.count * new / both)
+            self.mean = self.mean + delta * (new / both)
+            self.count = both
 
 
 def _update(norm: _BatchNorm, sums: _Sums) -> None:

@@ -127,43 +127,34 @@ def share_parameters(
     return found
 
 
-def check_shared(groups: Sequence[Layers]) -> None:
+def check_shared(groups: Sequence[Layers], asynchronous: bool) -> None:
     """Check that stages can share the tensors that they share.
 
     Raises:
-        ValueError: a buffer that layers of several stages write, or a parameter of a TorchScript module.
+        ValueError: they share a buffer that layers write, a tensor of a TorchScript module, or under an asynchronous
+            schedule any parameter.
     """
     users = users_of(groups)
-    for name, module in (layer for layers in groups for layer in layers):
-        for path, part in module.named_modules(prefix=name):
-            own = {**part._parameters, **part._buffers}
-            for key, tensor in own.items():
-                if tensor not in users:
-                    continue
-                if isinstance(part, torch.jit.ScriptModule):
-                    raise ValueError(
-                        f"{path}.{key} is shared by layers of several stages, which a TorchScript module cannot do: "
-                        "put them in one stage"
-                    )
-                if key == "running_mean" and isinstance(part, nn.modules.batchnorm._NormBase):
-                    raise ValueError(_written(f"{path}.{key}", users[tensor]))
-
-
-def check_nothing_shared(groups: Sequence[Layers]) -> None:
-    """Check that no parameter is shared, for stages that change their weights independently.
-
-    Raises:
-        ValueError: stages share a parameter.
-    """
-    users = users_of(groups)
-    for name, module in (layer for layers in groups for layer in layers):
-        for key, tensor in module.named_parameters(prefix=name):
-            if tensor in users:
+    parts = [
+        found for layers in groups for name, layer in layers for found in layer.named_modules(prefix=name)
+    ]
+    for path, part in parts:
+        for key, tensor in {**part._parameters, **part._buffers}.items():
+            if tensor not in users:
+                continue
+            if asynchronous and isinstance(tensor, nn.Parameter):
                 raise ValueError(
-                    f"parameter {key!r} is shared by layers of stages {_listed(users[tensor])}, and under an "
-                    "asynchronous schedule each stage changes its weights by itself: put these layers in one stage, "
+                    f"parameter {f'{path}.{key}'!r} is shared by layers of stages {_listed(users[tensor])}, and under "
+                    "an asynchronous schedule each stage changes its weights by itself: put these layers in one stage, "
                     "or choose a synchronous schedule, such as '1f1b'"
                 )
+            if isinstance(part, torch.jit.ScriptModule):
+                raise ValueError(
+                    f"{path}.{key} is shared by layers of several stages, which a TorchScript module cannot do: "
+                    "put them in one stage"
+                )
+            if key == "running_mean" and isinstance(part, nn.modules.batchnorm._NormBase):
+                raise ValueError(_written(f"{path}.{key}", users[tensor]))
 
 
 def users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, list[int]]:
