@@ -19,7 +19,13 @@ def structure_faults(plan: PlanRecord) -> list[str]:
     faults = [*_device_faults(plan), *layers]
     profile = plan.profile
     if profile is None:
-        return faults + _schedule_faults(plan) + _prediction_faults(plan)
+        faults += _schedule_faults(plan)
+        if plan.prediction and len(plan.prediction.memory_bytes) != len(plan.cluster):
+            faults.append(
+                f"the prediction has the memory of {len(plan.prediction.memory_bytes)} devices, there are "
+                f"{len(plan.cluster)}"
+            )
+        return faults
     measured = [costs.micro_batches for costs in profile.costs]
     if plan.micro_batches in measured:
         faults += _schedule_faults(plan)
@@ -82,15 +88,6 @@ def _layer_faults(plan: PlanRecord) -> list[str]:
     return faults + [f"layer {name!r} is in no stage" for name in known if name not in places]
 
 
-def _prediction_faults(plan: PlanRecord) -> list[str]:
-    """Faults of a prediction that cannot be computed anew, as there is no profile."""
-    if plan.prediction is None or len(plan.prediction.memory_bytes) == len(plan.cluster):
-        return []
-    return [
-        f"the prediction has the memory of {len(plan.prediction.memory_bytes)} devices, there are {len(plan.cluster)}"
-    ]
-
-
 def _schedule_faults(plan: PlanRecord) -> list[str]:
     searched = plan.schedule == SEARCH
     if not searched and plan.schedule not in schedules.names():
@@ -110,7 +107,17 @@ def _schedule_faults(plan: PlanRecord) -> list[str]:
         return [
             f"schedule {plan.schedule!r} has {built.model_stages} stages, the plan has {len(plan.stages)}"
         ]
-    return _replica_faults(plan) or _split_faults(plan) or _row_faults(plan, built.device_of)
+    if replica_faults := _replica_faults(plan):
+        return replica_faults
+    if plan.split_critical and built.versions:
+        return [
+            f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split, empty split_critical"
+        ]
+    try:
+        plan.build_schedule()
+    except schedules.ScheduleError as error:
+        return [f"split_critical names what is no full backward: {error}; remove it"]
+    return _row_faults(plan, built.device_of)
 
 
 def _replica_faults(plan: PlanRecord) -> list[str]:
@@ -125,20 +132,6 @@ def _replica_faults(plan: PlanRecord) -> list[str]:
             f"{plan.replicas} replicas of the model cannot share {counted(plan.micro_batches, 'micro-batch', 'es')}"
         )
     return faults
-
-
-def _split_faults(plan: PlanRecord) -> list[str]:
-    if not plan.split_critical:
-        return []
-    if plan.model_copy(update={"split_critical": ()}).asynchronous:
-        return [
-            f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split, empty split_critical"
-        ]
-    try:
-        plan.build_schedule()
-    except schedules.ScheduleError as error:
-        return [f"split_critical names what is no full backward: {error}; remove it"]
-    return []
 
 
 def _row_faults(plan: PlanRecord, device_of: Sequence[int]) -> list[str]:

@@ -62,19 +62,13 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The checked request of a plan.
+    """The checked request of a plan: what the search may choose from.
 
     Attributes:
-        profile: the layers and their costs.
-        cluster: the devices.
-        schedule: a name, ``"auto"`` or ``"search"``.
-        micro_batches: numbers to choose from.
-        stages: their number; None for one a device (or fewer if only fewer fit).
-        chunks: stages of each device; None for the schedule's default.
-        replicas: numbers of replicas to choose from.
-        allow_split_ties: allow borders between layers that share a parameter if no other cut exists.
-        constraints: on the cut.
-        asked: the keywords of the user that the plan keeps.
+        profile, cluster, schedule, stages, chunks: as the keywords of :func:`pipepart.plan`.
+        micro_batches, replicas: numbers to choose from.
+        constraints: on the cut, by layer index.
+        asked: the keywords that the plan keeps.
     """
 
     profile: Profile
@@ -84,7 +78,6 @@ class Request:
     stages: int | Literal["auto"] | None
     chunks: int | None
     replicas: tuple[int, ...]
-    allow_split_ties: bool
     constraints: Constraints
     asked: PlanConstraints
 
@@ -133,6 +126,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     chunks = options.chunks or CHUNKS.get(options.schedule) or 1
     _check_stages(stages, len(cluster) // replicas[0], layers, chunks)
     _check_pins(profile, options, constraints, len(cluster) // replicas[0])
+    asked = {name: getattr(options, name) for name in PlanConstraints.model_fields}
     return Request(
         profile=profile,
         cluster=cluster,
@@ -141,17 +135,8 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         stages=stages,
         chunks=options.chunks,
         replicas=replicas,
-        allow_split_ties=options.allow_split_ties,
         constraints=constraints,
-        asked=PlanConstraints(
-            recompute=options.recompute,
-            pin=dict(options.pin or {}),
-            colocate=tuple(tuple(group) for group in options.colocate),
-            no_cut_before=tuple(options.no_cut_before),
-            cut_before=None if options.cut_before is None else tuple(options.cut_before),
-            allow_split_ties=options.allow_split_ties,
-            reduction=options.reduction,
-        ),
+        asked=PlanConstraints(**{name: value for name, value in asked.items() if value is not None}),
     )
 
 
@@ -184,33 +169,26 @@ def check_options(options: PlanOptions, devices: int) -> None:
         )
     if options.recompute not in MODES:
         raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {options.recompute!r}")
-    if options.micro_batches != "auto" and not is_count(options.micro_batches):
-        raise ValueError(
-            f"micro_batches must be 'auto' or a whole number of at least 1, got {options.micro_batches!r}"
-        )
-    if options.max_micro_batches is not None and not is_count(options.max_micro_batches):
-        raise ValueError(
-            f"max_micro_batches must be a whole number of at least 1, got {options.max_micro_batches!r}"
-        )
+    for name, other in (("micro_batches", "auto"), ("max_micro_batches", None), ("chunks", None)):
+        value = getattr(options, name)
+        if value != other and not is_count(value):
+            also = f"{other!r} or " if other else ""
+            raise ValueError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
     _replicas(options.replicas, devices)
     if options.reduction not in (None, "mean", "sum", "batch"):
         raise ValueError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
-    if options.reduction == "batch":
-        named = options.schedule != "auto"
-        if (
-            options.replicas != 1
-            or options.schedule == SEARCH
-            or (named and not _is_forwards_first(options.schedule))
-        ):
-            raise ValueError(
-                "reduction='batch' computes the loss on the outputs of all micro-batches: it needs replicas=1 and a "
-                "schedule whose last stage runs all forwards first, as schedule='gpipe' or 'auto'; got "
-                f"schedule={options.schedule!r}, replicas={options.replicas!r}"
-            )
+    if options.reduction == "batch" and (
+        options.replicas != 1
+        or options.schedule == SEARCH
+        or (options.schedule != "auto" and not _is_forwards_first(options.schedule))
+    ):
+        raise ValueError(
+            "reduction='batch' computes the loss on the outputs of all micro-batches: it needs replicas=1 and a "
+            "schedule whose last stage runs all forwards first, as schedule='gpipe' or 'auto'; got "
+            f"schedule={options.schedule!r}, replicas={options.replicas!r}"
+        )
     if chunks is None:
         return
-    if not is_count(chunks):
-        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}")
     one_chunk = (name for name, own in CHUNKS.items() if own is None)
     if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS):
         several = ", ".join(name for name, own in CHUNKS.items() if own)

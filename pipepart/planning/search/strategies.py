@@ -75,7 +75,7 @@ def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
 def choices(request: Request) -> list[Choice]:
     """Return everything to choose from: numbers of micro-batches, replicas and schedules."""
     tied = any(info.shares_with for info in request.profile.layers)
-    may_split = request.allow_split_ties and request.schedule not in ASYNCHRONOUS
+    may_split = request.asked.allow_split_ties and request.schedule not in ASYNCHRONOUS
     ways = [False, True] if tied and may_split else [False]
     fingerprint = request.profile.fingerprint
     limits = request.constraints
