@@ -218,8 +218,8 @@ class Follower(TorchFunctionMode):
 
     def _in_proportion(self, number: float) -> Replay:
         """What gives a number that is in proportion to the samples of a micro-batch."""
-        sizes = self._batch.sizes
-        return lambda index: number * sizes[index] / sizes[self._micro_batch]
+        sizes, own = self._batch.sizes, self._batch.sizes[self._micro_batch]
+        return lambda index: number * sizes[index] / own  # holds no `self`, which holds it
 
     def _note_result(self, call: Call, key: int, found: Rows | list[Rows] | Terms | Lost | None) -> None:
         result, tracked = call.result, any(state is not None for state in call.states)
