@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -26,7 +26,7 @@ from .planning.automatic import plan_for
 from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
-from .runtime.differentiable import differentiable, gradients_kept
+from .runtime.differentiable import differentiable
 from .runtime.emulation import MemoryUse, emulation_of, memory_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
@@ -36,7 +36,6 @@ from .runtime.options import RunOptions, check_functions, check_keywords, check_
 from .runtime.order import Orders
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
-from .runtime.step import Step
 from .runtime.step_gradients import StepGradients, scaled
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -327,10 +326,7 @@ class Pipeline(AsModule):
         batch = self._parts(args, kwargs)
         if torch.is_grad_enabled():
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
-            named = ((f"parameter {name!r}", parameter) for name, parameter in self.named_parameters())
-            devices = (stage.device for stage in self._stages)
-            forward, read_again = self._engine.forwards_for_caller, named if recomputes else ()
-            outputs = differentiable(batch.inputs, batch.sizes, forward, self._backward, devices, read_again)
+            outputs = differentiable(self._engine, batch, dict(self.named_parameters()), recomputes)
             return gather(outputs, batch, self._merge)
         sink = OutputSink(batch.sizes)
         self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
@@ -382,7 +378,3 @@ class Pipeline(AsModule):
     def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(outputs)
         return gather(outputs, batch, self._merge)
-
-    def _backward(self, forward: Step, sink: OutputSink, parameters: bool) -> Sequence[graph_cut.Gradients]:
-        with nullcontext() if parameters else gradients_kept(self.parameters()):
-            return self._engine.backwards(forward, sink)

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,46 +20,38 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
+from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
+from .engine import Engine
 from .failure.out_of_memory import frees_memory
 from .loss_sink import OutputSink
 from .step import Step
 
-Forward = Callable[[Sequence[Any], OutputSink], Step]
-Backward = Callable[[Step, OutputSink, bool], Sequence[graph_cut.Gradients]]
-
 
 def differentiable(
-    inputs: Sequence[Any],
-    sizes: Sequence[int],
-    forward: Forward,
-    backward: Backward,
-    devices: Iterable[torch.device],
-    read_again: Iterable[tuple[str, Tensor]],
+    engine: Engine,
+    batch: MicroBatches,
+    parameters: Mapping[str, nn.Parameter],
+    recomputes: bool,
 ) -> list[Any]:
     """Run all forwards; return the outputs of the micro-batches. Their backward runs the backwards of the stages.
 
     Args:
-        inputs: of the micro-batches, with the graph that made them, if any.
-        sizes: samples in each micro-batch.
-        forward: runs all forwards.
-        backward: runs all backwards of such a run, with or without the gradients of parameters; returns the gradients
-            of the inputs for each micro-batch.
-        devices: of the parameters.
-        read_again: parameters that the backward reads again and whose changes autograd does not notice, by name.
+        engine: runs them.
+        batch: the micro-batches, with the graph that made their inputs, if any.
+        parameters: of the model, by name.
+        recomputes: whether the backward reads the parameters again. Autograd does not notice if they have changed.
     """
-    call = _Call(inputs, sizes, forward, backward, read_again)
+    call = _Call(engine, batch, parameters, recomputes)
     # The parameters are not inputs of the node, so an anchor makes it run backward. Autograd makes the caller's streams
     # wait for the streams of leaves, so each device with parameters needs a leaf.
-    anchors = [torch.empty(0, requires_grad=True, device=device) for device in dict.fromkeys(devices)]
-    made = _Node.apply(
-        call, anchors[0], *(leaf for one in inputs for leaf in graph_cut.leaves(one)), *anchors[1:]
-    )
-    return call.rebuild(made)
+    first, *others = (torch.empty(0, requires_grad=True, device=device) for device in engine.devices)
+    leaves = (leaf for one in batch.inputs for leaf in graph_cut.leaves(one))
+    return call.rebuild(_Node.apply(call, first, *leaves, *others))
 
 
 @contextmanager
-def gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def _gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Restore the gradients of the parameters after the block."""
     kept = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in kept:
@@ -75,22 +67,17 @@ class _Call:
     """One forward and the backward that belongs to it."""
 
     def __init__(
-        self,
-        inputs: Sequence[Any],
-        sizes: Sequence[int],
-        forward: Forward,
-        backward: Backward,
-        read_again: Iterable[tuple[str, Tensor]],
+        self, engine: Engine, batch: MicroBatches, parameters: Mapping[str, nn.Parameter], recomputes: bool
     ) -> None:
-        self._inputs = [graph_cut.part(one) for one in inputs]
-        self._homes = [leaf.device for one in inputs for leaf in graph_cut.leaves(one)]
-        self._read = [
-            (name, tensor, version(tensor))
-            for name, tensor in [*(("the input", t) for one in inputs for t in tensors(one)), *read_again]
-        ]
-        self._sink = OutputSink(sizes)
+        self._engine = engine
+        self._parameters = list(parameters.values())
+        self._inputs = [graph_cut.part(one) for one in batch.inputs]
+        self._homes = [leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)]
+        read = [("the input", tensor) for one in batch.inputs for tensor in tensors(one)]
+        read += [(f"parameter {name!r}", one) for name, one in parameters.items()] if recomputes else []
+        self._read = [(name, tensor, version(tensor)) for name, tensor in read]
+        self._sink = OutputSink(batch.sizes)
         self._collects = collecting()
-        self._forward, self._backward = forward, backward
         self._run: Step | None = None
         self._nests: list[tuple[list[Any], Any]] = []
         self._asking: list[list[bool]] = []
@@ -98,7 +85,7 @@ class _Call:
     def forward(self) -> tuple[list[Tensor], list[bool]]:
         """Return the tensors of all outputs, and which of them can be differentiated."""
         with torch.enable_grad():
-            self._run = self._forward(self._inputs, self._sink)
+            self._run = self._engine.forwards_for_caller(self._inputs, self._sink)
         self._inputs = []
         self._nests = [pytree.tree_flatten(output) for output in self._sink.outputs]
         self._sink.outputs = [None] * len(self._nests)  # a second forward replaces them
@@ -139,7 +126,8 @@ class _Call:
         self._sink.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
         run, self._run = self._run, None
         self._read = []
-        found = self._backward(run, self._sink, parameters)
+        with nullcontext() if parameters else _gradients_kept(self._parameters):
+            found = self._engine.backwards(run, self._sink)
         return graph_cut.gradients_home((gradient for part in found for gradient in part), self._homes)
 
     def _check_unwritten(self) -> None:

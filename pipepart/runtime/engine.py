@@ -90,6 +90,11 @@ class Engine:
         listen_for_forks(self)
         weakref.finalize(self, _stop, self.workers).atexit = False
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of all stages."""
+        return list(dict.fromkeys(stage.device for stage in self._stages))
+
     def check_open(self) -> None:
         """Raise if the engine is closed.
 
@@ -167,8 +172,7 @@ class Engine:
         with self.claimed():
             parts = len(forward.input_gradients)
             step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward)
-            on_workers = all(stage.device.type == "cpu" for stage in self._stages)
-            self.execute(step, on_workers=on_workers)
+            self.execute(step, on_workers=all(device.type == "cpu" for device in self.devices))
         return step.input_gradients
 
     def hold_for_caller(self, outputs: Any) -> None:

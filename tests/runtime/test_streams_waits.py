@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipepart import pipeline
 from pipepart.data.copy_ahead import Copied, CopyAhead
 from pipepart.runtime import loss_sink
+from pipepart.runtime.engine import Engine
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
 from pipepart.workers.streams import Wait, on_streams, waits
@@ -131,12 +131,9 @@ def test_a_backward_on_a_thread_of_autograd_ends_on_the_streams_of_that_too(monk
 
 
 def test_a_backward_has_a_leaf_on_each_device(monkeypatch):
-    differentiable = pipeline.differentiable
-
-    def on_the_first(inputs: Any, sizes: Any, forward: Any, backward: Any, devices: Any, *more: Any) -> Any:
-        return differentiable(inputs, sizes, forward, backward, [next(iter(devices))], *more)
-
-    monkeypatch.setattr(pipeline, "differentiable", on_the_first)
+    everywhere = Engine.devices.fget
+    assert everywhere is not None
+    monkeypatch.setattr(Engine, "devices", property(lambda engine: everywhere(engine)[:1]))
     assert is_wrong(differentiated_aside)
 
 
