@@ -97,7 +97,6 @@ class ChainCosts:
         self._saved_bytes = np.array([piece.bytes for piece in costs.saved], dtype=np.int64)
         self._kept = _Uses([piece.layers for piece in costs.saved], self.layers)
         self._inputs = _Uses([piece.input_of for piece in costs.saved], self.layers)
-        self._known_sizes: dict[tuple[int, int], StageSizes] = {}
         gradients = [info.gradient_bytes for info in profile.layers]
         static = [
             info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
@@ -137,17 +136,13 @@ class ChainCosts:
     def sizes(self, layers: slice) -> StageSizes:
         """The bytes of one stage: one cut, one stage."""
         start, stop = layers.start, layers.stop
-        if (start, stop) in self._known_sizes:
-            return self._known_sizes[start, stop]
         stash = boundary = 0
         if self.has_backward[stop - 1]:
             inputs = self._inputs.of(start, start + 1)
             boundary = int(self._saved_bytes[inputs].sum())
             stash = int(self._saved_bytes[np.union1d(inputs, self._kept.of(start, stop))].sum())
         last = slice(stop - start - 1, stop - start)
-        found = self._sizes(start, stop, np.array([stash]), boundary, last)
-        self._known_sizes[start, stop] = found  # near cuts have most stages in common
-        return found
+        return self._sizes(start, stop, np.array([stash]), boundary, last)
 
     def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """[cuts, stages + 1]: the first layers of the stages, and the end of the last one, of cuts [cuts, borders]."""
