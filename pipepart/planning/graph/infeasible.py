@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...cluster import Cluster
 from ...units import format_bytes
-from .budget import Budget
+from .gap_search import Budget
 from .parse import ParsedGraph, devices_of_types
 from .problem import UNLIMITED, Problem, Split
 from .search import Effort, SearchResult, search

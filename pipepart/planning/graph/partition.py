@@ -1,17 +1,50 @@
-"""cut: partitions a layer graph with any costs into pipeline stages."""
+"""cut: partitions a layer graph with any costs into pipeline stages; Cut: what it returns."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+
 import networkx as nx
 
-from ...cluster import Cluster
-from .budget import Budget
+from ...cluster import Cluster, Device
+from .gap_search import Budget
 from .infeasible import CutDoesNotFit, check_memory, nearest
 from .parse import ParsedGraph, Tensors, devices_of_types, parse
 from .presolve import presolve
 from .problem import Split
-from .result import Cut
 from .search import Effort, SearchResult, search
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Stages of a graph, each with its device, and how good they are known to be.
+
+    Attributes:
+        stages: the nodes of each stage in execution order, stages in pipeline order; none is empty.
+        devices: the device of each stage; devices of the cluster that are not worth using are left out.
+        loads: seconds of each stage: compute, and the tensors that cross its border.
+        lower_bound: seconds; no cut of this graph over this cluster has a smaller bottleneck.
+        optimal: whether ``bottleneck`` is proven to be the smallest, to one part in 10⁹.
+    """
+
+    stages: tuple[list[Hashable], ...]
+    devices: tuple[Device, ...]
+    loads: tuple[float, ...]
+    lower_bound: float
+    optimal: bool
+
+    @property
+    def bottleneck(self) -> float:
+        """The largest load of any stage, in seconds."""
+        return max(self.loads)
+
+    @property
+    def gap(self) -> float:
+        """How far the bottleneck may be above the smallest one, as a fraction of that: 0.02 for 2 %."""
+        if self.optimal:
+            return 0.0
+        return self.bottleneck / self.lower_bound - 1 if self.lower_bound > 0 else float("inf")
 
 
 def cut(

@@ -31,17 +31,16 @@ Invariants:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from .budget import NO_LIMIT, Budget
 from .crossing_bound import CrossingBound
 from .exact.capacity import SLACK, Capacity
 from .exact.decision import Decider
 from .exact.downsets import blocks, downsets
 from .exact.intervals import best_order_split
-from .gap_search import RESOLUTION, GapSearch
+from .gap_search import RESOLUTION, Budget, GapSearch
 from .heuristics.beam import beam, raise_bound
 from .heuristics.local_moves import improve_by_moves
 from .heuristics.topological_orders import topological_orders
@@ -67,7 +66,7 @@ class Effort:
 
     sets: int = 400_000
     pairs: int = 200_000_000
-    budget: Budget = NO_LIMIT
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)

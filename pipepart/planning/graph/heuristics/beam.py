@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ..budget import Budget
 from ..exact.capacity import Capacity
 from ..exact.decision import Decider, TooMuchWork
 from ..exact.downsets import downsets
-from ..gap_search import GapSearch
+from ..gap_search import Budget, GapSearch
 from ..problem import Problem, Split
 from .local_moves import improve_by_moves
 
@@ -19,9 +18,6 @@ BEAMS = 2
 
 # A beam stops at a gap of this fraction of the bottleneck.
 ENOUGH = 5e-4
-
-# The first step that a beam takes below the cut it started with.
-STEP = 0.05
 
 # Borders kept by one proof that no cut has a given bottleneck, and the number of such proofs that are tried.
 PROOF_SETS = 30_000
@@ -42,7 +38,7 @@ def beam(problem: Problem, budget: Budget, split: Split, low: float) -> Split:
         sets = downsets(problem, Capacity(problem, high), most, thin=True)
         if sets is None:
             return split
-        search = GapSearch(problem, split, high, low, step=STEP)
+        search = GapSearch(problem, split, high, low)
         search.close(Decider(problem, sets, BEAM_PAIRS), budget, ENOUGH)
         split = search.split or split
         if search.high > high * (1 - ENOUGH):

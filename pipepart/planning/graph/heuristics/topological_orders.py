@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..problem import Problem
 
 
 def topological_orders(problem: Problem) -> Iterator[list[int]]:
-    """Yield the execution order, then depth-first orders, then orders that keep few tensors cut.
+    """Yield the execution order, then an order that keeps few tensors cut.
 
-    Each takes O(nodes + edges), the last two O(nodes × ready nodes × pins of a node).
+    The second goes on with the ready node that adds least to the seconds of the tensors cut, and of equal ones with the
+    one that has the least work. It takes O(nodes × ready nodes × pins of a node). Depth-first orders gave no better
+    cut of any measured graph.
     """
     yield list(range(len(problem)))
-    yield _follow(problem, first=False)
-    yield _follow(problem, first=True)
-    for weight in (1.0, -1.0):
-        yield _fewest_open(problem, lambda node, weight=weight: weight * float(problem.work[node]))
-
-
-def _follow(problem: Problem, *, first: bool) -> list[int]:
-    """Continue with a node that became ready last; of several from one step, with the first or the last."""
-    waiting = [len(before) for before in problem.predecessors]
-    stack = [node for node in range(len(problem)) if not waiting[node]]
-    if first:
-        stack.reverse()
-    order = []
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        freed = []
-        for after in problem.successors[node]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                freed.append(after)
-        stack.extend(reversed(freed) if first else freed)
-    return order
-
-
-def _fewest_open(problem: Problem, tie: Callable[[int], float]) -> list[int]:
-    """Continue with the ready node that adds least to the seconds of the tensors cut; ``tie`` breaks ties."""
     waiting = [len(before) for before in problem.predecessors]
     ready = {node for node in range(len(problem)) if not waiting[node]}
     left = [len(net.pins) for net in problem.nets]
@@ -53,7 +28,7 @@ def _fewest_open(problem: Problem, tie: Callable[[int], float]) -> list[int]:
                 change -= net.seconds
             elif left[number] == len(net.pins):
                 change += net.seconds
-        return change, tie(node), node
+        return change, float(problem.work[node]), node
 
     while ready:
         node = min(ready, key=added)
@@ -65,4 +40,4 @@ def _fewest_open(problem: Problem, tie: Callable[[int], float]) -> list[int]:
             waiting[after] -= 1
             if not waiting[after]:
                 ready.add(after)
-    return order
+    yield order
