@@ -3,8 +3,7 @@
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .contract import MiniBatchLoss, StepLoss
 from .reduction import Reduction, declared_reduction
-from .refusal import LossError
-from .scalar import check_gradient, check_scalar, sum_of, value_of
+from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
 
 __all__ = [
     "Added",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .reduction import Reduction
-from .scalar import check_scalar
+from .returned import check_scalar
 
 
 class Added(NamedTuple):

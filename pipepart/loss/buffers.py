@@ -11,7 +11,7 @@ from torch.func import functional_call
 from ..autograd import graph_cut
 from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
-from .refusal import LossError
+from .returned import LossError
 
 
 def buffers_elsewhere(function: Any, output: Any) -> dict[str, tuple[Tensor, Tensor]]:

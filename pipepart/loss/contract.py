@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +18,10 @@ from torch.utils import _pytree as pytree
 
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
-from .follow import Follower, Numbers
+from .follow import Follower, Shared
 from .reduction import Reduction, declared_reduction, is_torchs_own
-from .refusal import LossError, refusal, title
-from .scalar import check_gradient, check_scalar, is_pair
+from .returned import LossError, check_gradient, check_scalar, is_pair, refusal, title
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
-
-LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 _NO_LOSS = "the model computes no scalar loss of its own and no loss_fn is given: its output"
 
@@ -53,14 +49,14 @@ class StepLoss:
     """The loss of a pipeline's steps.
 
     Args:
-        loss_fn: the loss; None where the model computes it.
+        loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
         reduction: how losses of micro-batches make up that of the mini-batch; None to see it.
 
     Raises:
         LossError: the loss states that it does not reduce, or another reduction than is declared.
     """
 
-    def __init__(self, loss_fn: LossFunction | None, reduction: Reduction | None = None) -> None:
+    def __init__(self, loss_fn: Callable[..., Any] | None, reduction: Reduction | None = None) -> None:
         stated = declared_reduction(loss_fn)
         self.function = loss_fn
         self.reduction = reduction
@@ -73,10 +69,6 @@ class StepLoss:
             raise LossError(
                 "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch"
             )
-
-    def of_batch(self, batch: MicroBatches) -> MiniBatchLoss:
-        """The loss of a mini-batch that has been split."""
-        return MiniBatchLoss(self, batch)
 
 
 class MiniBatchLoss:
@@ -94,7 +86,7 @@ class MiniBatchLoss:
         self.certain = True
         self._loss = loss
         self._batch = batch
-        self._numbers = Numbers()
+        self._shared = Shared(batch)
         self._taken: list[Taken | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
 
@@ -116,9 +108,9 @@ class MiniBatchLoss:
             buffers = buffers_elsewhere(function, output)
             if len(self._batch.sizes) > 1 and not _is_compiled(function):
                 originals = {id(copy): own for own, copy in buffers.values()}
-                follower = Follower(self._batch, micro_batch, self._numbers, self._loss.torchs_own, originals)
+                follower = Follower(self._shared, micro_batch, self._loss.torchs_own, originals)
                 if self._batch.by_samples or self._loss.torchs_own:
-                    follower.begin(output, target, self._regular)
+                    follower.begin(output, target)
             with follower or nullcontext():
                 value = call_with_buffers(
                     function, (output,) if target is None else (output, target), buffers
@@ -265,15 +257,6 @@ class MiniBatchLoss:
         count, sizes = term.divisor.value, self._batch.sizes
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]
-
-    @cached_property
-    def _regular(self) -> bool:
-        """Whether micro-batches differ in nothing but the number of samples."""
-        shapes = [
-            [leaf.shape[1:] for leaf in pytree.tree_leaves(pair) if isinstance(leaf, Tensor) and leaf.dim()]
-            for pair in zip(self._batch.inputs, self._batch.targets, strict=True)
-        ]
-        return self._batch.by_samples and all(other == shapes[0] for other in shapes)
 
 
 def _has_graph(output: Any) -> bool:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..autograd.in_place import version
 from ..data.split import MicroBatches
 from .operations import ALIKE, RULES, Call, Entry, Lost, LostError, Rows, State, combined, elementwise, names
-from .refusal import line_of_user
+from .returned import line_of_user
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_one, loss_of
 
@@ -61,10 +61,24 @@ class Shape(tuple[int, ...]):
         return prod(self)
 
 
-class Numbers:
-    """Numbers the expressions of a loss, for all micro-batches of a step: equal numbers, equal computations."""
+class Shared:
+    """What the followers of a step share: the targets, and numbers for expressions, equal if computed alike.
 
-    def __init__(self) -> None:
+    Attributes:
+        batch: the mini-batch.
+        targets: the leaves of each micro-batch's target.
+        regular: whether micro-batches differ in nothing but the number of samples.
+    """
+
+    def __init__(self, batch: MicroBatches) -> None:
+        self.batch = batch
+        self.targets: list[list[Any]] = [pytree.tree_leaves(target) for target in batch.targets]
+        inputs = [pytree.tree_leaves(one) for one in batch.inputs]
+        shapes = [
+            [leaf.shape[1:] for leaf in (*one, *target) if isinstance(leaf, Tensor) and leaf.dim()]
+            for one, target in zip(inputs, self.targets, strict=True)
+        ]
+        self.regular = batch.by_samples and all(other == shapes[0] for other in shapes)
         self._numbers: dict[Hashable, int] = {}
         self._held: list[Tensor] = []
 
@@ -82,8 +96,8 @@ class Follower(TorchFunctionMode):
     """Watches one call of a loss function.
 
     Args:
-        batch, micro_batch: what it is called for.
-        numbers: of the step.
+        shared: of the step.
+        micro_batch: which.
         trusted: whether the function is known to keep samples apart, as a loss of torch's own is.
         originals: the tensors that others, by their identity, are copies of.
 
@@ -91,40 +105,30 @@ class Follower(TorchFunctionMode):
         leaves: tensors that are not from the batch and get a gradient.
     """
 
-    def __init__(
-        self,
-        batch: MicroBatches,
-        micro_batch: int,
-        numbers: Numbers,
-        trusted: bool = False,
-        originals: dict[int, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, shared: Shared, micro_batch: int, trusted: bool, originals: dict[int, Tensor]) -> None:
         super().__init__()
         self.leaves: dict[int, Tensor] = {}
-        self._batch, self._micro_batch = batch, micro_batch
-        self._numbers, self._trusted, self._originals = numbers, trusted, originals or {}
+        self._shared, self._micro_batch = shared, micro_batch
+        self._sizes = shared.batch.sizes
+        self._trusted, self._originals = trusted, originals
         self._entries: dict[int, Entry] = {}
         self._read = ""
 
-    def begin(self, output: Any, target: Any, regular: bool) -> None:
-        """Name the tensors of the output and the target.
-
-        Args:
-            output, target: of the micro-batch.
-            regular: whether all micro-batches have the same shapes, but for the number of samples.
-        """
+    def begin(self, output: Any, target: Any) -> None:
+        """Name the tensors of the output and the target of the micro-batch."""
         for place, leaf in enumerate(pytree.tree_leaves(output)):
             if isinstance(leaf, Tensor):
-                self._give(leaf, ("output", place), None, regular)
-        all_targets = [pytree.tree_leaves(other) for other in self._batch.targets]
+                self._give(leaf, ("output", place), None)
         for place, leaf in enumerate(pytree.tree_leaves(target)):
             if not isinstance(leaf, Tensor):
                 continue
-            given: list[Any] = [leaves[place] if place < len(leaves) else None for leaves in all_targets]
-            if all(other is given[0] for other in given):
-                self._originals[id(leaf)] = given[0]
+            all_given: list[Any] = [
+                leaves[place] if place < len(leaves) else None for leaves in self._shared.targets
+            ]
+            if all(other is all_given[0] for other in all_given):
+                self._originals[id(leaf)] = all_given[0]
             elif leaf.dim():
-                self._give(leaf, ("target", place), given.__getitem__, regular)
+                self._give(leaf, ("target", place), all_given.__getitem__)
 
     def taken(self, value: Any) -> tuple[Terms, int] | str:
         """Return what the loss that was returned is made of, with the number of its expression; or what is wrong."""
@@ -140,19 +144,19 @@ class Follower(TorchFunctionMode):
         entry = self._entry(value) if isinstance(value, Tensor) else None
         return (entry.replay, entry.key) if entry and entry.replay else (None, None)
 
-    def _give(self, leaf: Tensor, name: Hashable, replay: Replay | None, regular: bool) -> None:
+    def _give(self, leaf: Tensor, name: Hashable, replay: Replay | None) -> None:
         """Note a tensor of the batch."""
-        samples, state = self._batch.sizes[self._micro_batch], None
+        samples, state = self._sizes[self._micro_batch], None
         if not leaf.dim():
             state = Lost("it uses a scalar that the model returned, and what that is a mean of is not known")
         elif leaf.shape[0] % samples == 0 or self._trusted:
-            state = Rows(0, regular)
+            state = Rows(0, self._shared.regular)
         elif leaf.dim() > 1 and leaf.shape[1] == samples:  # steps first, samples second
-            state = Rows(1, regular)
+            state = Rows(1, self._shared.regular)
         else:
             shape = list(leaf.shape)
             state = Lost(f"it is given shape {shape}, whose first dimension is not that of {samples} samples")
-        self._note(leaf, self._numbers.number(name), state, replay)
+        self._note(leaf, self._shared.number(name), state, replay)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,8 +194,7 @@ class Follower(TorchFunctionMode):
         if is_one(call.function):
             if sums:
                 raise LostError("takes a sum over samples, which differs from that of the mini-batch")
-            samples = self._batch.sizes
-            found = loss_of(call, self._in_proportion, samples[self._micro_batch], self._trusted)
+            found = loss_of(call, self._in_proportion, self._sizes[self._micro_batch], self._trusted)
             return found if isinstance(found, Rows) or self._trusted else self._apart(call, found)
         if sums:
             return combined(call)
@@ -218,40 +221,31 @@ class Follower(TorchFunctionMode):
 
     def _in_proportion(self, number: float) -> Replay:
         """What gives a number that is in proportion to the samples of a micro-batch."""
-        sizes, own = self._batch.sizes, self._batch.sizes[self._micro_batch]
+        sizes, own = self._sizes, self._sizes[self._micro_batch]
         return lambda index: number * sizes[index] / own  # holds no `self`, which holds it
 
-    def _note_result(self, call: Call, key: int, found: Rows | list[Rows] | Terms | Lost | None) -> None:
+    def _note_result(self, call: Call, key: int, found: State | list[Rows]) -> None:
+        """Note what the tensors are that a call has made or written."""
         result, tracked = call.result, any(state is not None for state in call.states)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if tracked and (not tensors or (call.in_place and isinstance(found, Lost))):
             self._read = self._read or f"{call.name.strip('_')} at {line_of_user()}"
-        if not tensors:
-            self._note_written(call, key, tracked)
-            return
-        if (
-            not tracked
-            and found is None
-            and not call.in_place
-            and any(result is leaf for leaf in call.leaves)
-        ):
+        if not tensors and tracked and call.name not in _READS:  # it may have changed what it was given
+            changed = Lost(f"it changes a tensor with {call.name} at {line_of_user()}")
+            for place, (entry, state) in enumerate(zip(call.entries, call.states, strict=True)):
+                if entry is not None and (state is not None or not place):
+                    self._note(entry.tensor, key, changed)
+        elif not tensors and call.name == "__setitem__":
+            self._note(call.leaves[0], key)
+        if not tracked and not call.in_place and any(result is leaf for leaf in call.leaves):
             return  # a constant that is what was asked for already
-        replay = self._replay(call) if not isinstance(found, Lost) else None
+        replay = (
+            None if isinstance(found, Lost | list) or not isinstance(result, Tensor) else self._replay(call)
+        )
         several = found if isinstance(found, list) else [found] * len(tensors)
         for index, (tensor, state) in enumerate(zip(tensors, several, strict=True)):
-            single = tensor is result
-            own_key = key if single else self._numbers.number((key, index))
-            self._note(tensor, own_key, state, replay if single else None)
-
-    def _note_written(self, call: Call, key: int, tracked: bool) -> None:
-        """Note the arguments of a call that gives no tensor, and may have changed them."""
-        if call.name in _READS:
-            return
-        for leaf, state in zip(call.leaves, call.states, strict=True):
-            if isinstance(leaf, Tensor) and (state is not None or (tracked and leaf is call.leaves[0])):
-                self._note(leaf, key, Lost(f"it changes a tensor with {call.name} at {line_of_user()}"))
-        if not tracked and call.name == "__setitem__":
-            self._note(call.leaves[0], key)
+            own = key if tensor is result else self._shared.number((key, index))
+            self._note(tensor, own, state, replay)
 
     def _replay(self, call: Call) -> Replay | None:
         """What computes the result for another micro-batch, if it comes from the target and constants alone."""
@@ -284,7 +278,7 @@ class Follower(TorchFunctionMode):
         """The number of a call's result."""
         pairs = zip(call.leaves, call.entries, strict=True)
         tokens = (entry.key if entry else _token(leaf) for leaf, entry in pairs)
-        return self._numbers.number((call.name, *tokens))
+        return self._shared.number((call.name, *tokens))
 
     def _entry(self, tensor: Tensor) -> Entry:
         entry = self._entries.get(id(tensor))
@@ -306,16 +300,10 @@ class Follower(TorchFunctionMode):
             )
         elif tensor.requires_grad:
             self.leaves[id(tensor)] = tensor
-        key = self._numbers.constant(self._originals.get(id(tensor), tensor))
+        key = self._shared.constant(self._originals.get(id(tensor), tensor))
         return Entry(tensor, version(tensor), tensor.grad_fn, key, state)
 
-    def _note(
-        self,
-        tensor: Tensor,
-        key: int,
-        state: Rows | Terms | Lost | None = None,
-        replay: Replay | None = None,
-    ) -> None:
+    def _note(self, tensor: Tensor, key: int, state: State = None, replay: Replay | None = None) -> None:
         self._entries[id(tensor)] = Entry(tensor, version(tensor), tensor.grad_fn, key, state, replay)
 
 

@@ -205,18 +205,20 @@ def _moved(call: Call) -> list[Rows]:
 
 
 def _reshaped(call: Call) -> Rows:
-    """A reshape that leaves the elements of each sample in rows of their own."""
-    rows, shape = _converted(call), call.result.shape
+    """A reshape that leaves the elements of samples in their order, and takes any number of samples."""
+    rows, sizes = _converted(call), call.args[1:]
     if call.name in ("view_as", "reshape_as"):
         other = call.operands[1][1]
-        if rows.dim == 0 and other is not None and other.dim == 0:
-            return other
-    elif rows.dim == 0 and shape:
-        (many,) = _of_many(call)
-        few = call.operands[0][0].shape[0]
-        if many[1:] == shape[1:] and many[0] * few == shape[0] * few * _MANY:
-            return rows
-    raise LostError("puts several samples into one row")
+        free = other is not None and other.dim == 0
+    elif call.name == "unflatten":
+        dim, parts = call.argument(1, "dim"), call.argument(2, "sizes")
+        free = dim % call.operands[0][0].dim() != 0 or tuple(parts)[:1] == (-1,)
+    else:
+        sizes = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else sizes
+        free = call.name == "flatten" or tuple(sizes[:1]) == (-1,)
+    if rows.dim or not free or not call.result.dim():
+        raise LostError("may put several samples into one row: write -1 for the first size")
+    return rows
 
 
 def _indexed(call: Call) -> Rows | list[Rows]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from . import torch_losses
-from .refusal import LossError, title
+from .returned import LossError, title
 
 
 class Reduction(StrEnum):

@@ -87,22 +87,19 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
         total: the count of the mini-batch.
         home: the device of the result.
     """
-    values, weights = [], []
-    for term in terms:
-        value, empty = term.tensor.detach().to(home), term.empty
-        if isinstance(empty, Tensor):
-            value = torch.where(empty.to(home), torch.zeros_like(value), value)
-        if isinstance(empty, Tensor) or not empty:
-            values.append(value.to(torch.promote_types(value.dtype, torch.float32)))
-            weights.append(term.weight(total))
-    if not values or (isinstance(total, Tensor) and bool(total == 0)):
-        return terms[0].tensor.detach().to(home)  # as torch has it where nothing counts at all
-    stacked = torch.stack(values)
-    if any(isinstance(weight, Tensor) for weight in weights):
-        return (stacked * torch.stack([torch.as_tensor(w).to(home, stacked.dtype) for w in weights])).sum()
-    return (
-        stacked * torch.tensor(weights, dtype=stacked.dtype, device="cpu").to(home, non_blocking=True)
-    ).sum()
+    values = torch.stack([term.tensor.detach().to(home) for term in terms])
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    empty = _row([term.empty for term in terms], home, torch.bool)
+    weights = _row([term.weight(total) for term in terms], home, values.dtype)
+    whole = (values.masked_fill(empty, 0.0) * weights).sum()
+    return torch.where(empty.all(), values[0], whole)  # nothing counts at all: as torch has it
+
+
+def _row(numbers: Sequence[float | Tensor], home: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers as a tensor, copied at once where they are on the host."""
+    if any(isinstance(number, Tensor) for number in numbers):
+        return torch.stack([torch.as_tensor(number).to(home, dtype) for number in numbers])
+    return torch.tensor(numbers, dtype=dtype, device="cpu").to(home, non_blocking=True)
 
 
 def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:

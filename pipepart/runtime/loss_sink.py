@@ -17,7 +17,7 @@ from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
 from ..data.gather import Merger, gather
 from ..data.split import Apart, MicroBatches
-from ..loss import Added, LossError, Reduction, StepLoss, check_gradient, value_of
+from ..loss import Added, LossError, MiniBatchLoss, Reduction, StepLoss, check_gradient, value_of
 from ..planning.request import runs_forwards_first
 from .failure.notes import LAYER, add_note
 
@@ -215,7 +215,7 @@ class MicroBatchLossSink(LossSink):
     ) -> None:
         super().__init__(batch.sizes, groups, scaler, keep_outputs)
         groups = groups or [range(len(batch.sizes))]
-        self._losses = [loss.of_batch(_of_group(batch, group)) for group in groups]
+        self._losses = [MiniBatchLoss(loss, _of_group(batch, group)) for group in groups]
         self._places = [
             (one, number)
             for one, group in zip(self._losses, groups, strict=True)

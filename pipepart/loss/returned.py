@@ -1,4 +1,4 @@
-"""What a loss that cannot be split is refused with: the reason, the choices, and the line to paste."""
+"""What a loss may return, and what it is refused with: the reason, the choices, and the line to paste."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -51,3 +51,63 @@ def line_of_user() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     return "an unknown line" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
+    """The loss.
+
+    Raises:
+        LossError: it is no tensor without dimensions.
+    """
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise LossError(
+        f"{what} must be a scalar tensor, got {got}: sum it up with .mean() or .sum(), or return (sum, count), "
+        "two scalars, for a mean over something else than samples"
+    )
+
+
+def check_gradient(loss: Tensor, loss_fn: Any) -> None:
+    """Refuses a loss that a plain backward would refuse.
+
+    Raises:
+        LossError: it has no graph, or is no real floating-point number.
+    """
+    if not loss.is_floating_point():
+        raise LossError(
+            f"{title(loss_fn)} is of type {loss.dtype}: a gradient needs a real floating-point scalar"
+        )
+    if not loss.requires_grad:
+        raise LossError(
+            f"{title(loss_fn)} has no gradient: it does not depend on a parameter, or was detached or computed under "
+            "no_grad"
+        )
+
+
+def sum_of(value: Any) -> Tensor:
+    """What a backward of a loss starts from: of a sum and its count the sum.
+
+    Raises:
+        LossError: as :func:`check_scalar`.
+    """
+    return value[0] if is_pair(value) else check_scalar(value)
+
+
+def value_of(value: Any) -> Tensor:
+    """What a loss is for the samples that it was called with: of a sum and its count the mean.
+
+    Raises:
+        LossError: as :func:`check_scalar`.
+    """
+    return value[0] / value[1] if is_pair(value) else check_scalar(value)
+
+
+def is_pair(value: Any) -> bool:
+    """Return True for ``(sum, count)``: a scalar tensor, and a scalar tensor or a number."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    loss, count = value
+    if not isinstance(loss, Tensor) or loss.dim():
+        return False
+    return not count.dim() if isinstance(count, Tensor) else isinstance(count, int | float)
