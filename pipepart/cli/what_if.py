@@ -14,7 +14,7 @@ from ..document import fault_texts
 from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_recompute
 from ..planning.plan_record import SEARCH, order_text
-from ..planning.search.search_order import first_replica, order_within, with_split_critical
+from ..planning.search.search_order import first_replica, search_within, with_split_critical
 from .errors import UsageError
 
 
@@ -83,11 +83,8 @@ def _named(plan: Plan, name: str, count: int, chunks: int) -> Plan:
 
 def _searched(plan: Plan, count: int) -> Plan:
     """Search an order for the stages where they are, within the memory of the devices."""
-    one = first_replica(plan)
-    timeline = one.simulate()
-    free, placement = one.free_stash_bytes(timeline), timeline.schedule.device_of
     try:
-        order = order_within(one, one.stage_costs(), free, placement, -(-count // plan.replicas))
+        order = search_within(plan, count)
     except ScheduleError as error:
         raise UsageError(f"{error}: the plan's own order may still fit") from None
     return _with(plan, plan.stages, schedule=SEARCH, actions=order_text(order), micro_batches=count)

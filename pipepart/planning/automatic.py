@@ -11,7 +11,7 @@ from torch import nn
 from ..capture import flatten
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
-from ..data.split import Splitter, least_samples, micro_batches_of
+from ..data.split import Splitter, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
 from . import Plan, PlanOptions, check_devices, check_options, micro_batches_worth_trying, plan
@@ -65,18 +65,14 @@ def plan_for(
     given = Arguments.of(sample)
     check_arguments(*layers[0], given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
-    counts: int | Sequence[int]
-    if micro_batches == "auto":
-        most = max(1, batch // least_samples(model.modules(), training=True))
-        counts = sorted({min(count, most) for count in micro_batches_worth_trying(batch, len(cluster))})
-    else:
-        counts = micro_batches
+    # Of two samples at least, as a BatchNorm needs.
+    worth = micro_batches_worth_trying(batch, len(cluster))
     measured = profile(
         model,
         sample,
         loss_fn=loss_fn,
         target=target,
-        micro_batches=counts,
+        micro_batches=worth if micro_batches == "auto" else micro_batches,
         split=split,
         optimizer=optimizer_state,
         devices=len(cluster),

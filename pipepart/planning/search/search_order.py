@@ -42,36 +42,31 @@ def search_order(plans: Sequence[Plan]) -> Plan:
     return min(found, key=lambda plan: plan.predicted.step_seconds)
 
 
-def order_within(
-    plan: Plan,
-    costs: schedules.StageCosts,
-    free_stash_bytes: Sequence[float],
-    placement: Sequence[int],
-    micro_batches: int,
-    effort: float = _EFFORT,
+def search_within(
+    plan: Plan, micro_batches: int | None = None, effort: float = _EFFORT
 ) -> schedules.Schedule:
-    """Search an order for the stages of one replica.
+    """Search an order for the stages of one replica where they are, within the memory of their devices.
 
     Args:
         plan: if stages recompute, the search does not know their memory and keeps to no limit.
-        costs: of the stages.
-        free_stash_bytes: memory for stashes, one number a device.
-        placement: the device of each stage.
-        micro_batches: their number.
+        micro_batches: of all replicas; None for the plan's number.
         effort: as for :func:`schedules.search`.
 
     Raises:
         ScheduleError: no order within the memory is found.
     """
+    one = first_replica(plan)
+    timeline, costs = one.simulate(), one.stage_costs()
+    free = one.free_stash_bytes(timeline)
     recomputes = any(stage.recompute != "never" for stage in plan.stages)
     # The search assumes that I leaves no more than the stash: then what fits it, fits.
     stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
     return schedules.search(
         replace(costs, stash_bytes=stash),
-        len(free_stash_bytes),
-        micro_batches,
-        memory=() if recomputes else free_stash_bytes,
-        placement=placement,
+        len(free),
+        -(-(micro_batches or plan.micro_batches) // plan.replicas),
+        memory=() if recomputes else free,
+        placement=timeline.schedule.device_of,
         effort=effort,
     )
 
@@ -100,11 +95,8 @@ def _own_order(plan: Plan) -> schedules.Schedule:
 
 def _searched(plan: Plan, effort: float) -> Plan | None:
     """The plan with the order that is found for it; None if that does not fit."""
-    one = first_replica(plan)
-    timeline = one.simulate()
-    free, placement = one.free_stash_bytes(timeline), timeline.schedule.device_of
     try:
-        order = order_within(one, one.stage_costs(), free, placement, one.micro_batches, effort)
+        order = search_within(plan, effort=effort)
     except schedules.ScheduleError:
         return None  # a device has memory for one micro-batch, but not for its deferred weight gradients
     return _ordered(plan, order, same=False)
