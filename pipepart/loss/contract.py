@@ -120,6 +120,7 @@ class MiniBatchLoss:
             check_gradient(value[0] if is_pair(value) else value, function)
         if follower is not None:
             self.leaves.update(follower.leaves)
+            follower.forget()
         self._check_alike(taken)
         self._taken[micro_batch] = taken
         return taken

@@ -139,6 +139,10 @@ class Follower(TorchFunctionMode):
             return entry.state, entry.key
         return "what it returns is no sum of means and sums, or was computed where torch cannot be followed"
 
+    def forget(self) -> None:
+        """Let go of the tensors: replays hold their calls, which hold this, and would keep them until a collection."""
+        self._entries.clear()
+
     def count(self, value: Any) -> tuple[Replay | None, Hashable]:
         """Return what gives a count for other micro-batches, and the number of its expression."""
         entry = self._entry(value) if isinstance(value, Tensor) else None
