@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...cluster import Cluster
 from ...units import format_bytes
 from .gap_search import Budget
-from .parse import ParsedGraph, devices_of_types
+from .parse import ParsedGraph
 from .problem import UNLIMITED, Problem, Split
 from .search import Effort, SearchResult, search
 
@@ -116,7 +116,7 @@ def _told(parsed: ParsedGraph, cluster: Cluster, split: Split, *, proven: bool) 
     stage = max(range(len(lacks)), key=lacks.__getitem__)
     members = split.stages[stage]
     nodes = [node for index in members for node in parsed.members[index]]
-    device = devices_of_types(cluster, problem.types, split.types)[stage]
+    device = cluster.devices[problem.devices_of(split)[stage]]
     names = repr(nodes[0]) if len(nodes) == 1 else f"{nodes[0]!r} to {nodes[-1]!r} ({len(nodes)} nodes)"
     which = "the nearest cut" if proven else "the nearest cut found in the time given"
     return CutDoesNotFit(

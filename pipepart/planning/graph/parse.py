@@ -10,7 +10,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from ...cluster import Cluster, Device
+from ...cluster import Cluster
+from ..partition.device_orders import device_types
 from .problem import UNLIMITED, DeviceType, Net, Problem, tidy_nets
 
 Tensors = Iterable[tuple[float, Iterable[Hashable]]]
@@ -88,23 +89,21 @@ def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
 def _device_types(
     graph: nx.DiGraph, cluster: Cluster, members: Sequence[Sequence[Hashable]], host: str | None
 ) -> tuple[DeviceType, ...]:
-    alike: dict[tuple[str, float, int | None], list[int]] = {}
-    for index, device in enumerate(cluster.devices):
-        alike.setdefault((device.kind, device.speed, device.memory_bytes), []).append(index)
     kinds = sorted({device.kind for device in cluster.devices})
     seconds = {kind: np.array([math.fsum(_seconds(graph, node, kind) for node in group) for group in members])
                for kind in kinds}  # fmt: skip
     for index, group in enumerate(members):
         if not any(math.isfinite(seconds[kind][index]) for kind in kinds):
             _refuse_banned(graph, group, kinds)
+    # Links are not used: devices of any links are alike.
     return tuple(
         DeviceType(
-            seconds=seconds[kind] / speed,
-            pays=kind != host or len(kinds) == 1,
-            memory=UNLIMITED if memory is None else min(memory, UNLIMITED),
-            devices=tuple(devices),
+            seconds=seconds[alike.kind] / alike.speed,
+            pays=alike.kind != host or len(kinds) == 1,
+            memory=int(min(alike.memory, UNLIMITED)),
+            devices=alike.devices,
         )
-        for (kind, speed, memory), devices in alike.items()
+        for alike in device_types(cluster.model_copy(update={"links": ()}))
     )
 
 
@@ -168,11 +167,3 @@ def _nets(graph: nx.DiGraph, tensors: Tensors | None, number: Mapping[Hashable, 
         yield Net(
             _finite(seconds, f"seconds of tensor {index} ({pins!r})"), tuple(number[pin] for pin in pins)
         )
-
-
-def devices_of_types(
-    cluster: Cluster, types: Sequence[DeviceType], used: Sequence[int]
-) -> tuple[Device, ...]:
-    """Return the device of each stage from the device types of the stages; equal devices in the cluster's order."""
-    left = [iter(kind.devices) for kind in types]
-    return tuple(cluster.devices[next(left[index])] for index in used)

@@ -10,7 +10,7 @@ import networkx as nx
 from ...cluster import Cluster, Device
 from .gap_search import Budget
 from .infeasible import CutDoesNotFit, check_memory, nearest
-from .parse import ParsedGraph, Tensors, devices_of_types, parse
+from .parse import ParsedGraph, Tensors, parse
 from .presolve import presolve
 from .problem import Split
 from .search import Effort, SearchResult, search
@@ -130,7 +130,7 @@ def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, found: SearchResul
     )
     return Cut(
         stages=tuple([node for index in nodes for node in parsed.members[index]] for nodes in split.stages),
-        devices=devices_of_types(cluster, problem.types, split.types),
+        devices=tuple(cluster.devices[index] for index in problem.devices_of(split)),
         loads=loads,
         lower_bound=max(loads) if found.optimal else min(found.lower_bound, max(loads)),
         optimal=found.optimal,

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..partition.device_orders import Orders, all_orders
+from ..partition.device_orders import Orders, all_orders, devices_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -139,6 +139,10 @@ class Problem:
         """The orders of the devices; any of them may be left out."""
         groups = [device_type.devices for device_type in self.types]
         return all_orders(groups, self.device_count, leave_out=True, most_edges=MOST_EDGES)
+
+    def devices_of(self, split: Split) -> tuple[int, ...]:
+        """The device of each stage, by its position in the cluster; of those alike in the cluster's order."""
+        return devices_of([device_type.devices for device_type in self.types], split.types)
 
     @property
     def device_count(self) -> int:
