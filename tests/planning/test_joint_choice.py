@@ -123,13 +123,13 @@ problems = {
 
 
 @given(cluster=clusters(limited=False).filter(lambda cluster: len(cluster) <= 3), **problems)
-@settings(max_examples=12, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=6, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 
 
 @given(cluster=clusters().filter(lambda cluster: len(cluster) <= 2), **problems)
-@settings(max_examples=12, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=6, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 

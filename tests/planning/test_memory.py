@@ -58,7 +58,7 @@ SHORT = {
 
 
 @given(**SHORT)
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule, micro_batches, stages):
     check_shortage(layers, cluster, schedule, micro_batches, stages)
 

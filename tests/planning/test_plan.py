@@ -66,7 +66,7 @@ CHOICES = {
 
 
 @given(**CHOICES)
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_auto_is_as_fast_as_the_best_of_its_choices(layers, cluster, micro_batches):
     check_auto(layers, cluster, micro_batches)
 

@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 
 _SOURCES = Path(__file__).parent / "native"
 _BACKEND = "vdev"
-_FLAGS = ["-O0", "-g0"]  # most of the time goes into torch's headers
+_FLAGS = ["-O1", "-g0"]
 
 
 def reason_unavailable() -> str:
