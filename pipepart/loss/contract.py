@@ -44,6 +44,11 @@ class Taken(NamedTuple):
         """The tensors at which gradients enter."""
         return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
 
+    def without_graph(self) -> Taken:
+        """Return the same with leaves as tensors, which keep nothing alive for a backward."""
+        terms = tuple(term._replace(tensor=_leaf(term.tensor)) for term in self.sum.terms)
+        return Taken(self.value.detach(), Terms(terms, self.sum.shift), self.key)
+
 
 class StepLoss:
     """The loss of a pipeline's steps.
@@ -122,7 +127,7 @@ class MiniBatchLoss:
             self.leaves.update(follower.leaves)
             follower.forget()
         self._check_alike(taken)
-        self._taken[micro_batch] = taken
+        self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
     def weights(self, micro_batch: int) -> list[float | Tensor]:
@@ -258,6 +263,10 @@ class MiniBatchLoss:
         count, sizes = term.divisor.value, self._batch.sizes
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _has_graph(output: Any) -> bool:
