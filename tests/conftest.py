@@ -28,7 +28,7 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
-_PROFILE_DEFAULTS: dict[str, Any] = pipepart.profile.__kwdefaults__
+_PROFILE_DEFAULTS: dict[str, Any] = pipepart.profile.__kwdefaults__ or {}
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
