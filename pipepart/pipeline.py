@@ -14,13 +14,14 @@ from torch import nn
 import schedules
 
 from .autograd import graph_cut
-from .capture import flatten
+from .capture import Chain, RecordedChain, Unfinished, Verify, chain_of, loss_of
 from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
-from .data.gather import Merger, gather
+from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
+from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
-from .loss import LossError, Reduction, StepLoss, add_loss
+from .loss import LossError, MiniBatchLoss, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .runtime.as_module import AsModule
@@ -30,7 +31,7 @@ from .runtime.differentiable import differentiable
 from .runtime.emulation import MemoryUse, emulation_of, memory_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
-from .runtime.loss_sink import OutputSink, make_loss_sink
+from .runtime.loss_sink import OutputSink, make_loss_sink, on_device_of
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
@@ -52,7 +53,8 @@ class Pipeline(AsModule):
     deep copies that follow its parameters, modes and settings at every step.
 
     Args:
-        model: the ``nn.Sequential`` that the plan was made for. Its layers are moved to their devices.
+        model: the module that the plan was made for. Its layers are moved to their devices. An ``nn.Sequential`` runs
+            layer by layer. Any other module is recorded at its first call, and again for other shapes and modes.
         plan: the cut and the schedule.
         loss_fn: called as ``loss_fn(output, target)`` on each micro-batch, or as ``loss_fn(output)`` without a target.
             None for a model whose output is the loss. Returns a scalar, or ``(sum, count)``: the loss of the step is
@@ -78,6 +80,8 @@ class Pipeline(AsModule):
         nan_guard: raise FloatingPointError at the first number of a step that is not finite, with its layer, stage and
             micro-batch. Costs a pass over every output and gradient, and a wait for the devices once a step. Gradients
             under ``scaler`` are not checked. Layers are not compiled.
+        verify: compare the first replay of each recording of the model with the model itself, bit for bit
+            (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -85,7 +89,7 @@ class Pipeline(AsModule):
     optimizer within a step, after every micro-batch or after as many as there are stages.
 
     Raises:
-        TypeError: an argument has the wrong type, or ``model`` is no ``nn.Sequential``.
+        TypeError: an argument has the wrong type.
         ValueError: the plan was made for another model, layers in different stages write one buffer, the loss does not
             reduce, a layer cannot be copied for replicas, or the schedule needs ``optimizer`` or layers in different
             stages that share no parameters.
@@ -93,7 +97,7 @@ class Pipeline(AsModule):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Chain,
         plan: Plan,
         loss_fn: LossFunction | None = None,
         *,
@@ -107,18 +111,26 @@ class Pipeline(AsModule):
         compile: CompileOptions = False,
         timeout: float | None = None,
         nan_guard: bool = False,
+        verify: Verify = "first",
     ) -> None:
         check_runs(plan, reduction, optimizer, timeout)
         check_functions(loss_fn=loss_fn, split=split, merge=merge)
         self._plan = plan
-        self._loss = StepLoss(loss_fn, Reduction(reduction) if reduction else None)
+        infos = plan.profile.layers if plan.profile is not None else ()
+        self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
+        if not chain.layers:
+            raise ValueError(
+                f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
+                "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
+            )
+        own_loss = loss_of if isinstance(chain, RecordedChain) and reduction != "batch" else None
+        self._loss = StepLoss(loss_fn or own_loss, Reduction(reduction) if reduction else None)
         self._merge = merge
         self._traces = Traces(plan, always=trace)
-        self._stages = build_stages(model, plan, compile, strict)
-        layers = flatten(model)
-        self._batching = Batching(layers[0], model.modules(), plan.micro_batches, split)
-        warn_of_changes(plan, model, stacklevel=2)
-        super().__init__(model, layers, StageOptimizers(optimizer, model, plan))
+        self._stages = build_stages(chain.layers, plan, compile, strict)
+        self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
+        warn_of_changes(plan, chain, stacklevel=2)
+        super().__init__(chain.model, chain.places, StageOptimizers(optimizer, chain, plan))
         if nan_guard:
             guard_stages(self._stages)
         self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
@@ -130,7 +142,7 @@ class Pipeline(AsModule):
             self._stages,
             self._orders,
             self._traces,
-            DeferredBatchNorm(layers if deferred_batch_norm else (), self._stages),
+            DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
             self._emulation,
             timeout,
         )
@@ -143,6 +155,7 @@ class Pipeline(AsModule):
         *,
         target: Any = None,
         loss_fn: LossFunction | None = None,
+        layers: Sequence[str] | None = None,
         devices: int | Sequence[torch.device | str] | Cluster = 2,
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
@@ -155,11 +168,12 @@ class Pipeline(AsModule):
         """Profile ``model`` on ``sample``, plan, and make the pipeline.
 
         Args:
-            model: an ``nn.Sequential``.
+            model: any module.
             sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of
                 positional arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
             target: the target of the loss, its tensors ``[samples, ...]``.
             loss_fn: as for :class:`Pipeline`.
+            layers: paths of the modules that become layers, as for :func:`pipepart.profile`.
             devices: a number (accelerators if there are that many, else virtual devices on the CPU), a list of torch
                 devices, or a Cluster.
             schedule: a name, or ``"auto"`` for the fastest.
@@ -181,6 +195,7 @@ class Pipeline(AsModule):
             sample,
             target=target,
             loss_fn=loss_fn,
+            layers=layers,
             devices=devices,
             schedule=schedule,
             micro_batches=micro_batches,
@@ -288,7 +303,7 @@ class Pipeline(AsModule):
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
-        return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
+        return (sink.total, self._joined(sink.outputs, batch, sink.total)) if return_outputs else sink.total
 
     @frees_memory
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -310,7 +325,9 @@ class Pipeline(AsModule):
                 self._loss, batch, order.schedule, merge=self._merge, keep_outputs=return_outputs
             )
             self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink)
-            return (sink.total, self._joined(sink.outputs, batch)) if return_outputs else sink.total
+            return (
+                (sink.total, self._joined(sink.outputs, batch, sink.total)) if return_outputs else sink.total
+            )
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -327,12 +344,12 @@ class Pipeline(AsModule):
         if torch.is_grad_enabled():
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
             outputs = differentiable(self._engine, batch, dict(self.named_parameters()), recomputes)
-            return gather(outputs, batch, self._merge)
+            return gathered(outputs, batch, self._merge, self._loss_of_call(outputs, batch))
         sink = OutputSink(batch.sizes)
         self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return gather(sink.outputs, batch, self._merge)
+        return gathered(sink.outputs, batch, self._merge, self._loss_of_call(sink.outputs, batch))
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -373,8 +390,18 @@ class Pipeline(AsModule):
         """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
-        return self._batching.parts(args, kwargs, target)
+        return entered(self._chain, self._batching.parts(args, kwargs, target))
 
-    def _joined(self, outputs: Sequence[Any], batch: MicroBatches) -> Any:
+    def _joined(self, outputs: Sequence[Any], batch: MicroBatches, loss: torch.Tensor) -> Any:
         self._engine.hold_for_caller(outputs)
-        return gather(outputs, batch, self._merge)
+        with torch.no_grad():
+            return gathered(outputs, batch, self._merge, loss)
+
+    def _loss_of_call(self, outputs: Sequence[Any], batch: MicroBatches) -> torch.Tensor | None:
+        """Return the loss of the mini-batch if the model computes it, with the graph that the outputs have."""
+        if not any(isinstance(output, Unfinished) for output in outputs):
+            return None
+        loss = MiniBatchLoss(self._loss, batch)
+        for index, output in enumerate(outputs):
+            loss.take(index, output, on_device_of(output, batch.targets[index]))
+        return loss.differentiable_total()

@@ -2,22 +2,36 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
+from .recorded.chain import RecordedChain, Verify
+from .recorded.recording import own_loss
+from .recorded.refusal import CaptureError
+from .recorded.replay import Unfinished, finish, loss_of
 from .restore import bindings_restored, restored, shadow_parameters
-from .sequential import capture, describe, flatten, state_of, tensor_specs
+from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
 if TYPE_CHECKING:
     from .graph import LayerGraph
 
 __all__ = [
+    "CaptureError",
+    "Chain",
     "LayerGraph",
     "LayerInfo",
+    "RecordedChain",
     "SharedTensor",
     "TensorSpec",
+    "Unfinished",
+    "Verify",
     "bindings_restored",
     "capture",
+    "chain_of",
     "describe",
+    "finish",
     "flatten",
+    "loss_of",
+    "own_loss",
     "restored",
     "shadow_parameters",
     "state_of",

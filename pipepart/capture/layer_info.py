@@ -71,6 +71,8 @@ class LayerInfo(Value):
         dtypes: floating point and complex dtypes of its parameters and buffers.
         shared: its parameters and buffers that an earlier layer also holds.
         outputs: the tensors it returns for one micro-batch; empty if the layer was not run.
+        modules: of a recorded model: paths of the modules that the layer calls, in order.
+        tensors: of a recorded model: paths of the parameters and buffers that it uses beside them.
     """
 
     name: str
@@ -82,6 +84,8 @@ class LayerInfo(Value):
     dtypes: tuple[str, ...] = ()
     shared: tuple[SharedTensor, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    modules: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
 
     @property
     def shares_with(self) -> tuple[str, ...]:

@@ -14,13 +14,50 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..autograd.sparse import bytes_of
+from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
+from .recorded.chain import RecordedChain, Verify
+from .recorded.recording import Group
 from .restore import shadow_parameters
 
 if TYPE_CHECKING:
     from .graph import LayerGraph
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def chain_of(
+    model: nn.Module | Chain,
+    infos: Sequence[LayerInfo] = (),
+    *,
+    layers: Sequence[str] | None = None,
+    verify: Verify = "first",
+    split_loss: bool = True,
+) -> Chain:
+    """Return the chain of layers of a model.
+
+    Args:
+        model: the user's. An ``nn.Sequential`` is taken as it is; any other module is recorded when it is first called.
+        infos: the layers that the chain of a recorded model must have, as a profile has them.
+        layers, verify, split_loss: as for :class:`RecordedChain`.
+
+    Raises:
+        TypeError, ValueError: ``model`` is no module, or has no layers.
+    """
+    if isinstance(model, Chain):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: {model!r:.80}")
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise TypeError(
+            f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
+        )
+    if _runs_children_in_order(model) and layers is None:
+        return Chain(model, flatten(model))
+    _refuse_lazy(model)
+    groups = {info.name: Group(info.modules, info.tensors) for info in infos}
+    known = groups if any(group.modules or group.tensors for group in groups.values()) else None
+    return RecordedChain(model, known, layers=layers, verify=verify, split_loss=split_loss)
 
 
 def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -41,20 +78,27 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return layers
 
 
-def describe(model: nn.Module, outputs: Sequence[tuple[TensorSpec, ...]] | None = None) -> list[LayerInfo]:
-    """Describe the layers of an ``nn.Sequential`` without running them.
+def describe(
+    model: nn.Module | Chain, outputs: Sequence[tuple[TensorSpec, ...]] | None = None
+) -> list[LayerInfo]:
+    """Describe the layers of a chain without running them.
 
     Args:
-        model: the ``nn.Sequential``.
+        model: the chain, or an ``nn.Sequential``.
         outputs: the specs of each layer's outputs, if they are known.
 
     Raises:
         TypeError, ValueError: as :func:`flatten` does.
     """
-    layers = _checked_layers(model)
+    chain = model if isinstance(model, Chain) else Chain(model, _checked_layers(model))
     owners: dict[Tensor, tuple[str, str]] = {}
-    specs = [()] * len(layers) if outputs is None else outputs
-    return [_info(name, layer, owners, made) for (name, layer), made in zip(layers, specs, strict=True)]
+    specs = [()] * len(chain.layers) if outputs is None else outputs
+    infos = [
+        _info(name, layer, owners, made) for (name, layer), made in zip(chain.layers, specs, strict=True)
+    ]
+    return [
+        info.model_copy(update=chain.groups[info.name]._asdict()) if chain.groups else info for info in infos
+    ]
 
 
 def _checked_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -66,12 +110,16 @@ def _checked_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
             f"{type(model).__name__} {why}, so its layers cannot be cut apart: "
             "write it as nn.Sequential(layer, layer, ...)"
         )
-    if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in state_of(model)):
-        raise ValueError("the model holds lazy layers without shapes: call it once on a sample first")
+    _refuse_lazy(model)
     layers = list(_layers(model, ""))
     if not layers:
         raise ValueError(f"the {type(model).__name__} holds no layers")
     return layers
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in state_of(model)):
+        raise ValueError("the model holds lazy layers without shapes: call it once on a sample first")
 
 
 def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -100,26 +148,29 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
-    """Capture the layer graph of an ``nn.Sequential`` by running it once.
+    """Capture the layer graph of a model by running it once.
 
     The layers run forward on copies of their parameters and buffers, with gradients enabled and in the mode that the
     model is in. The model and all random states stay as they are.
 
     Args:
-        model: the ``nn.Sequential``. Nested ones are opened; names are those of the model.
+        model: an ``nn.Sequential``, of which nested ones are opened, or any other module, which is recorded. Names are
+            those of the model.
         args, kwargs: the arguments of the model: tensors or nests of tensors.
 
     Raises:
-        TypeError: ``model`` is not an ``nn.Sequential``.
+        CaptureError: ``model`` cannot be recorded.
         Exception: whatever a layer raises, with a note that names the layer.
     """
     from .graph import LayerGraph  # networkx takes half a second to import
 
-    layers = flatten(model)
+    chain = chain_of(model, split_loss=False)
     outputs = []
     given = graph_cut.cut((args, kwargs))[0]
+    if isinstance(chain, RecordedChain):
+        given = ((chain.enter(*given).live,), {})
     with shadow_parameters(model), torch.enable_grad():
-        for name, layer in layers:
+        for name, layer in chain.layers:
             positional, named = graph_cut.alias(given)
             try:
                 output = layer(*positional, **named)
@@ -130,7 +181,7 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
                 raise
             outputs.append(tensor_specs(output))
             given = ((graph_cut.cut(output)[0],), {})
-    return LayerGraph.chain(describe(model, outputs), tensor_specs((args, kwargs)))
+    return LayerGraph.chain(describe(chain, outputs), tensor_specs((args, kwargs)))
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:

@@ -63,7 +63,7 @@ def measure(
             target = "" if given.target is None else "a target and "
             note(f"{target}no loss function: the backward starts with ones at the model's output")
         batch = batch_size(Arguments.of(given.sample), given.target)
-        return profile(
+        found = profile(
             given.model,
             given.sample,
             loss_fn=given.loss_fn,
@@ -71,6 +71,9 @@ def measure(
             micro_batches=micro_batches(batch),
             **options,
         )
+        for text in found.notes:
+            note(text)
+        return found
 
 
 def load(name: str, sample: str | None) -> Given:

@@ -86,7 +86,7 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
     Nothing is checked if the layer has hooks that may change its arguments, or no signature.
 
     Args:
-        name: the name of the layer in the model.
+        name: the name of the layer in the model; empty for the model itself.
         layer: the layer.
         given: the arguments of the call.
         target: the target of the call, if there is one.
@@ -108,9 +108,9 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
         hint = (
             "" if _fault(signature, without_last) else ". Pass the target of the loss by its name: target=..."
         )
+    who = f"the model's first layer {name!r}" if name else "the model"
     raise TypeError(
-        f"the model's first layer {name!r} ({type(layer).__name__}) takes {signature} and was given "
-        f"{_described(given)}: {fault}{hint}"
+        f"{who} ({type(layer).__name__}) takes {signature} and was given {_described(given)}: {fault}{hint}"
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower, Shared
@@ -161,6 +162,22 @@ class MiniBatchLoss:
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].sum.shift).to(value.device, value.dtype)
 
+    def differentiable_total(self) -> Tensor:
+        """Return the loss of the mini-batch with the graph of the micro-batches' losses."""
+        total = self.total().detach()
+        if not torch.is_grad_enabled():
+            return total
+        parts = [
+            (root * weight).sum().to(total.device, total.dtype)
+            for index, taken in enumerate(self._taken)
+            if taken is not None
+            for root, weight in zip(taken.roots, self.weights(index), strict=True)
+        ]
+        if not parts:
+            return total
+        graph = torch.stack(parts).sum()
+        return total + (graph - graph.detach())
+
     def value(self, micro_batch: int) -> Tensor | None:
         """Return the loss of a micro-batch, 0 where nothing counts; None if it has not been taken."""
         taken = self._taken[micro_batch]
@@ -176,7 +193,7 @@ class MiniBatchLoss:
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
             return self._of_pair(value[0], value[1], follower)
-        loss = check_scalar(value, _NO_LOSS if function is None else title(function))
+        loss = check_scalar(value, _NO_LOSS if function in (None, loss_of) else title(function))
         if len(self._batch.sizes) == 1:
             return Taken(loss, Terms((Term(loss),)))
         found = follower.taken(loss) if follower is not None else None

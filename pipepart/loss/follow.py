@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..autograd.in_place import version
+from ..capture.recorded.refusal import line_of_user
 from ..data.split import MicroBatches
 from .operations import ALIKE, RULES, Call, Entry, Lost, LostError, Rows, State, combined, elementwise, names
-from .returned import line_of_user
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_one, loss_of
 

@@ -234,6 +234,23 @@ def _indexed(call: Call) -> Rows | list[Rows]:
     return Rows(0, False)
 
 
+def _padded(call: Call) -> Rows:
+    """Values beside those of each sample."""
+    tensor, rows = call.single()
+    widths, from_right = call.argument(1, "pad"), tensor.dim() - 1 - rows.dim
+    if any(widths[2 * from_right : 2 * from_right + 2]):
+        raise LostError("adds samples")
+    return rows
+
+
+def _masked(call: Call) -> Rows:
+    """What a mask picks from each sample, one sample after the other."""
+    whose = [rows and rows.dim for _, rows in call.operands]
+    if whose != [0, 0] or call.operands[0][0].shape != call.operands[1][0].shape:
+        raise LostError("picks samples by an index")
+    return Rows(0, False)
+
+
 def names(text: str) -> frozenset[str]:
     """Return the words of a text."""
     return frozenset(text.split())
@@ -266,6 +283,8 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | list[Rows
     )
     yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield names("__getitem__"), _indexed
+    yield names("pad"), _padded
+    yield names("masked_select"), _masked
 
 
 RULES = {name: rule for group, rule in _rules() for name in group}

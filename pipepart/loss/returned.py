@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+from ..capture import loss_of
 
 _CHOICES = """
 The loss is called once for each micro-batch, and these calls must add up to the loss of the mini-batch. Choose one:
@@ -36,21 +34,13 @@ def refusal(loss_fn: Any, reason: str) -> LossError:
 
 def title(loss_fn: Any) -> str:
     """What to call a loss in a message: its name, and for a function where it stands."""
-    if loss_fn is None:
+    if loss_fn is None or loss_fn is loss_of:
         return "the loss that the model computes"
     if isinstance(loss_fn, nn.Module):
         return f"the loss {type(loss_fn).__name__}"
     code = getattr(loss_fn, "__code__", None)
     place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
     return f"the loss {getattr(loss_fn, '__name__', repr(loss_fn))}{place}"
-
-
-def line_of_user() -> str:
-    """File and line of the innermost frame that is neither torch's nor of this package's losses."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back
-    return "an unknown line" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def check_scalar(loss: Any, what: str = "the loss") -> Tensor:

@@ -112,6 +112,8 @@ def _temporal(call: Call, given: dict[str, Any], samples: int) -> Rows:
         rows = next((rows for tensor, rows in call.operands if tensor is given[which]), None)
         # An output as the model gave it may have steps first: which dimension holds the samples shows only here.
         known = rows is not None and (rows.dim == dim or which == "log_probs")
+        if which == "targets" and rows == Rows(0, False) and given[which].dim() == 1:
+            continue  # picked by a mask, one sample after the other
         if not known or given[which].dim() <= dim or given[which].shape[dim] != samples:
             raise LostError(f"needs {which} with a row for each sample along dimension {dim}")
     return Rows(0, all(rows.regular for _, rows in call.operands if rows))

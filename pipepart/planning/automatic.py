@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..capture import flatten
+from ..capture import chain_of
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
@@ -32,6 +32,7 @@ def plan_for(
     optimizer_state: str,
     split: Splitter | None,
     with_optimizers: bool,
+    layers: Sequence[str] | None = None,
     reduction: Literal["mean", "sum", "batch"] | None = None,
 ) -> Plan:
     """Profiles a model and plans. The arguments are those of :meth:`pipepart.Pipeline.auto`.
@@ -59,11 +60,11 @@ def plan_for(
     check_options(options, len(cluster))
     if not with_optimizers:
         refuse_asynchronous(schedule)
-    layers = flatten(model)
-    if replicas == 1:
-        check_devices(len(cluster), len(layers))
+    chain = chain_of(model, layers=layers)
+    if replicas == 1 and chain.layers:
+        check_devices(len(cluster), len(chain.layers))
     given = Arguments.of(sample)
-    check_arguments(*layers[0], given, target)
+    check_arguments(*chain.entrance, given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
     # Of two samples at least, as a BatchNorm needs.
     worth = micro_batches_worth_trying(batch, len(cluster))
@@ -72,6 +73,7 @@ def plan_for(
         sample,
         loss_fn=loss_fn,
         target=target,
+        layers=layers,
         micro_batches=worth if micro_batches == "auto" else micro_batches,
         split=split,
         optimizer=optimizer_state,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ..capture import LayerInfo, describe
+from ..capture import Chain, LayerInfo, describe
 from ..units import format_bytes
 from .plan_document import Plan
 
@@ -18,7 +18,7 @@ class ModelChanged(UserWarning):
     """The costs of a plan may be wrong: its model is not the one that was profiled."""
 
 
-def warn_of_changes(plan: Plan, model: nn.Module, stacklevel: int = 2) -> None:
+def warn_of_changes(plan: Plan, model: nn.Module | Chain, stacklevel: int = 2) -> None:
     """Warn with :class:`ModelChanged` if the model differs from the one that was profiled for the plan.
 
     Args:
@@ -38,7 +38,7 @@ def warn_of_changes(plan: Plan, model: nn.Module, stacklevel: int = 2) -> None:
     )
 
 
-def model_changes(plan: Plan, model: nn.Module) -> list[str]:
+def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
     """Describe how the layers of a model differ from those that were profiled for a plan, one text per change.
 
     Nothing is run. The model's device, its mode (train or eval) and the values of its parameters are ignored. A plan
@@ -46,7 +46,7 @@ def model_changes(plan: Plan, model: nn.Module) -> list[str]:
 
     Args:
         plan: of the model.
-        model: the ``nn.Sequential`` as it is now.
+        model: the ``nn.Sequential`` as it is now, or the chain of any model.
 
     Raises:
         TypeError, ValueError: no plan can be made for such a model.

@@ -11,24 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import flatten
 from ..capture.deep_copies import deep_copies
 from ..workers.worker import start_workers
-from .layer_pass import LayerPass, Observer
+from .layer_pass import LayerPass, Layers, Observer
 
 # The copies must not need more memory than this; otherwise the model is timed without background load.
 _LARGEST_COPIES_BYTES = 2**30
 
 
 @contextmanager
-def background_load(model: nn.Module, micro_batch: Any, workers: int, threads: int | None) -> Iterator[None]:
-    """Train copies of ``model`` on ``micro_batch`` in ``workers`` threads within the block, without a loss.
+def background_load(layers: Layers, micro_batch: Any, workers: int, threads: int | None) -> Iterator[None]:
+    """Train copies of the layers of a model on ``micro_batch`` in ``workers`` threads within the block, without a loss.
 
     Virtual devices share caches, memory bandwidth and often the execution units of a core, so a layer takes longer
     beside others than alone: up to a third longer was measured on two virtual CPUs. There is no load if the model
     cannot be copied, or if its copies would need more than 1 GiB.
     """
-    copies = _copies(model, workers)
+    copies = _copies(layers, workers)
     if not copies:
         yield
         return
@@ -47,18 +46,19 @@ def background_load(model: nn.Module, micro_batch: Any, workers: int, threads: i
             worker.join()
 
 
-def _copies(model: nn.Module, count: int) -> list[nn.Module]:
+def _copies(layers: Layers, count: int) -> list[Layers]:
+    model = nn.ModuleList([layer for _, layer in layers])
     if sum(parameter.nbytes for parameter in model.parameters()) * count > _LARGEST_COPIES_BYTES:
         return []
     try:
-        return [copied for _ in range(count) for copied in deep_copies(model)]
+        return [[("", copied) for copied in deep_copies(*model)] for _ in range(count)]
     except Exception:
         return []
 
 
-def _train(model: nn.Module, micro_batch: Any, stop: threading.Event) -> None:
+def _train(layers: Layers, micro_batch: Any, stop: threading.Event) -> None:
     try:
-        chain = LayerPass(flatten(model), None, stop)
+        chain = LayerPass(layers, None, stop)
         while True:
             chain.run(micro_batch, Observer())
     except Exception:

@@ -33,6 +33,7 @@ class Profile(Document):
         device: the device that it was measured on.
         threads: intra-operation threads that each layer had; None on an accelerator.
         torch_version: the version of torch that ran.
+        notes: of a recorded model: which modules were opened or left whole, and why.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Profile(Document):
     device: str
     threads: int | None
     torch_version: str
+    notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..capture import describe, flatten, shadow_parameters, tensor_specs
+from ..capture import Chain, RecordedChain, chain_of, describe, loss_of, shadow_parameters, tensor_specs
 from ..data.arguments import Arguments, check_arguments
+from ..data.recorded import entered
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import sum_of
 from ..workers.modes import Modes
@@ -38,6 +39,7 @@ def profile(
     *,
     loss_fn: LossFunction | None = None,
     target: Any = None,
+    layers: Sequence[str] | None = None,
     micro_batches: int | Sequence[int] = 1,
     split: Splitter | None = None,
     optimizer: str = "adam",
@@ -54,11 +56,13 @@ def profile(
     the target of one micro-batch, once in each pass, and on no other values.
 
     Args:
-        model: an ``nn.Sequential``; nested ones are opened.
+        model: an ``nn.Sequential``, of which nested ones are opened, or any other module, which is recorded.
         sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of positional
             arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
         loss_fn: called as ``loss_fn(output, target)``; without it the backward starts with ones at the output.
         target: the target of the loss, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
+        layers: paths of the modules that become layers, with the modules beside them; None for the blocks of the model.
+            Not for an ``nn.Sequential``, unless it is to be recorded.
         micro_batches: how many micro-batches to split the mini-batch into; several numbers measure several sizes. At
             most one a sample, and one for two samples if a BatchNorm needs two: more of these are measured as fewer.
         split: a function that splits the mini-batch, if not along dimension 0; as for :class:`pipepart.Pipeline`.
@@ -72,7 +76,7 @@ def profile(
         progress: show a progress bar on standard error; by default if that is a terminal.
 
     Raises:
-        TypeError: ``model`` is not an ``nn.Sequential``, or its first layer does not take ``sample``.
+        TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
         ValueError: a number is out of range, more micro-batches than samples, sizes of batches differ, or the loss is
             not a scalar.
         Exception: whatever a layer raises, with a note that names the layer.
@@ -81,9 +85,10 @@ def profile(
     if devices < 1 or seconds < 0:
         raise ValueError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
     optimizer = check_optimizer(optimizer)
-    layers = flatten(model)
+    layered = chain_of(model, layers=layers, split_loss=loss_fn is None)
+    model = layered.model
     given = Arguments.of(sample)
-    check_arguments(*layers[0], given, target)
+    check_arguments(*layered.entrance, given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
     if split is None and counts[-1] > max(batch, 1):
         raise ValueError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
@@ -110,17 +115,17 @@ def profile(
         with (
             shadow_parameters(everything),
             modes.autocasting(),
-            progress_bar(progress, f"profiling {len(layers)} layers") as tick,
+            progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):
             if not model.training:
                 model.train()
             found = []
             for count in counts:
-                part = _largest_micro_batch(given.input, target, count, split, loss_fn)
-                chain = LayerPass(layers, part.loss, stop)
-                memory = count_memory(everything, len(layers), chain, part.value)
+                part = _largest_micro_batch(layered, given.input, target, count, split, loss_fn)
+                chain = LayerPass(layered.layers, part.loss, stop)
+                memory = count_memory(everything, len(layered.layers), chain, part.value)
                 timer = LayerTimer(chain, device)
-                with background_load(model, part.value, others, threads):
+                with background_load(layered.layers, part.value, others, threads):
                     timer.measure(part.value, budget=seconds, passes=_PASSES)
                 found.append(_Measured(part, _costs(count, part, timer, memory), memory))
                 tick(len(found) / len(counts))
@@ -133,12 +138,13 @@ def profile(
         batch=batch,
         inputs=tensor_specs(measured[0].part.value),
         outputs=outputs[-1],
-        layers=tuple(describe(model, outputs)),
+        layers=tuple(describe(layered, outputs)),
         costs=tuple(one.costs for one in measured),
         optimizer=optimizer,
         device=str(device),
         threads=threads,
         torch_version=torch.__version__,
+        notes=tuple(layered.opening.notes) if isinstance(layered, RecordedChain) else (),
     )
 
 
@@ -158,21 +164,29 @@ class _Measured(NamedTuple):
 
 
 def _largest_micro_batch(
-    value: Any, target: Any, count: int, split: Splitter | None, loss_fn: LossFunction | None
+    layered: Chain,
+    value: Any,
+    target: Any,
+    count: int,
+    split: Splitter | None,
+    loss_fn: LossFunction | None,
 ) -> _MicroBatch:
     """The micro-batch with the most samples."""
     parts = micro_batches_of(value, target, count, split)
     samples = max(parts.sizes)
     index = parts.sizes.index(samples)
-    if loss_fn is None:
-        return _MicroBatch(parts.inputs[index], None, samples, len(parts.sizes))
-    target = parts.targets[index]
+    largest = parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
+    taken = entered(layered, largest)
+    if loss_fn is None and taken.targets is largest.targets:
+        return _MicroBatch(taken.inputs[0], None, samples, len(parts.sizes))
+    loss_fn = loss_fn or loss_of
+    target = taken.targets[0]
     targets = () if target is None else (fresh(target),)
 
     def loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *targets))
 
-    return _MicroBatch(parts.inputs[index], loss, samples, len(parts.sizes))
+    return _MicroBatch(taken.inputs[0], loss, samples, len(parts.sizes))
 
 
 def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> Costs:

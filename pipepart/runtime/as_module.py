@@ -17,7 +17,7 @@ class AsModule:
 
     Args:
         model: the user's model.
-        layers: its layers in order, with their names.
+        layers: the modules that its stages were made of, with their paths.
         optimizers: of the stages.
     """
 

@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from ..capture import flatten
 from ..cluster import Device
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
@@ -20,7 +19,7 @@ from .state.shared_parameters import SharedParameters, check_shared, share_param
 
 
 def build_stages(
-    model: nn.Module,
+    layers: Layers,
     plan: Plan,
     compile: CompileOptions = False,
     apart: bool = False,
@@ -28,20 +27,19 @@ def build_stages(
     """Return the stages of the plan, with their layers moved to their devices.
 
     Args:
-        model: the user's.
+        layers: of the model, in order.
         plan: has the cut.
         compile: whether layers are compiled, or keywords for torch.compile.
         apart: whether each virtual device has tensors of its own, although all share the host's memory.
 
     Raises:
-        TypeError: the model is not an ``nn.Sequential``, or ``compile`` has keywords unknown to torch.compile.
+        TypeError: ``compile`` has keywords unknown to torch.compile.
         ValueError: the plan's layers differ from the model's, a device is only described, layers in different stages
             share a buffer that they write, or the schedule places stages on other devices than the plan. Nothing has
             been moved then.
     """
     options = compile_options(compile, plan)
     _check_schedule(plan)
-    layers = flatten(model)
     _check_layers([name for name, _ in layers], plan)
     _check_devices(plan)
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
+from ..capture import Verify
 from ..data.gather import Merger
 from ..planning import Plan
 from .compiled import CompileOptions
@@ -27,6 +28,7 @@ class RunOptions(TypedDict, total=False):
     compile: CompileOptions
     timeout: float | None
     nan_guard: bool
+    verify: Verify
 
 
 def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import schedules as known_schedules
 
-from ..capture import flatten, restored
+from ..capture import Chain, chain_of, restored
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
+from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, StagePlan, warn_of_changes
@@ -77,7 +78,7 @@ def check(
     Copies of a loss module are called; a loss function is called itself, in each of these trainings.
 
     Args:
-        model: an ``nn.Sequential``, trained in the mode that it is in.
+        model: any module, trained in the mode that it is in.
         sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; the same in every step.
         target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
         devices: as for :meth:`pipepart.Pipeline.auto`. Each stage gets as many layers, whatever they cost.
@@ -93,19 +94,20 @@ def check(
         strict: as for :class:`pipepart.Pipeline`.
 
     Raises:
-        TypeError: the model is not an ``nn.Sequential``, or it cannot be copied.
+        TypeError, CaptureError: the model cannot be recorded or copied.
         ValueError: an unknown name, a number out of range, or a schedule that needs more stages than there are layers.
         Exception: whatever a layer, the loss or the pipeline raises.
     """
     given = Arguments.of(sample)
-    check_arguments(*flatten(model)[0], given, target)
+    check_arguments(*chain_of(model).entrance, given, target)
     value = given.input
     samples = sum(micro_batches_of(value, target, 1, split).sizes)
     _require(steps >= 1, f"steps must be at least 1, got {steps}")
     _require_known("optimizer", optimizer, get_args(Optimizer))
     labels = _labels(dtypes, own_dtype(model, value))
     if plan is None:
-        plans = _plans(model, devices, schedules, micro_batches, recompute, samples)
+        chain = chain_of(model, split_loss=loss_fn is None)
+        plans = _plans(chain, (value, target), split, devices, schedules, micro_batches, recompute, samples)
     else:
         warn_of_changes(plan, model)
         plans = [
@@ -203,7 +205,7 @@ def _first_difference(
     kinds = (row.losses, row.gradients, row.parameters, row.buffers)
     close = all(error is None or error <= row.tolerance for error in kinds)
     if close and not row.ok:  # as the micro-batches, and not as the mini-batch
-        last, module = flatten(case.model)[-1]
+        last, module = Training(case).layers[-1]
         own = case.loss_fn is None
         return {
             "layer": last if own else "loss",
@@ -231,12 +233,14 @@ def _first_difference(
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
     case = training.case
     return Pipeline(
-        training.model, plan, training.loss_fn, reduction=case.reduction, split=case.split, strict=case.strict
+        training.chain, plan, training.loss_fn, reduction=case.reduction, split=case.split, strict=case.strict
     )
 
 
 def _plans(
-    model: nn.Module,
+    chain: Chain,
+    sample: tuple[Any, Any],
+    split: Splitter | None,
     devices: int | Sequence[torch.device | str] | Cluster,
     schedules: Sequence[str],
     micro_batches: int | None,
@@ -249,7 +253,10 @@ def _plans(
     _require(len(schedules) > 0, "no schedule is named: there is nothing to compare")
     for mode in recompute:
         _require_known("recompute", mode, get_args(Recompute))
-    names = [name for name, _ in flatten(model)]
+    if not chain.layers:
+        batch = micro_batches_of(*sample, min(count, samples), split)
+        entered(chain, batch._replace(inputs=batch.inputs[:1]))
+    names = [name for name, _ in chain.layers]
     return [
         _even_plan(names, cluster, schedule, min(count, samples), mode)
         for schedule in dict.fromkeys(schedules)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import schedules
 
-from ..capture import describe
+from ..capture import chain_of, describe
 from ..loss import declared_reduction
 from ..planning import Plan
 from .report import PlainFacts, listed
@@ -251,7 +251,7 @@ def _order(plan: Plan, micro_batches: int, kinds: set[schedules.Kind]) -> list[l
 
 def _sharing(model: nn.Module, layer: str) -> list[str]:
     """The layers that share a parameter or buffer with one."""
-    shared = {info.name: info.shares_with for info in describe(model)}
+    shared = {info.name: info.shares_with for info in describe(chain_of(model))}
     return [
         name
         for name, partners in shared.items()

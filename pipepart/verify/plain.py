@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..capture import flatten
+from ..capture import RecordedChain, loss_of, own_loss
 from ..data.arguments import call
 from ..data.gather import gather
+from ..data.recorded import entered
 from ..data.split import micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
@@ -36,6 +37,7 @@ from .training import (
     copy_of,
     error_of_steps,
     first_different_step,
+    recorded_chain,
     tensor_errors,
 )
 
@@ -145,8 +147,9 @@ def micro_batched(training: Training, x: Any, y: Any) -> Tensor:
     case = training.case
     if case.reduction == "batch":
         return gathered(training, x, y)
-    loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
-    batch = case.split_up(x, y)
+    computed = loss_of if isinstance(training.chain, RecordedChain) else None
+    loss = StepLoss(training.loss_fn or computed, Reduction(case.reduction) if case.reduction else None)
+    batch = training.parts_of(x, y)
     gradients = StepGradients(training.model.parameters)
     sink = MicroBatchLossSink(loss, batch, before_backward=gradients.begin)
     draws = RngKeys()
@@ -169,15 +172,15 @@ def gathered(training: Training, x: Any, y: Any) -> Tensor:
 
     A copy of the model computes the outputs first, so that here, too, each backward follows its own forward.
     """
-    batch = training.case.split_up(x, y)
+    batch = training.parts_of(x, y)
     parts = [graph_cut.part(part) for part in batch.inputs]
-    ahead = flatten(copy_of(training.model, None)[0])
+    ahead = recorded_chain(copy_of(training.model, None)[0], training.case, x)
     draws = RngKeys()
     # Views of one copy, not copies of the parts: kernels may round otherwise where data is aligned otherwise.
     again = pytree.tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), x)
     outputs = [
-        graph_cut.cut(_forward(ahead, graph_cut.part(part), index, draws))[0]
-        for index, part in enumerate(training.case.split_up(again, y).inputs)
+        graph_cut.cut(_forward(ahead.layers, graph_cut.part(part), index, draws))[0]
+        for index, part in enumerate(entered(ahead, training.case.split_up(again, y)).inputs)
     ]
     loss = _loss(training, gather(outputs, batch), batch.target)
     leaves = [leaf for output in outputs for leaf in graph_cut.leaves(output)]
@@ -200,7 +203,10 @@ def at_once(training: Training, x: Any, y: Any) -> Tensor:
     whole = micro_batches_of(x, y, 1, training.case.split)
     draws = RngKeys()
     with collect_losses() as added:
-        output = _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
+        if isinstance(training.chain, RecordedChain):
+            output = call(training.model, graph_cut.part(whole.inputs[0]))
+        else:
+            output = _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
     loss = _loss(training, output, whole.targets[0]) + _weighed(added, 1.0)
     draws.finish()
     if loss.requires_grad:
@@ -232,5 +238,5 @@ def _forward(
 
 def _loss(training: Training, output: Any, target: Any) -> Tensor:
     if training.loss_fn is None:
-        return value_of(output)
+        return value_of(own_loss(output))
     return value_of(training.loss_fn(output) if target is None else training.loss_fn(output, target))

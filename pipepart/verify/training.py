@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import flatten
+from ..capture import Chain, chain_of
 from ..capture.deep_copies import deep_copies
+from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
 
 Optimizer = Literal["sgd", "adam"]
@@ -73,7 +74,7 @@ class Training:
     Attributes:
         case: the case.
         model, loss_fn: the copies.
-        layers: names and modules of the copy's layers.
+        chain: the copy's layers.
         drawn: names of layers that were seen to draw random numbers.
     """
 
@@ -82,7 +83,7 @@ class Training:
         model, loss_fn = copy_of(case.model, case.loss_fn, case.dtype)
         self.model = model.to(case.device)
         self.loss_fn = loss_fn.to(case.device) if isinstance(loss_fn, nn.Module) else loss_fn
-        self.layers = flatten(model)
+        self.chain = recorded_chain(self.model, case, _cast(case.sample, case))
         self.drawn: set[str] = set()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer: torch.optim.Optimizer | None = None
@@ -90,6 +91,15 @@ class Training:
             self._optimizer = torch.optim.Adam(trained, lr=1e-3)
         elif trained:
             self._optimizer = torch.optim.SGD(trained, lr=1e-2, momentum=0.9)
+
+    @property
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules of the copy's layers."""
+        return self.chain.layers
+
+    def parts_of(self, x: Any, y: Any) -> MicroBatches:
+        """The micro-batches of a mini-batch, as the first layer takes them."""
+        return entered(self.chain, self.case.split_up(x, y))
 
     def run(
         self,
@@ -133,6 +143,15 @@ class Training:
             if follow is not None:
                 _take_over(self.model, follow[index])
         return found
+
+
+def recorded_chain(model: nn.Module, case: Case, sample: Any) -> Chain:
+    """Return the chain of a model; one that is no ``nn.Sequential`` is recorded with the first micro-batch."""
+    chain = chain_of(model, split_loss=case.loss_fn is None)
+    if not chain.layers:
+        batch = case.split_up(sample, _cast(case.target, case))
+        entered(chain, batch._replace(inputs=batch.inputs[:1]))
+    return chain
 
 
 def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) -> tuple[nn.Module, Any]:
@@ -265,7 +284,7 @@ def _cast_bound(loss_fn: Any, dtype: torch.dtype) -> Any:
 
 
 def _uncopied(model: nn.Module) -> str:
-    for name, layer in flatten(model):
+    for name, layer in chain_of(model).places:
         try:
             copy.deepcopy(layer)
         except Exception:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,3 +16,17 @@ def test_model_returns_what_a_step_needs(name: str) -> None:
     assert len(x) == len(y)
     with torch.no_grad():
         assert loss_fn(model(x[:4]), y[:4]).isfinite()
+
+
+def test_a_pipeline_changes_three_lines_of_a_training_script() -> None:
+    plain, piped = (
+        Path(f"examples/transformers_{name}.py").read_text(encoding="utf-8").splitlines()[1:]
+        for name in ("plain", "finetune")
+    )
+    changes = [line for line in difflib.unified_diff(plain, piped, n=0, lineterm="") if line[:1] in "+-"][2:]
+    added = [line[1:].strip() for line in changes if line.startswith("+") and line.strip("+ ")]
+    assert len(added) == 3
+    assert [line[1:].strip() for line in changes if line.startswith("-")] == [
+        "loss = model(**sample(data)).loss",
+        "loss.backward()",
+    ]

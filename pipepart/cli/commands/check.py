@@ -125,13 +125,19 @@ def _loss_or_mean_square(given: Given) -> Any:
     from torch import Tensor
     from torch.utils import _pytree as pytree
 
-    from ...capture import capture
+    from ...capture import RecordedChain, capture, chain_of
     from ...data.arguments import Arguments
     from ..output import note
 
     if given.loss_fn is not None:
         return given.loss_fn
     sample = Arguments.of(given.sample)
+    chain = chain_of(given.model, verify="never")
+    if (
+        isinstance(chain, RecordedChain)
+        and chain.enter(sample.args, sample.kwargs).live.recording.loss is not None
+    ):
+        return None
     outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
     if len(outputs) == 1 and not outputs[0].shape:
         return None

@@ -31,7 +31,7 @@ def profile_command(
     """Measure time and memory of each layer of MODEL.
 
     MODEL names a function without arguments that returns (model, sample, target, loss_fn), or the first one, two or
-    three of these. The model is an nn.Sequential.
+    three of these. The model may be any module; of one that is no nn.Sequential the blocks are the layers.
     """
     from ...reporting import layer_table, size_table
     from ..model import measure

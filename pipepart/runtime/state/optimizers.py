@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from ...capture import flatten
+from ...capture import Chain
 from ...planning import Plan
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -41,7 +41,7 @@ class StageOptimizers:
 
     Args:
         factory: called once a stage with its parameters, those of an earlier stage left out; None for no optimizers.
-        model: whose parameters they are, on their devices.
+        chain: the model, whose parameters are on their devices, and its layers.
         plan: has the stages.
 
     Attributes:
@@ -55,13 +55,13 @@ class StageOptimizers:
     def __init__(
         self,
         factory: OptimizerFactory | None,
-        model: nn.Module,
+        chain: Chain,
         plan: Plan,
     ) -> None:
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._names = {parameter: name for name, parameter in chain.model.named_parameters()}
         self.by_stage: list[Optimizer | None] = []
         taken: set[nn.Parameter] = set()
-        layers = iter(flatten(model))
+        layers = iter(chain.layers)
         if factory is None:
             return
         for number, stage in enumerate(plan.stages):

@@ -1,0 +1,243 @@
+"""The chain of layers of any module: recorded by running it, again for every new kind of arguments."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...autograd.own_copy import own_copy
+from ..chain import Chain
+from .calls import Call, Env, autocast_now, same_value
+from .opening import Opening
+from .recording import Group, Recording, same_outputs
+from .refusal import CaptureError
+from .replay import Live, finish, recorded_layer
+from .session import record, untouched
+
+Verify = Literal["first", "never", "always"]
+
+_KEPT = 64  # recordings, at most: each may hold small tensors
+
+
+class Entered(NamedTuple):
+    """A micro-batch on its way into the first layer.
+
+    Attributes:
+        live: the input of the first layer.
+        rest: the arguments that only the model's own loss needs.
+    """
+
+    live: Live
+    rest: tuple[Tensor, ...]
+
+
+class RecordedChain(Chain):
+    """The layers of a model that is no ``nn.Sequential``.
+
+    Args:
+        model: the user's.
+        groups: what each layer calls, by its name; None to find out by the first recording.
+        layers: paths of the modules that are to stay whole, with what stands beside them; None for the children of the
+            outermost ModuleLists and Sequentials, of which one that is too coarse to balance stages is opened.
+        verify: whether replays are compared with the model: of each recording the first, none, or all.
+        split_loss: whether a loss that the model returns is computed after the last layer, to be weighed.
+
+    Attributes:
+        opening: which modules stay whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Mapping[str, Group] | None = None,
+        *,
+        layers: Sequence[str] | None = None,
+        verify: Verify = "first",
+        split_loss: bool = True,
+    ) -> None:
+        super().__init__(model, ())
+        self.opening = Opening(model, layers if groups is None else _paths(groups))
+        self._may_open = layers is None and groups is None
+        self._verify = verify
+        self._split_loss = split_loss
+        self._groups: list[Group] = []
+        self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
+        if groups is not None:
+            self._set_layers(groups)
+
+    @property
+    def entrance(self) -> tuple[str, nn.Module]:
+        """The model itself."""
+        return "", self.model
+
+    @property
+    def places(self) -> list[tuple[str, nn.Module]]:
+        """The modules that stay whole."""
+        return [(path, module) for module, path in self.opening.whole.items()]
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """What each layer calls, by its name."""
+        return {name: group for (name, _), group in zip(self.layers, self._groups, strict=True)}
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
+        """Find or make the recording for these arguments.
+
+        Raises:
+            CaptureError: the model cannot be recorded with them, or its layers are others than before.
+        """
+        leaves, _ = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = self._key(args, kwargs)
+        known = self._recordings.setdefault(key, [])
+        self._recordings.move_to_end(key)
+        found = next((recording for recording in known if self._holds(recording, tensors)), None)
+        if found is None:
+            found = self._recorded(args, kwargs)
+            known.append(found)
+            while sum(map(len, self._recordings.values())) > _KEPT:
+                self._recordings.popitem(last=False)
+        if self._verify == "always" or (self._verify == "first" and not found.verified):
+            self._check(found, args, kwargs)
+            found.verified = True
+        return self._entered(found, tensors)
+
+    def _entered(self, recording: Recording, tensors: Sequence[Tensor]) -> Entered:
+        values = dict(zip(recording.inputs, tensors, strict=True))
+        return Entered(
+            Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
+            tuple(values[number] for number in recording.end_inputs),
+        )
+
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
+        recording = record(self.model, args, kwargs, self.opening)
+        if self._may_open and not self.layers:
+            recording = self._opened_further(recording, args, kwargs)
+        recording.settle(self._split_loss)
+        if not self.layers:
+            groups = recording.groups()
+            self._set_layers(dict(zip(_names(groups, self.model), groups, strict=True)))
+        recording.arrange(self._groups)
+        return recording
+
+    def _opened_further(
+        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Recording:
+        """Open modules that are too coarse to balance stages, one level at a time, as far as that can be recorded."""
+        while found := self.opening.too_coarse([call.module for call in recording.calls if call.module]):
+            path, share = found
+            tried = self.opening.copy()
+            try:
+                if tried.open(path, f"it has {share:.0%} of the parameters", alone=True):
+                    recording = record(self.model, args, kwargs, tried)
+                    self.opening = tried
+                    continue
+            except CaptureError:
+                pass
+            self.opening.keep(path)
+        return recording
+
+    def _set_layers(self, groups: Mapping[str, Group]) -> None:
+        self._groups = list(groups.values())
+        self.layers = [
+            (name, recorded_layer(index, group, self.model))
+            for index, (name, group) in enumerate(groups.items())
+        ]
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        opened = [module for _, module in self.opening.opened()]
+        return (
+            repr(spec),
+            tuple(_key_of(leaf) for leaf in leaves),
+            tuple(_settings(vars(module)) for module in opened),
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            autocast_now(),
+        )
+
+    def _holds(self, recording: Recording, tensors: Sequence[Tensor]) -> bool:
+        """Ask again what the model read from its arguments while it was recorded."""
+        if not (questions := recording.questions):
+            return True
+        env: Env = dict(zip(recording.inputs, tensors, strict=True))
+        env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
+        env |= recording.constants
+        return all(_answered(call, env, recording) for call in questions)
+
+    def _check(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare a replay with the model, without gradients, from the same random states.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        grad = torch.is_grad_enabled() and recording.hooks
+        with torch.set_grad_enabled(grad), untouched(self.model):
+            given = own_copy((args, kwargs))
+            expected = self.model(*given[0], **given[1])
+        with torch.set_grad_enabled(grad), untouched(self.model):
+            given = own_copy((args, kwargs))
+            leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+            value, rest = self._entered(recording, leaves)
+            for _, layer in self.layers:
+                value = layer(value)
+            found = finish(value, rest) if recording.loss is not None else value
+        if not same_outputs(expected, found):
+            raise CaptureError(
+                f"a replay of {type(self.model).__name__} gives other numbers than the model. Please report it; "
+                'verify="never" trains without this check, layers=[...] says which modules stay whole'
+            )
+
+
+def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:
+    """Name each layer by its last module; a module that is called again gets a number."""
+    counts: dict[str, int] = {}
+    names = []
+    for group in groups:
+        path = group.modules[-1] if group.modules else type(model).__name__
+        count = counts[path] = counts.get(path, -1) + 1
+        names.append(f"{path}@{count}" if count else path)
+    return names
+
+
+def _paths(groups: Mapping[str, Group]) -> list[str]:
+    return list(dict.fromkeys(path for group in groups.values() for path in group.modules))
+
+
+def _key_of(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_contiguous()
+    return _value_key(leaf)
+
+
+def _value_key(value: Any) -> Hashable:
+    if isinstance(value, bool | int | float | str | torch.dtype | torch.device | type(None)):
+        return type(value), value
+    return type(value), id(value)
+
+
+def _settings(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """Return the plain attributes of a module and of its ``config``, on which its forward may depend."""
+    plain = [(name, value) for name, value in attributes.items() if type(value) in (bool, int, float, str)]
+    config = attributes.get("config")
+    return (*plain, *(_settings(vars(config)) if hasattr(config, "__dict__") else ()))
+
+
+def _tensor_at(model: nn.Module, path: str) -> Tensor:
+    owner, _, name = path.rpartition(".")
+    module = model.get_submodule(owner)
+    found = module._parameters.get(name)
+    return module._buffers[name] if found is None else found  # type: ignore[return-value]
+
+
+def _answered(call: Call, env: Env, recording: Recording) -> bool:
+    if not call.reads:
+        call.run(env, call.func, recording.autocast, None)
+        return True
+    args, kwargs = call.given.filled(env)
+    return all(map(same_value, call.outs, pytree.tree_leaves(call.func(*args, **kwargs))))

@@ -1,0 +1,181 @@
+"""Decides which modules of a model stay whole, called as they are, and which are opened to be recorded.
+
+::
+
+    LlamaForCausalLM          opened: its forward is recorded
+    ├── model                 opened, as the way to the blocks
+    │   ├── embed_tokens      whole, beside the way
+    │   ├── layers.0 ...      whole: blocks, the children of a ModuleList
+    │   └── norm              whole
+    └── lm_head               whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+
+import torch
+from torch import nn
+
+from .refusal import CaptureError
+
+
+class Opening:
+    """The modules of one model that stay whole.
+
+    Args:
+        model: the user's.
+        layers: paths of modules that stay whole, with what stands beside the ways to them; None for the children of
+            the outermost ModuleLists and Sequentials.
+
+    Attributes:
+        whole: path of each module that stays whole.
+        notes: what was opened or left whole beyond that, and why.
+
+    Raises:
+        CaptureError: the model has no module of a path in ``layers``.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str] | None = None) -> None:
+        self._model = model
+        self._tried: set[str] = set()
+        self.notes: list[str] = []
+        paths = list(_blocks(model, "")) if layers is None else list(layers)
+        known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+        if missing := [path for path in paths if path not in known]:
+            raise CaptureError(f"layers: the {type(model).__name__} has no module {missing[0]!r}")
+        self.whole: dict[nn.Module, str] = {}
+        for path, module in _beside(model, _ways(paths), ""):
+            self.whole.setdefault(module, path)
+
+    def open(self, path: str, why: str, alone: bool = False) -> bool:
+        """Open all modules of the kind of one that is whole, or this one alone.
+
+        Returns:
+            False if it has no parts that could be recorded, or was opened or left whole on purpose before.
+        """
+        culprit = self._model.get_submodule(path)
+        kind = type(culprit)
+        opened = {
+            module: list(_beside(module, set(), f"{where}."))
+            for module, where in self.whole.items()
+            if module is culprit or (type(module) is kind and not alone)
+        }
+        if path in self._tried or not all(opened.values()):
+            return False
+        self._tried.update(self.whole[module] for module in opened)
+        found: dict[nn.Module, str] = {}
+        for module, where in self.whole.items():
+            for part, name in ((own, at) for at, own in opened.get(module, [(where, module)])):
+                found.setdefault(part, name)
+        self.whole = found
+        self.notes.append(f"{kind.__name__} opened ({path}): {why}")
+        return True
+
+    def close(self, path: str, why: str) -> bool:
+        """Leave a module whole that is open; return False if it is the model itself or was opened on purpose."""
+        if not path or path in self._tried:
+            return False
+        self._tried.add(path)
+        module = self._model.get_submodule(path)
+        inside = set(module.modules())
+        self.whole = {part: where for part, where in self.whole.items() if part not in inside} | {
+            module: path
+        }
+        self.notes.append(f"{path} left whole: {why}")
+        return True
+
+    def copy(self) -> Opening:
+        """Return an opening of its own, to try something."""
+        made = copy(self)
+        made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
+        return made
+
+    def keep(self, path: str) -> None:
+        """Never open this module."""
+        self._tried.add(path)
+
+    def too_coarse(self, calls: Sequence[str]) -> tuple[str, float] | None:
+        """Return the module with the largest share of the parameters, if that is over a half, and its share.
+
+        Parameters stand for time, so those of embeddings do not count, and shared ones count at each call.
+
+        Args:
+            calls: paths of the modules that are called, in order.
+        """
+        sizes = {path: _parameters(self._model.get_submodule(path)) for path in dict.fromkeys(calls)}
+        total = sum(sizes[path] for path in calls)
+        coarse = [
+            path
+            for path in sizes
+            if 2 * sizes[path] > total
+            and path not in self._tried
+            and self._model.get_submodule(path)._modules
+        ]
+        return (coarse[0], sizes[coarse[0]] / total) if coarse and total else None
+
+    def opened(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return the modules whose forward is recorded, with their paths."""
+        waiting = [("", self._model)]
+        seen: set[nn.Module] = set()
+        while waiting:
+            path, module = waiting.pop()
+            if module in self.whole or module in seen:
+                continue
+            seen.add(module)
+            yield path, module
+            waiting += [
+                (f"{path}.{name}" if path else name, child)
+                for name, child in module._modules.items()
+                if child is not None
+            ]
+
+
+def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:
+    """Return the paths of the outermost repeated blocks."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        path = f"{prefix}{name}"
+        if _has_backward_hooks(child):
+            continue
+        if isinstance(child, nn.ModuleList | nn.Sequential) and len(child) > 1:
+            yield from (f"{path}.{key}" for key, block in child._modules.items() if block is not None)
+        else:
+            yield from _blocks(child, f"{path}.")
+
+
+def _parameters(module: nn.Module) -> int:
+    parts = (part for part in module.modules() if not isinstance(part, nn.Embedding))
+    return sum(p.numel() for part in parts for p in part.parameters(recurse=False))
+
+
+def _ways(paths: Sequence[str]) -> set[str]:
+    """Return the paths of all modules on the way to these."""
+    return {path[:place] for path in paths for place, letter in enumerate(path) if letter == "."}
+
+
+def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Return the modules that stay whole: the ends of the ways, and what stands beside them."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        path = f"{prefix}{name}"
+        if path in ways or not _is_called(child):
+            yield from _beside(child, ways, f"{path}.")
+        elif not isinstance(child, nn.modules.loss._Loss):  # whose calls tell how to weigh a loss
+            yield path, child
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Return False for a container, which has no forward of its own."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    return type(module).forward is not nn.Module.forward and not isinstance(
+        module, nn.ModuleList | nn.ModuleDict
+    )
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

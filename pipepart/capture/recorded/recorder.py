@@ -1,0 +1,436 @@
+"""Records one forward of a model: which functions of torch and which whole modules it calls, and with what.
+
+::
+
+    with Recorder:   model(*args, **kwargs)
+                       ├─ ids.shape                 nothing: sizes are part of a recording's key
+                       ├─ torch.arange(16)          %3 = arange(16)
+                       ├─ self.embed(ids)           %4 = embed(%0)           a whole module; nothing in it is recorded
+                       ├─ mask.all()  if ...        %5 = all(%1); read: True, asked again at each replay
+                       └─ h + self.position(...)    ...
+
+The forward is real, so control flow, hooks and whatever Python does take their course. Whole modules run without
+gradients, and their outputs are cut off their graph, so that nothing of them is kept.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...autograd import graph_cut
+from ...autograd.in_place import version
+from ...autograd.nests import check_nest
+from .calls import HOOKS, Call, Given, autocast_now
+from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
+from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What depends on nothing but shapes, dtypes and devices, which are part of a recording's key.
+_METADATA = _words(
+    "dim ndim ndimension dtype device layout requires_grad is_leaf grad_fn is_cuda is_cpu is_mps is_meta is_xpu "
+    "is_quantized is_nested is_sparse is_sparse_csr is_floating_point is_complex is_signed is_conj is_neg names "
+    "is_inference is_contiguous is_pinned is_shared element_size itemsize nbytes get_device stride storage_offset "
+    "has_names _version output_nr __hash__ __repr__ __str__ __format__ __dir__ __class__ data_ptr untyped_storage "
+    "storage is_same_size result_type can_cast promote_types __deepcopy__ __reduce_ex__ _is_view _base name type "
+    "retains_grad _is_zerotensor is_storage is_tensor is_coalesced dense_dim sparse_dim _backward_hooks "
+    "_typed_storage"
+)
+_SIZES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
+_REFUSED = frozenset(("backward", "grad", "numpy", "__array__", "share_memory_"))
+_DRAWS = (
+    "rand",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "poisson",
+    "dropout",
+    "exponential_",
+    "uniform_",
+    "cauchy_",
+)
+_DRAWS += ("geometric_", "rrelu", "gumbel")
+
+
+_PLAIN = (
+    Tensor,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    Enum,
+    slice,
+    range,
+    torch.Size,
+    torch.dtype,
+)
+_PLAIN += (
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+)
+_PLAIN += (partial, nn.Module)
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls of one thread while it is entered.
+
+    Args:
+        state: path of each parameter and buffer.
+        held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
+        whole: paths of the modules that stay whole.
+        tracking: whether to note which whole module makes which tensors, for the message of an error.
+
+    Attributes:
+        calls: in order.
+        state: path of each parameter and buffer that was used, by its number.
+        constants: other tensors of the model that were used, by their numbers.
+        aliases: for each write into memory that several values share: the number of its call and these values.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[int, str],
+        held: Mapping[int, str],
+        whole: Mapping[nn.Module, str],
+        tracking: bool,
+    ) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.state: dict[int, str] = {}
+        self.constants: dict[int, Tensor] = {}
+        self.aliases: list[tuple[int, frozenset[int]]] = []
+        self.inside = ""
+        self._thread = threading.get_ident()
+        self._paths, self._held, self._whole = state, held, whole
+        self._tracking = tracking
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._made_in: Any = WeakIdKeyDictionary()
+        self._varying: set[int] = set()  # what hangs on an input, a module, the model's state or a draw
+        self._count = 0
+        self._python_draws = _python_draws()
+
+    @property
+    def here(self) -> bool:
+        """Whether the calling thread is the one that records, outside of whole modules."""
+        return not self.inside and threading.get_ident() == self._thread
+
+    def input(self, tensor: Tensor) -> int:
+        """Return the number of an input."""
+        number = self._numbers.get(tensor)
+        if number is None:
+            number = self._new(tensor)
+            self._varying.add(number)
+        return number
+
+    def output(self, value: Any) -> tuple[list[Any], Any]:
+        """Return what the model returned, with refs in place of tensors, and how it is nested."""
+        check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
+        leaves, spec = pytree.tree_flatten(value)
+        self._check_python_draws("after the last module")
+        return [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else plain(leaf) for leaf in leaves], spec
+
+    def joined(self, output: list[Any]) -> list[tuple[int, int]]:
+        """Return the ranges of calls that must stay together.
+
+        Where a call writes into memory that another value shares, autograd sends the gradient of the one through the
+        write into the other. It does not do so across the border of two layers, so the write must be in the layer
+        where the later of both values was made, if the other value is used again. Likewise all that uses a buffer
+        that functions write must be in one layer: stages work on several micro-batches at the same time.
+        """
+        born = {number: index for index, call in enumerate(self.calls) for number in call.new}
+        last = {number: index for index, call in enumerate(self.calls) for number in call.given.numbers()}
+        last |= {out.number: len(self.calls) for out in output if type(out) is Ref}
+        last |= dict.fromkeys(self.state, len(self.calls))
+        found = []
+        for index, shared in self.aliases:
+            writes = self.calls[index].writes
+            for number in shared - writes:
+                if last.get(number, -1) >= index:
+                    first = max(born.get(number, 0), *(born.get(one, 0) for one in writes))
+                    found.append((first, index))
+        written = {number for call in self.calls for number in call.writes if not call.module}
+        for number in written & self.state.keys():
+            users = [index for index, call in enumerate(self.calls) if number in call.given.numbers()]
+            found.append((users[0], users[-1]))
+        return [(first, last) for first, last in found if first < last]
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor.
+
+        Raises:
+            LeftAsideError: a whole module keeps it.
+            CaptureError: no call that was seen made it, and the model does not hold it.
+        """
+        number = self._numbers.get(tensor)
+        if number is not None:
+            return number
+        if id(tensor) in self._paths:
+            number = self._new(tensor)
+            self.state[number] = self._paths[id(tensor)]
+            self._varying.add(number)
+            return number
+        if id(tensor) in self._held:
+            number = self._new(tensor)
+            self.constants[number] = tensor
+            return number
+        shape = list(tensor.shape)
+        if self._tracking and tensor in self._made_in:
+            path = self._made_in[tensor]
+            error = LeftAsideError(f"module {path!r} makes a tensor {shape} that it does not return")
+            error.culprit = path
+            raise error
+        raise LeftAsideError(
+            f"a tensor {shape} that is used at {line_of_user()} comes from nowhere that can be seen: from numpy, from "
+            "compiled or transformed code (vmap), or from a global variable. Move that code into a module of its own, "
+            "or keep the tensor as an attribute of the model"
+        )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.here:
+            return self._not_recorded(func, args, kwargs)
+        name = getattr(func, "__name__", "")
+        name = func.__self__.__name__ if name == "__get__" else name
+        if name in _METADATA:
+            return func(*args, **kwargs)
+        if name in _SIZES:
+            return self._sized(name, func(*args, **kwargs), args)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        before = [version(tensor) for tensor in tensors]
+        given = Given(args, kwargs, self.number)
+        varies = any(number in self._varying for number in given.numbers(sizes=False))
+        if name in _REFUSED and varies:
+            raise SkeletonError(
+                f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
+                "not repeat it. Move that code into a module of its own"
+            )
+        args, kwargs = _together(args, kwargs)
+        result = func(*args, **kwargs)
+        written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
+        if name == "__set__":
+            written.append(args[0])
+        draws = any(word in name for word in _DRAWS)
+        returns = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
+        if not (returns or written or varies or name in HOOKS):
+            return result
+        call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
+        if call.reads and len(tensors) == 1:
+            return with_source(result, Source(func, (call.given.only,)))
+        return result
+
+    def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a whole module and record that."""
+        path = self._whole[module]
+        self._check_python_draws(f"before {path}")
+        args, kwargs = pytree.tree_map_only((Integer, Real, torch.Size), plain, (args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        for leaf in leaves:
+            self._check_passed(leaf, path)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = Given(args, kwargs, self.number)
+        before = [version(tensor) for tensor in tensors]
+        args, kwargs = _at(_home(module), args, kwargs)
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *tensors))
+        self.inside = path
+        try:
+            with self._stepped_aside(), torch.no_grad():
+                result = call(module, *args, **kwargs)
+            if pytree.tree_structure((args, kwargs)) != spec:
+                raise SkeletonError(
+                    f"module {path!r} changes a list or dict that it is given at {line_of_user()}"
+                )
+            what = f"the output of module {path!r}"
+            check_nest(result, what, "return its tensors themselves, or pass use_cache=False")
+            result = pytree.tree_map_only(Tensor, lambda t: self._cut_off(t, trains), result)
+            written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
+            self._emit(module, given, result, varies=True, written=written, path=path)
+        finally:
+            self.inside = ""
+        self._python_draws = _python_draws()
+        return result
+
+    def _check_passed(self, leaf: Any, path: str) -> None:
+        """Check that an argument of a whole module is a tensor or something that no forward changes."""
+        if isinstance(leaf, _PLAIN) or id(leaf) in self._held:
+            return
+        what = (
+            f"module {path!r} is given a {type(leaf).__name__} at {line_of_user()}, which stages cannot share"
+        )
+        if (
+            "cache" in type(leaf).__name__.lower()
+        ):  # would leave the whole model as one layer, where a word is enough
+            raise CaptureError(f"{what}: pass use_cache=False, or set model.config.use_cache = False")
+        raise SkeletonError(f"{what}: pass tensors and numbers")
+
+    def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """Call a custom autograd function and record that."""
+        given = Given(args, kwargs, self.number)
+        self.inside = name
+        try:
+            result = func(*args, **kwargs)
+            self._emit(func, given, result, varies=True, written=[])
+        finally:
+            self.inside = ""
+        return result
+
+    def _emit(
+        self,
+        func: Callable[..., Any],
+        given: Given,
+        result: Any,
+        *,
+        varies: bool,
+        written: list[Tensor],
+        draws: bool = False,
+        path: str = "",
+    ) -> Call:
+        wrote = frozenset(self.number(tensor) for tensor in written)
+        if wrote:
+            self._note_aliases(written)
+        first = self._count
+        leaves, spec = pytree.tree_flatten(result)
+        outs = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                number = self._numbers.get(leaf)
+                outs.append(Ref(self._new(leaf) if number is None else number))
+            else:
+                outs.append(leaf)
+        if varies:
+            self._varying |= {out.number for out in outs if type(out) is Ref} | wrote
+        call = Call(
+            func,
+            given,
+            tuple(outs),
+            None if isinstance(result, Tensor) else spec,
+            frozenset(range(first, self._count)),
+            wrote,
+            torch.is_grad_enabled(),
+            autocast_now(),
+            path,
+            line_of_user(),
+            draws,
+        )
+        self.calls.append(call)
+        return call
+
+    def _new(self, tensor: Tensor) -> int:
+        number, self._count = self._count, self._count + 1
+        self._numbers[tensor] = number
+        return number
+
+    def _note_aliases(self, written: list[Tensor]) -> None:
+        storages = {t.untyped_storage()._cdata for t in written if t.layout is torch.strided}
+        shared = {
+            number
+            for tensor, number in self._numbers.items()
+            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+        }
+        if len(shared) > 1:
+            self.aliases.append((len(self.calls), frozenset(shared)))
+
+    def _sized(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
+        """Return sizes that remember which tensor they are sizes of."""
+        number = self._numbers.get(args[0])
+        if number is None or name == "__len__":
+            return result
+        ref = Ref(number)
+        if isinstance(result, torch.Size):
+            found = [with_source(size, Source(extent, (ref, index))) for index, size in enumerate(result)]
+            return torch.Size(found)
+        if name == "size":
+            return with_source(result, Source(extent, (ref, plain(args[1]) if len(args) > 1 else 0)))
+        return with_source(result, Source(Tensor.numel, (ref,)))
+
+    def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
+        """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""
+        if self._numbers.get(tensor) is not None or id(tensor) in self._paths:
+            return tensor
+        tensor = tensor.detach()
+        if trains and (tensor.is_floating_point() or tensor.is_complex()):
+            return graph_cut.alias(
+                tensor.requires_grad_()
+            )  # which may be written in place, as the real output
+        return tensor
+
+    def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if self._tracking and self.inside and threading.get_ident() == self._thread:
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._made_in[leaf] = self.inside
+        return result
+
+    @contextmanager
+    def _stepped_aside(self) -> Iterator[None]:
+        """Leave the stack of torch's modes, where this mode is the innermost, so that modules run undisturbed."""
+        depth = torch._C._len_torch_function_stack()
+        innermost = depth and torch._C._get_function_stack_at(depth - 1) is self
+        if self._tracking or not innermost:
+            yield
+            return
+        torch._C._pop_torch_function_stack()
+        try:
+            yield
+        finally:
+            torch._C._push_on_torch_function_stack(self)
+
+    def _check_python_draws(self, where: str) -> None:
+        if _python_draws() != self._python_draws:
+            raise SkeletonError(
+                f"random numbers of Python's random or of numpy are drawn {where}, between modules that are recorded: "
+                "a replay would repeat the first draw. Draw with torch, or in a module of its own"
+            )
+
+
+def _home(module: nn.Module) -> torch.device | None:
+    return next((t.device for t in (*module.parameters(), *module.buffers())), None)
+
+
+def _together(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
+    devices = [
+        leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
+    ]
+    return (args, kwargs) if len(set(devices)) < 2 else _at(devices[-1], args, kwargs)
+
+
+def _at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if device is None or device.type == "meta":
+        return args, kwargs
+    return pytree.tree_map_only(
+        Tensor, lambda t: t if t.device == device or not t.dim() else t.to(device), (args, kwargs)
+    )
+
+
+def _python_draws() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]

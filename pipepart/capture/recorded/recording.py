@@ -1,0 +1,312 @@
+"""A recording: the calls of one forward, and how they are dealt out to the layers of a chain.
+
+::
+
+    calls      arange  embed  add  block.0  mul  block.1  norm  head | view  cross_entropy
+    layers     └── embed ──┘  └─ block.0 ┘  └ block.1 ┘    ...       | the loss
+                            live ▶        live ▶                     |
+
+A layer runs one whole module and the functions before it. Between two layers go the live values: what an earlier layer
+made and a later one needs. What follows the last module and takes no parameter is the model's own loss, if it returns
+one; otherwise it belongs to the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .calls import HOOKS, Autocast, Call, Env, is_plain_function, same_value
+from .numbers import Ref
+from .refusal import CaptureError
+
+
+class Part(NamedTuple):
+    """What one layer does in a recording, or the loss after the last layer.
+
+    Attributes:
+        takes, gives: the numbers of the live values before and behind it.
+        calls: to replay.
+        state: number, path of the module and name of each parameter and buffer that the calls use.
+        constants: the numbers of the model's other tensors that they use.
+    """
+
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    calls: tuple[Call, ...]
+    state: tuple[tuple[int, str, str], ...] = ()
+    constants: tuple[int, ...] = ()
+
+
+class Group(NamedTuple):
+    """The calls up to a whole module and with it; one piece of a chain.
+
+    Attributes:
+        modules: paths of the whole modules that it calls, in order.
+        tensors: paths of the parameters and buffers that its other calls use.
+    """
+
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Recording:
+    """One forward of a model.
+
+    Attributes:
+        calls: in order, without those whose result nobody needs.
+        inputs: the number of each tensor among the model's arguments, in the order of their nest.
+        state: path of each parameter and buffer that is used, by its number.
+        constants: other tensors that the model holds, by their numbers.
+        output, output_spec: what the model returned, with refs in place of tensors.
+        joined: ranges ``(first, last)`` of calls that must be in one layer, because of writes into shared memory.
+        scalars: the numbers of the tensors in the output that may be a loss.
+        autocast: the state around the forward.
+        loss: the number of the loss that the model returned; None if it is not split off.
+        parts: of the layers, in their order; set by :meth:`arrange`.
+        end: what follows the last layer: the loss, and the outputs beside it.
+        end_inputs: which arguments the end needs, as numbers.
+        devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
+        verified: whether a replay was compared with the model.
+    """
+
+    calls: list[Call]
+    inputs: list[int]
+    state: dict[int, str]
+    constants: dict[int, Tensor]
+    output: list[Any]
+    output_spec: Any
+    joined: list[tuple[int, int]]
+    autocast: Autocast
+    devices: frozenset[torch.device] = frozenset()
+    scalars: frozenset[int] = frozenset()
+    loss: int | None = None
+    parts: list[Part] = field(default_factory=list)
+    end: Part = field(default_factory=lambda: Part((), (), ()))
+    end_inputs: tuple[int, ...] = ()
+    verified: bool = False
+
+    def groups(self) -> list[Group]:
+        """Return the pieces that a chain may be cut into: the calls up to each whole module."""
+        ends = [index for index, call in enumerate(self.calls) if call.module]
+        ends = [end for end in ends if not any(first <= end < last for first, last in self.joined)]
+        found, start = [], 0
+        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
+        for end in [*ends[:-1], stop - 1] if ends else [stop - 1]:
+            own = self.calls[start : end + 1]
+            modules = tuple(call.module for call in own if call.module)
+            used = {number for call in own for number in call.given.numbers() if number in self.state}
+            found.append(Group(modules, tuple(dict.fromkeys(self.state[number] for number in sorted(used)))))
+            start = end + 1
+        return found
+
+    def settle(self, split_loss: bool) -> None:
+        """Decide whether the model's own loss is split off, and drop what nobody needs."""
+        self.loss = self._number_of_loss() if split_loss else None
+        for call in self.calls[: self._end_of_layers() if self.loss is not None else None]:
+            call.given.settle()
+        self._drop_unused()
+
+    def arrange(self, layers: Sequence[Group]) -> None:
+        """Deal the calls out to layers.
+
+        Args:
+            layers: of the chain, which may have been made from another recording of the model.
+
+        Raises:
+            CaptureError: the recording calls other modules, or uses other parameters, than the layers.
+        """
+        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
+        places = self._places(layers, stop)
+        count = len(layers)
+        fixed = {*self.state, *self.constants}
+        born = dict.fromkeys(self.inputs, -1)
+        last: dict[int, int] = {}
+        for call, place in zip(self.calls, places, strict=True):
+            for number in call.given.numbers():
+                last[number] = max(last.get(number, -1), place)
+            for number in call.new:
+                born[number] = place
+        for out in self.output:
+            if type(out) is Ref:
+                last[out.number] = (
+                    count if self.loss is not None else max(last.get(out.number, -1), count - 1)
+                )
+        carried = {number for number in last if number not in fixed}
+        arguments = {number for number in self.inputs if last.get(number) == count}
+        for number in arguments:  # the end gets them from the caller, not through the stages
+            uses = [
+                p
+                for c, p in zip(self.calls, places, strict=True)
+                if p < count and number in c.given.numbers()
+            ]
+            last[number] = max(uses, default=-1)
+        self.end_inputs = tuple(sorted(arguments))
+        live = [
+            tuple(sorted(number for number in carried if born[number] < index <= last[number]))
+            for index in range(count + 1)
+        ]
+        own = [
+            tuple(call for call, place in zip(self.calls, places, strict=True) if place == index)
+            for index in range(count + 1)
+        ]
+        results = tuple(sorted({out.number for out in self.output if type(out) is Ref}))
+        self.parts = [
+            self._part(live[i], live[i + 1], own[i], results if i == count - 1 and self.loss is None else ())
+            for i in range(count)
+        ]
+        self.end = self._part(live[count], (), own[count], results)
+        self._check_state(layers)
+
+    def completed(self, env: Env) -> Any:
+        """Return what the model returns, from the tensors of a replay."""
+        leaves = [env[out.number] if type(out) is Ref else out for out in self.output]
+        return pytree.tree_unflatten(leaves, self.output_spec)
+
+    @property
+    def hooks(self) -> bool:
+        """Whether functions put hooks on tensors, which need gradients."""
+        return any(call.name in HOOKS for call in self.calls)
+
+    @cached_property
+    def questions(self) -> list[Call]:
+        """Return the values that the model read and that can be asked again from its arguments, with what they need."""
+        made = {number: call for call in self.calls for number in call.new}
+        written = {number for call in self.calls for number in call.writes}
+        found: dict[Call, None] = {}
+        for call in self.calls:
+            if call.reads and (needed := self._computed_from_arguments(call, made, written)) is not None:
+                found |= dict.fromkeys(needed)
+        return list(found)
+
+    def _drop_unused(self) -> None:
+        """Drop calls whose results nobody needs and that write nothing."""
+        needed = {out.number for out in self.output if type(out) is Ref}
+        kept = []
+        for index in reversed(range(len(self.calls))):
+            call = self.calls[index]
+            made = {out.number for out in call.outs if type(out) is Ref}
+            if call.module or call.writes or call.reads or call.name in HOOKS or not needed.isdisjoint(made):
+                kept.append(index)
+                needed.update(call.given.numbers())
+        kept.reverse()
+        place = {index: number for number, index in enumerate(kept)}
+        self.joined = [
+            (place[first], place[last]) for first, last in self.joined if first in place and last in place
+        ]
+        self.calls = [self.calls[index] for index in kept]
+
+    def _part(
+        self, takes: Iterable[int], gives: Iterable[int], calls: Sequence[Call], results: Sequence[int]
+    ) -> Part:
+        used = {number for call in calls for number in call.given.numbers()} | set(results)
+        state = tuple((number, *_split(self.state[number])) for number in sorted(used & self.state.keys()))
+        return Part(
+            tuple(takes), tuple(gives), tuple(calls), state, tuple(sorted(used & self.constants.keys()))
+        )
+
+    def _places(self, layers: Sequence[Group], stop: int) -> list[int]:
+        """Return the layer of each call; the number of layers for those of the end."""
+        wanted = [(path, index) for index, layer in enumerate(layers) for path in layer.modules]
+        places: list[int] = []
+        waiting = 0
+        position = 0
+        for call in self.calls[:stop]:
+            waiting += 1
+            if not call.module:
+                continue
+            match = next((p for p in range(position, len(wanted)) if wanted[p][0] == call.module), None)
+            if match is None:
+                raise CaptureError(
+                    f"with these arguments or in this mode the model calls module {call.module!r} where its layers do "
+                    "not: make the plan with a sample for which it does"
+                )
+            position = match + 1
+            places += [wanted[match][1]] * waiting
+            waiting = 0
+        places += [len(layers) - 1] * waiting
+        return places + [len(layers)] * (len(self.calls) - stop)
+
+    def _check_state(self, layers: Sequence[Group]) -> None:
+        for part, layer in zip(self.parts, layers, strict=True):
+            for _, owner, name in part.state:
+                path = f"{owner}.{name}" if owner else name
+                if path not in layer.tensors:
+                    raise CaptureError(
+                        f"with these arguments or in this mode layer {layer.modules[-1:] or ''} uses {path!r}, which "
+                        "it does not in the plan: make the plan with a sample for which it does"
+                    )
+
+    def _end_of_layers(self) -> int:
+        """Return the index of the first call of the end, which has no modules, parameters, draws or writes."""
+        stop = len(self.calls)
+        while stop and is_plain_function(self.calls[stop - 1]):
+            if any(number in self.state for number in self.calls[stop - 1].given.numbers()):
+                break
+            stop -= 1
+        return stop
+
+    def _number_of_loss(self) -> int | None:
+        """Return the number of the scalar that the model returns: its output, the first of a tuple, or ``loss``."""
+        found = own_loss(self.completed(_Marks()))
+        return found.number if isinstance(found, Ref) and found.number in self.scalars else None
+
+    def _computed_from_arguments(
+        self, call: Call, made: dict[int, Call], written: set[int]
+    ) -> list[Call] | None:
+        """Return a call and all that it needs, in order; None if a module or a draw is among it."""
+        found: list[Call] = []
+        waiting = [call]
+        while waiting:
+            one = waiting.pop()
+            numbers = set(one.given.numbers())
+            if not is_plain_function(one) or not written.isdisjoint(numbers):
+                return None
+            found.append(one)
+            waiting += [made[number] for number in numbers if number in made]
+        order = {call: place for place, call in enumerate(self.calls)}
+        return sorted(dict.fromkeys(found), key=order.__getitem__)
+
+
+def own_loss(output: Any) -> Any:
+    """Return the loss in what a model returns: its output, the first of a tuple, or ``loss``; it may be none."""
+    if isinstance(output, tuple | list) and not isinstance(output, Ref):
+        return output[0] if output else None
+    if isinstance(output, dict):
+        return output.get("loss")
+    return getattr(output, "loss", output)
+
+
+class _Marks(dict[int, Any]):
+    """Stands for the tensors of a replay: each is its own ref."""
+
+    def __missing__(self, number: int) -> Ref:
+        return Ref(number)
+
+
+def same_outputs(one: Any, other: Any) -> bool:
+    """Return True if two outputs of a model are equal bit for bit, NaN included."""
+    left, spec = pytree.tree_flatten(one)
+    right, spec_of_other = pytree.tree_flatten(other)
+    return spec == spec_of_other and all(map(_same, left, right))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return same_value(one, other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    equal = one.detach() == other.detach().to(one.device)
+    return bool((equal | ((one != one) & (other != other).to(one.device))).all())
+
+
+def _split(path: str) -> tuple[str, str]:
+    owner, _, name = path.rpartition(".")
+    return owner, name

@@ -1,0 +1,46 @@
+"""Why a model cannot be recorded: the error, and the user's line that it names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+_HERE = Path(__file__).parent
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.parents[1] / "loss"))
+_CALLS = str(_HERE / "calls.py")
+
+
+class CaptureError(ValueError):
+    """A model cannot be cut into layers, or a recording of it cannot be replayed.
+
+    Attributes:
+        culprit: path of the module that must be opened or left whole for another attempt; None if nothing would help.
+    """
+
+    culprit: str | None = None
+
+
+class LeftAsideError(CaptureError):
+    """A module keeps a tensor for later instead of returning it, so it must be opened."""
+
+
+class SkeletonError(CaptureError):
+    """The forward of a module does what a replay would not repeat, so it must be left whole."""
+
+
+def line_of_user() -> str:
+    """Return file and line of the innermost frame that is neither torch's nor of this package's recorder or losses.
+
+    While a recorded call is replayed, this is the line that was recorded.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if frame.f_code.co_filename == _CALLS and frame.f_code.co_name == "run":
+            return frame.f_locals["self"].line
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown line"
+    # Two parts of the path: there are many files modeling.py and __init__.py.
+    return f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"

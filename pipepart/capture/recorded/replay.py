@@ -1,0 +1,205 @@
+"""Layers that replay a recording: each calls its whole modules and the functions between them, on live values."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .calls import DeviceRule, Env
+from .recording import Group, Part, Recording
+
+
+class Live:
+    """The live values between two layers of a recorded model, with the recording that they belong to."""
+
+    __slots__ = ("recording", "tensors")
+
+    def __init__(self, recording: Recording, tensors: Sequence[Tensor]) -> None:
+        self.recording = recording
+        self.tensors = tensors
+
+
+class Unfinished(Live):
+    """The live values after the last layer of a model that computes its own loss."""
+
+    __slots__ = ()
+
+
+def _flatten(live: Live) -> tuple[list[Any], Recording]:
+    return list(live.tensors), live.recording
+
+
+def _flatten_with_keys(live: Live) -> tuple[list[tuple[Any, Any]], Recording]:
+    return [(pytree.SequenceKey(i), tensor) for i, tensor in enumerate(live.tensors)], live.recording
+
+
+for _kind in (Live, Unfinished):
+    pytree.register_pytree_node(
+        _kind,
+        _flatten,
+        lambda tensors, recording, kind=_kind: kind(recording, tuple(tensors)),
+        flatten_with_keys_fn=_flatten_with_keys,
+    )
+
+
+class RecordedLayer(nn.Module):
+    """One layer of a recorded model. Its modules are the user's, under the names that they have in the model.
+
+    Args:
+        index: position in the chain.
+        group: the modules that it calls, and the parameters and buffers that it uses beside them.
+        model: the user's.
+    """
+
+    def __init__(self, index: int, group: Group, model: nn.Module) -> None:
+        super().__init__()
+        self.index = index
+        self.paths = tuple(dict.fromkeys(group.modules))
+        for path in self.paths:
+            self._modules[path] = model.get_submodule(path)
+        owners: dict[str, list[str]] = {}
+        for path in group.tensors:
+            owner, _, name = path.rpartition(".")
+            owners.setdefault(owner, []).append(name)
+        for owner, names in owners.items():
+            self._modules[_KEY + owner] = OwnTensors(model.get_submodule(owner), names)
+
+    @property
+    def main(self) -> nn.Module | None:
+        """The user's module that the layer is named after."""
+        return self._modules[self.paths[-1]] if self.paths else None
+
+    def forward(self, live: Live) -> Any:
+        """Replay the layer's part of the recording."""
+        recording = live.recording
+        part = recording.parts[self.index]
+        env: Env = dict(zip(part.takes, live.tensors, strict=True))
+        for number, owner, name in part.state:
+            env[number] = self._tensor(owner, name)
+        rule = self._device_rule(live)
+        for number in part.constants:
+            env[number] = rule(recording.constants[number])
+        for call in part.calls:
+            func: Any = self._modules[call.module] if call.module else call.func
+            call.run(env, func, recording.autocast, rule if call.given.has_device else None)
+        if self.index < len(recording.parts) - 1:
+            return Live(recording, tuple([env[number] for number in part.gives]))
+        if recording.loss is None:
+            return recording.completed(env)
+        return Unfinished(recording, tuple([env[number] for number in recording.end.takes]))
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Generator[tuple[str, nn.Module], None, None]:
+        """Yield the modules under the names that they have in the user's model."""
+        memo = set() if memo is None else memo
+        if remove_duplicate and self in memo:
+            return
+        memo.add(self)
+        yield prefix, self
+        for key, module in self._modules.items():
+            assert module is not None
+            yield from module.named_modules(memo, key.removeprefix(_KEY), remove_duplicate)
+
+    def _device_rule(self, live: Live) -> DeviceRule:
+        """Return what puts the device of this layer in place of those where the model was recorded."""
+        tensors = (*self.parameters(), *live.tensors)
+        here = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        recorded = live.recording.devices
+
+        def rule(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return here if leaf in recorded else leaf
+            return leaf.to(here) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+        return rule
+
+    def _tensor(self, owner: str, name: str) -> Tensor:
+        own: Any = self._modules[_KEY + owner]
+        found = own._parameters.get(name)
+        return own._buffers[name] if found is None else found
+
+    def __repr__(self) -> str:
+        return type(self).__name__ if self.main is None else repr(self.main)
+
+
+_KEY = "/"  # before the path of a module whose own tensors a layer uses
+
+
+def recorded_layer(index: int, group: Group, model: nn.Module) -> RecordedLayer:
+    """Return a layer whose class bears the name of the user's, for tables and messages."""
+    last = model.get_submodule(group.modules[-1]) if group.modules else model
+    return type(type(last).__name__, (RecordedLayer,), {})(index, group, model)
+
+
+class OwnTensors(nn.Module):
+    """Some parameters and buffers of a module of the user's, without its children: the same entries, live."""
+
+    def __init__(self, owner: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.__dict__["_parameters"] = _Window(owner._parameters, names)
+        self.__dict__["_buffers"] = _Window(owner._buffers, names)
+        self.__dict__["_non_persistent_buffers_set"] = owner._non_persistent_buffers_set
+
+
+class _Window(MutableMapping[str, Any]):
+    """Some entries of a dict, read and written there."""
+
+    def __init__(self, entries: dict[str, Any], names: Sequence[str]) -> None:
+        self._entries, self._names = entries, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self._entries)
+
+    def __len__(self) -> int:
+        return sum(name in self._entries for name in self._names)
+
+
+def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> Any:
+    """Return the output of a model that computes its own loss, from its live values and its arguments.
+
+    Args:
+        unfinished: what the last layer returned.
+        arguments: those that only the loss needs.
+        loss: what takes the place of the loss in the output; None for the loss itself.
+    """
+    env = {**_ended(unfinished, arguments)}
+    if loss is not None and unfinished.recording.loss is not None:
+        env[unfinished.recording.loss] = loss
+    return unfinished.recording.completed(env)
+
+
+def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
+    """Return the loss that a model computes, from what its last layer returned. Called as the loss of a step."""
+    if not isinstance(unfinished, Unfinished):
+        return unfinished
+    recording = unfinished.recording
+    assert recording.loss is not None
+    return _ended(unfinished, arguments)[recording.loss]
+
+
+def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Mapping[int, Any]:
+    recording = unfinished.recording
+    part: Part = recording.end
+    env: Env = dict(zip(part.takes, unfinished.tensors, strict=True))
+    env.update(zip(recording.end_inputs, arguments, strict=True))
+    for number in part.constants:
+        env[number] = recording.constants[number]
+    for call in part.calls:
+        call.run(env, call.func, recording.autocast, None)
+    return env

@@ -1,0 +1,129 @@
+"""Runs a model under a recorder; opens modules or leaves them whole until the recording can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...autograd.own_copy import own_copy
+from ..restore import restored
+from .calls import autocast_now
+from .interception import called_whole, patched_functions
+from .opening import Opening
+from .recorder import Recorder
+from .recording import Recording
+from .refusal import LeftAsideError, SkeletonError
+from .skeleton import Watched, innermost, refused
+
+
+def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
+    """Record one forward. Modules are opened or left whole until it can be replayed.
+
+    Raises:
+        CaptureError: it cannot be replayed however modules are opened.
+        Exception: whatever the model raises.
+    """
+    tracking = False
+    while True:
+        try:
+            return _recorded(model, args, kwargs, opening, tracking)
+        except LeftAsideError as error:
+            why = str(error)
+            if error.culprit is None and not tracking:
+                tracking = True
+            elif (error.culprit is not None and opening.open(error.culprit, why)) or opening.close(
+                innermost(error, opening.opened()), why
+            ):
+                tracking = False
+            else:
+                raise
+        except SkeletonError as error:
+            culprit = error.culprit if error.culprit is not None else innermost(error, opening.opened())
+            if not opening.close(culprit, str(error)):
+                raise
+
+
+def _recorded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
+) -> Recording:
+    with untouched(model):
+        run = _run(model, args, kwargs, opening, tracking)
+        if run.aside:  # does the next forward depend on what this one has left on modules?
+            again = _run(model, args, kwargs, opening, tracking)
+            read = {id(tensor) for tensor in again.recorder.constants.values()}
+            names = [[call.name for call in one.recorder.calls] for one in (run, again)]
+            for path, tensor in run.aside:
+                if id(tensor) in read or names[0] != names[1]:
+                    owner, _, name = path.rpartition(".")
+                    raise refused(owner, model.get_submodule(owner), name, "reads again what it has set as")
+    recorder = run.recorder
+    tensors = [leaf for leaf in pytree.tree_leaves(run.result) if isinstance(leaf, Tensor)]
+    devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
+    return Recording(
+        calls=recorder.calls,
+        inputs=[recorder.number(tensor) for tensor in run.inputs],
+        state=recorder.state,
+        constants=recorder.constants,
+        output=run.output,
+        output_spec=run.spec,
+        joined=recorder.joined(run.output),
+        autocast=autocast_now(),
+        devices=frozenset(devices),
+        scalars=frozenset(recorder.number(t) for t in tensors if t.numel() == 1 and t.dim() == 0),
+    )
+
+
+class _Run(NamedTuple):
+    """One forward under a recorder: its inputs and result, the latter with refs too, and tensors set as attributes."""
+
+    recorder: Recorder
+    inputs: list[Tensor]
+    result: Any
+    output: list[Any]
+    spec: Any
+    aside: list[tuple[str, Tensor]]
+
+
+def _run(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
+) -> _Run:
+    args, kwargs = own_copy((args, kwargs))
+    paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
+    recorder = Recorder(paths, _held(model), opening.whole, tracking)
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    for tensor in inputs:
+        recorder.input(tensor)
+    watched = Watched(opening.opened())
+    with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
+        result = model(*args, **kwargs)
+    output, spec = recorder.output(result)
+    return _Run(recorder, inputs, result, output, spec, watched.check())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Run the model on copies of its buffers within the block; afterwards it is as it was, random states included."""
+    with restored(model):
+        copies: dict[Tensor, Tensor] = {}
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = copies.setdefault(buffer, buffer.clone())
+        yield
+
+
+def _held(model: nn.Module) -> dict[int, str]:
+    """Return where the model keeps attributes that are neither parameters nor buffers, by ids, tensors in them too."""
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            found[id(value)] = f"{path}.{name}"
+            for leaf in pytree.tree_leaves(value) if isinstance(value, tuple | list | dict) else ():
+                found[id(leaf)] = f"{path}.{name}"
+    return found

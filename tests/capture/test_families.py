@@ -1,0 +1,105 @@
+"""18 families of transformers, cut into stages: loss and gradients are those of plain micro-batches, bit for bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipepart import LossError
+from tests.capture.families import FAMILIES, text
+from tests.support.recorded import assert_same_step, differing, piped, plainly
+
+HOW: list[dict[str, Any]] = [
+    {"stages": 3, "strict": True},
+    {"stages": 2, "schedule": "gpipe", "recompute": "always"},
+    {"stages": 3, "schedule": "zb-h1"},
+    {"stages": 4, "schedule": "interleaved-1f1b", "chunks": 2},
+    {"stages": 4, "schedule": "1f1b", "dtype": torch.bfloat16},
+]
+OTHERS = [(name, how) for name in FAMILIES for how in range(len(HOW))]
+OWN: dict[str, dict[str, Any]] = {
+    "clip": {"reduction": "mean"},  # compares the samples of a micro-batch with each other
+    "wav2vec2": {"weights": [1.0, 1.0]},  # its loss is a sum
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, dict[str, Any]]:
+    make, sample = FAMILIES[name]
+    torch.manual_seed(0)
+    model = make().to(dtype).train()
+    given: dict[str, Any] = {k: v.to(dtype) if v.is_floating_point() else v for k, v in sample().items()}
+    if name == "clip":
+        given["return_loss"] = True
+    return model, given
+
+
+def check(name: str, how: int) -> None:
+    settings = dict(HOW[how])
+    model, sample = build(name, settings.pop("dtype", torch.float32))
+    assert_same_step(model, sample, **settings, **OWN.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "how"), [(name, index % len(HOW)) for index, name in enumerate(FAMILIES)])
+def test_own_loss(name, how):
+    check(name, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "how"), OTHERS)
+def test_own_loss_every_way(name, how):
+    check(name, how)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+def test_a_loss_function_on_the_output(name):
+    model, sample = build(name)
+    labels = sample.pop("labels")
+
+    def loss_fn(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.logits.flatten(0, -2), target.flatten())
+
+    assert_same_step(model, sample, target=labels, loss_fn=loss_fn, stages=3)
+
+
+def test_a_loss_that_compares_samples_is_refused():
+    model, sample = build("clip")
+    with piped(model, sample) as pipe, pytest.raises(LossError, match="cannot be split"):
+        pipe.step(**sample)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_another_length_at_every_step(name):
+    model, sample = build(name)
+    plain, _ = build(name)
+    with piped(model, sample, stages=3) as pipe:
+        for length in (5, 12, 7):
+            sample = text(length, masked=False)
+            model.zero_grad()
+            plain.zero_grad()
+            pipe.step(**sample)
+            plainly(plain, sample)
+            assert differing(model, plain) == []
+
+
+@pytest.mark.parametrize("parts", [3, 4])
+def test_uneven_labels_count_as_in_the_mini_batch(parts):
+    (model, sample), (plain, _) = build("llama"), build("llama")
+    sample["labels"][0] = -100
+    sample["labels"][1, 3:] = -100
+    sample = {name: torch.cat([tensor, tensor[:3]]) for name, tensor in sample.items()}
+    with piped(model, sample, stages=3, parts=parts) as pipe:
+        loss = pipe.step(**sample)
+    expected = plainly(plain, sample, parts=1)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_the_number_of_items_in_the_batch():
+    (model, sample), (plain, _) = build("llama"), build("llama")
+    sample["labels"][0] = -100
+    counted = {**sample, "num_items_in_batch": (sample["labels"][:, 1:] != -100).sum()}
+    with piped(model, counted) as pipe:
+        loss = pipe.step(**counted)
+    torch.testing.assert_close(loss, plainly(plain, sample, parts=1), rtol=1e-6, atol=0)

@@ -1,0 +1,136 @@
+"""A pipeline of a recorded model is used as the model is: outputs, evaluation, saving, adapters, checks."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import pipepart
+from pipepart.capture import CaptureError
+from tests.capture.test_families import build
+from tests.support.recorded import assert_same_step, differing, piped
+
+transformers: Any = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "vit"])
+def test_outputs_are_what_the_model_returns(name):
+    model, sample = build(name)
+    with piped(model, sample, stages=2) as pipe:
+        with torch.no_grad():
+            found, expected = pipe(**sample), model(**sample)
+        assert type(found) is type(expected)
+        assert list(found) == list(expected)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-6, atol=0)
+        loss, output = pipe.step(**sample, return_outputs=True)
+        assert torch.equal(output.loss, loss)
+        torch.testing.assert_close(output.logits, expected.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_without_labels():
+    model, sample = build("bert")
+    with piped(model, sample) as pipe, torch.no_grad():
+        del sample["labels"]
+        found = pipe(**sample)
+        assert found.loss is None
+        torch.testing.assert_close(found.logits, model(**sample).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_of_a_call_has_the_gradients_of_the_mini_batch():
+    (model, sample), (plain, _) = build("llama"), build("llama")
+    sample["labels"][0] = -100
+    with piped(model, sample) as pipe:
+        pipe(**sample).loss.backward()
+    plain(**sample).loss.backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_evaluation_changes_nothing():
+    model, sample = build("resnet")
+    before = copy.deepcopy(model.state_dict())
+    with piped(model, sample) as pipe:
+        loss = pipe.evaluate(**sample)
+        assert model.training
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(loss, model(**sample).loss, rtol=1e-6, atol=0)
+
+
+def test_a_plan_from_a_file_and_a_saved_model(tmp_path):
+    model, sample = build("gpt2")
+    profile = pipepart.profile(model, sample, micro_batches=2, seconds=0)
+    assert [layer.name for layer in profile.layers][-2:] == ["transformer.ln_f", "lm_head"]
+    assert profile.layers[-1].shares_with == ("transformer.wte",)
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2, threads=1), schedule="1f1b")
+    plan.save(tmp_path / "plan.json")
+    with pipepart.Pipeline(model, pipepart.Plan.load(tmp_path / "plan.json")) as pipe:
+        pipe.step(**sample)
+        assert pipe.module is model
+        model.save_pretrained(tmp_path / "model")
+        again = type(model).from_pretrained(tmp_path / "model")
+        assert list(again.state_dict()) == list(pipe.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("llama", ["q_proj"]), ("gpt2", ["c_attn"]), ("bert", ["query"]), ("t5", ["q", "v"])],
+)
+def test_adapters(name, targets):
+    peft: Any = pytest.importorskip("peft")
+    model, sample = build(name)
+    torch.manual_seed(1)
+    settings = peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets, lora_dropout=0.0)
+    adapted = peft.get_peft_model(model, settings)
+    for parameter_name, parameter in adapted.named_parameters():
+        if "lora_B" in parameter_name:
+            torch.nn.init.normal_(parameter)
+    assert_same_step(adapted, sample, stages=3)
+
+
+def test_dropout_draws_alike_for_every_cut():
+    found = []
+    for stages, recompute in ((1, "never"), (2, "always"), (4, "never")):
+        model, sample = build("gpt2")
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.1
+        with piped(model, sample, stages=stages, recompute=recompute) as pipe:
+            torch.manual_seed(5)
+            found.append((pipe.step(**sample), [p.grad for p in model.parameters()]))
+    for loss, gradients in found[1:]:
+        assert torch.equal(loss, found[0][0])
+        assert all(map(torch.equal, gradients, found[0][1]))
+
+
+def test_a_cache_is_refused_with_the_words_to_write():
+    model, sample = build("llama")
+    model.config.use_cache = True
+    with pytest.raises(CaptureError, match=r"DynamicCache at .*modeling_llama\.py:\d+.*pass use_cache=False"):
+        piped(model, sample)
+
+
+def test_a_target_beside_the_models_own_loss_is_refused():
+    model, sample = build("llama")
+    with piped(model, sample) as pipe, pytest.raises(TypeError, match="computes its own loss"):
+        pipe.step(**sample, target=sample["labels"])
+
+
+def test_check_compares_recorded_models():
+    model, sample = build("llama")
+    report = pipepart.check(model, sample, steps=1, schedules=["1f1b"], dtypes=["own"])
+    assert report.ok
+    assert report.rows[0].same
+
+
+def test_replicas_and_optimizers_of_stages():
+    (model, sample), (plain, _) = build("llama"), build("llama")
+    for one, stages in ((model, 1), (plain, 3)):
+        options = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
+        with piped(one, sample, stages=stages, **options) as pipe:
+            pipe.step(**sample)
+    assert differing(model, plain) == []
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))

@@ -1,0 +1,119 @@
+"""Trains recorded models as pipelines that are cut by hand, beside the plain model on the same micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pipepart import Arguments, Pipeline
+from pipepart.capture import Chain, chain_of
+from pipepart.capture.deep_copies import deep_copies
+from pipepart.data.arguments import call
+from pipepart.data.recorded import entered
+from pipepart.data.split import micro_batches_of
+from tests.support.chains import plan_by_hand
+
+LossFunction = Callable[..., Any] | None
+
+
+def chain_for(
+    model: nn.Module, sample: Any, *, loss_fn: LossFunction = None, parts: int = 2, **options: Any
+) -> Chain:
+    """The chain of a model, recorded with the first of ``parts`` micro-batches of a sample."""
+    chain = chain_of(model, split_loss=loss_fn is None, **options)
+    batch = micro_batches_of(Arguments.of(sample).input, None, parts)
+    entered(chain, batch)
+    return chain
+
+
+def borders_of(layers: int, stages: int) -> list[int]:
+    """The borders of stages with as many layers each, give or take one."""
+    return [layers * index // stages for index in range(1, stages)]
+
+
+def piped(
+    model: nn.Module,
+    sample: Any,
+    *,
+    target: Any = None,
+    loss_fn: LossFunction = None,
+    stages: int = 2,
+    borders: Sequence[int] | None = None,
+    parts: int = 2,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    recompute: Any = "never",
+    **options: Any,
+) -> Pipeline:
+    """A pipeline of a model whose layers are recorded with a sample."""
+    chain = chain_for(model, sample, loss_fn=loss_fn, parts=parts)
+    names = [name for name, _ in chain.layers]
+    borders = borders_of(len(names), stages) if borders is None else borders
+    plan = plan_by_hand(
+        names, borders, micro_batches=parts, schedule=schedule, chunks=chunks, recompute=recompute
+    )
+    return Pipeline(chain, plan, loss_fn, **options)  # type: ignore[arg-type]
+
+
+def plainly(
+    model: nn.Module,
+    sample: Any,
+    *,
+    target: Any = None,
+    loss_fn: LossFunction = None,
+    parts: int = 2,
+    weights: Sequence[float] | None = None,
+) -> Tensor:
+    """Run forward and backward of one micro-batch after the other; return the loss of the mini-batch."""
+    batch = micro_batches_of(Arguments.of(sample).input, target, parts)
+    weights = [size / sum(batch.sizes) for size in batch.sizes] if weights is None else weights
+    total: Any = 0.0
+    for part, own, weight in zip(batch.inputs, batch.targets, weights, strict=True):
+        output = call(model, part)
+        loss = own_loss(output) if loss_fn is None else loss_fn(output, own)
+        loss.backward(torch.tensor(weight, dtype=loss.dtype))
+        total = total + loss.detach() * weight
+    return total
+
+
+def own_loss(output: Any) -> Tensor:
+    """The loss that a model returns."""
+    return (
+        output if isinstance(output, Tensor) else output["loss"] if isinstance(output, dict) else output.loss
+    )
+
+
+def differing(model: nn.Module, other: nn.Module) -> list[str]:
+    """Names of parameters whose gradients differ in a bit, and of buffers that differ."""
+    pairs = zip(model.named_parameters(), other.parameters(), strict=True)
+    found = [name for (name, one), two in pairs if not _same(one.grad, two.grad)]
+    buffers = zip(model.named_buffers(), other.buffers(), strict=True)
+    return found + [name for (name, one), two in buffers if not _same(one, two)]
+
+
+def assert_same_step(model: nn.Module, sample: Any, **settings: Any) -> None:
+    """Assert that a step of a pipeline has the loss and the gradients of the plain micro-batches, bit for bit."""
+    (plain,) = deep_copies(model)
+    weights = settings.pop("weights", None)
+    seed = settings.pop("seed", None)
+    target, loss_fn, parts = (
+        settings.get(key, other) for key, other in (("target", None), ("loss_fn", None), ("parts", 2))
+    )
+    with piped(model, sample, **settings) as pipe:
+        if seed is not None:
+            torch.manual_seed(seed)
+        loss = pipe.step(Arguments.of(sample), target=target)
+    expected = plainly(plain, sample, target=target, loss_fn=loss_fn, parts=parts, weights=weights)
+    assert differing(model, plain) == []
+    torch.testing.assert_close(loss, expected.to(loss.dtype), rtol=1e-6, atol=0)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    leaves = pytree.tree_leaves((one, other))
+    return len(leaves) == 2 and torch.equal(leaves[0], leaves[1])
