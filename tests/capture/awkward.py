@@ -574,3 +574,44 @@ class Recursive(_Base):
 
     def forward(self, x):
         return self.walk(x, 0)
+
+
+@refused("is given a function")
+class PassesAClosure(_Base):
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, x, then):
+                return then(super().forward(x))
+
+        self.blocks = nn.ModuleList([Block(_D, _D) for _ in range(3)])
+
+    def forward(self, x):
+        y = self.blocks[0](x, torch.tanh)
+        return self.blocks[1](y, lambda one: one + y)
+
+
+@right
+class PassesAFunction(_Base):
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, x, then):
+                return then(super().forward(x))
+
+        self.blocks = nn.ModuleList([Block(_D, _D) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x, F.relu)
+        return x.type(torch.float32)
+
+
+@refused("reads again what it has set as self.memory")
+class RemembersTheLastForward(_Base):
+    memory = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        if self.memory is not None:
+            x = x + self.memory.mean()
+        self.memory = x.detach()
+        return x

@@ -64,3 +64,12 @@ def test_named_layers_stay_whole():
 def test_an_unknown_layer():
     with pytest.raises(CaptureError, match="has no module 'middle'"):
         names(Whole(), layers=["middle"])
+
+
+def test_a_model_on_the_meta_device_has_the_layers_of_a_real_one():
+    with torch.device("meta"):
+        model = Whole()
+    chain = pipepart.capture.chain_of(model, split_loss=False)
+    assert isinstance(chain, pipepart.capture.RecordedChain)
+    chain.enter((X.to("meta"),), {})
+    assert [name for name, _ in chain.layers] == names(Whole())

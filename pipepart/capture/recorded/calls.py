@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,6 +72,12 @@ class Given:
             yield number
         for _, leaf in self._others:
             yield from _numbers(leaf, sizes)
+
+    def settled(self) -> Given:
+        """Return a copy whose numbers are constants."""
+        made = copy(self)
+        made.settle()
+        return made
 
     @property
     def only(self) -> Any:

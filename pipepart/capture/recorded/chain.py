@@ -102,7 +102,8 @@ class RecordedChain(Chain):
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        if self._verify == "always" or (self._verify == "first" and not found.verified):
+        has_values = not any(tensor.is_meta for tensor in tensors)
+        if has_values and (self._verify == "always" or (self._verify == "first" and not found.verified)):
             self._check(found, args, kwargs)
             found.verified = True
         return self._entered(found, tensors)

@@ -19,9 +19,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -35,66 +32,11 @@ from ...autograd import graph_cut
 from ...autograd.in_place import version
 from ...autograd.nests import check_nest
 from .calls import HOOKS, Call, Given, autocast_now
+from .constants import computed_on_cpu
 from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
+from .placing import at, home, together
 from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# What depends on nothing but shapes, dtypes and devices, which are part of a recording's key.
-_METADATA = _words(
-    "dim ndim ndimension dtype device layout requires_grad is_leaf grad_fn is_cuda is_cpu is_mps is_meta is_xpu "
-    "is_quantized is_nested is_sparse is_sparse_csr is_floating_point is_complex is_signed is_conj is_neg names "
-    "is_inference is_contiguous is_pinned is_shared element_size itemsize nbytes get_device stride storage_offset "
-    "has_names _version output_nr __hash__ __repr__ __str__ __format__ __dir__ __class__ data_ptr untyped_storage "
-    "storage is_same_size result_type can_cast promote_types __deepcopy__ __reduce_ex__ _is_view _base name type "
-    "retains_grad _is_zerotensor is_storage is_tensor is_coalesced dense_dim sparse_dim _backward_hooks "
-    "_typed_storage"
-)
-_SIZES = frozenset(("shape", "size", "numel", "nelement", "__len__"))
-_REFUSED = frozenset(("backward", "grad", "numpy", "__array__", "share_memory_"))
-_DRAWS = (
-    "rand",
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "poisson",
-    "dropout",
-    "exponential_",
-    "uniform_",
-    "cauchy_",
-)
-_DRAWS += ("geometric_", "rrelu", "gumbel")
-
-
-_PLAIN = (
-    Tensor,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type,
-    Enum,
-    slice,
-    range,
-    torch.Size,
-    torch.dtype,
-)
-_PLAIN += (
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
-)
-_PLAIN += (partial, nn.Module)
+from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
 class Recorder(TorchFunctionMode):
@@ -219,25 +161,30 @@ class Recorder(TorchFunctionMode):
             return self._not_recorded(func, args, kwargs)
         name = getattr(func, "__name__", "")
         name = func.__self__.__name__ if name == "__get__" else name
-        if name in _METADATA:
+        if name in METADATA:
             return func(*args, **kwargs)
-        if name in _SIZES:
+        if name in SIZES:
             return self._sized(name, func(*args, **kwargs), args)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         before = [version(tensor) for tensor in tensors]
         given = Given(args, kwargs, self.number)
         varies = any(number in self._varying for number in given.numbers(sizes=False))
-        if name in _REFUSED and varies:
+        if name in REFUSED and varies:
             raise SkeletonError(
                 f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
                 "not repeat it. Move that code into a module of its own"
             )
-        args, kwargs = _together(args, kwargs)
-        result = func(*args, **kwargs)
+        args, kwargs = together(args, kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError:
+            if not any(tensor.is_meta for tensor in tensors):
+                raise
+            result = computed_on_cpu(func, given, self.calls)
         written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
-        draws = any(word in name for word in _DRAWS)
+        draws = any(word in name for word in DRAWS)
         returns = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
         if not (returns or written or varies or name in HOOKS):
             return result
@@ -257,7 +204,7 @@ class Recorder(TorchFunctionMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         given = Given(args, kwargs, self.number)
         before = [version(tensor) for tensor in tensors]
-        args, kwargs = _at(_home(module), args, kwargs)
+        args, kwargs = at(home(module), args, kwargs)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *tensors))
         self.inside = path
         try:
@@ -279,14 +226,13 @@ class Recorder(TorchFunctionMode):
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""
-        if isinstance(leaf, _PLAIN) or id(leaf) in self._held:
+        if is_fixed(leaf) or id(leaf) in self._held:
             return
         what = (
             f"module {path!r} is given a {type(leaf).__name__} at {line_of_user()}, which stages cannot share"
         )
-        if (
-            "cache" in type(leaf).__name__.lower()
-        ):  # would leave the whole model as one layer, where a word is enough
+        if "cache" in type(leaf).__name__.lower():
+            # Not a SkeletonError: that would leave the whole model as one layer, where a word is enough.
             raise CaptureError(f"{what}: pass use_cache=False, or set model.config.use_cache = False")
         raise SkeletonError(f"{what}: pass tensors and numbers")
 
@@ -409,26 +355,6 @@ class Recorder(TorchFunctionMode):
                 f"random numbers of Python's random or of numpy are drawn {where}, between modules that are recorded: "
                 "a replay would repeat the first draw. Draw with torch, or in a module of its own"
             )
-
-
-def _home(module: nn.Module) -> torch.device | None:
-    return next((t.device for t in (*module.parameters(), *module.buffers())), None)
-
-
-def _together(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
-    devices = [
-        leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
-    ]
-    return (args, kwargs) if len(set(devices)) < 2 else _at(devices[-1], args, kwargs)
-
-
-def _at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    if device is None or device.type == "meta":
-        return args, kwargs
-    return pytree.tree_map_only(
-        Tensor, lambda t: t if t.device == device or not t.dim() else t.to(device), (args, kwargs)
-    )
 
 
 def _python_draws() -> tuple[Any, ...]:

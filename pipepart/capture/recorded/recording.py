@@ -35,6 +35,7 @@ class Part(NamedTuple):
         calls: to replay.
         state: number, path of the module and name of each parameter and buffer that the calls use.
         constants: the numbers of the model's other tensors that they use.
+        placed: whether they name a device or use constants, which must be on the device of the layer.
     """
 
     takes: tuple[int, ...]
@@ -42,6 +43,7 @@ class Part(NamedTuple):
     calls: tuple[Call, ...]
     state: tuple[tuple[int, str, str], ...] = ()
     constants: tuple[int, ...] = ()
+    placed: bool = False
 
 
 class Group(NamedTuple):
@@ -208,9 +210,9 @@ class Recording:
     ) -> Part:
         used = {number for call in calls for number in call.given.numbers()} | set(results)
         state = tuple((number, *_split(self.state[number])) for number in sorted(used & self.state.keys()))
-        return Part(
-            tuple(takes), tuple(gives), tuple(calls), state, tuple(sorted(used & self.constants.keys()))
-        )
+        constants = tuple(sorted(used & self.constants.keys()))
+        placed = bool(constants) or any(call.given.has_device for call in calls)
+        return Part(tuple(takes), tuple(gives), tuple(calls), state, constants, placed)
 
     def _places(self, layers: Sequence[Group], stop: int) -> list[int]:
         """Return the layer of each call; the number of layers for those of the end."""

@@ -80,7 +80,7 @@ class RecordedLayer(nn.Module):
         env: Env = dict(zip(part.takes, live.tensors, strict=True))
         for number, owner, name in part.state:
             env[number] = self._tensor(owner, name)
-        rule = self._device_rule(live)
+        rule = self._device_rule(live) if part.placed else _as_it_is
         for number in part.constants:
             env[number] = rule(recording.constants[number])
         for call in part.calls:
@@ -125,6 +125,10 @@ class RecordedLayer(nn.Module):
 
     def __repr__(self) -> str:
         return type(self).__name__ if self.main is None else repr(self.main)
+
+
+def _as_it_is(leaf: Any) -> Any:
+    return leaf
 
 
 _KEY = "/"  # before the path of a module whose own tensors a layer uses

@@ -1,0 +1,50 @@
+"""Values of tensors that depend on no input, parameter or draw, for models on the meta device, which have no values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .calls import Call
+from .numbers import Ref
+from .refusal import CaptureError, line_of_user
+
+
+def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call]) -> Any:
+    """Return the result of a call on meta tensors that reads their values, by computing these on the CPU.
+
+    Raises:
+        CaptureError: the values depend on an input or a parameter.
+    """
+    made = {number: call for call in calls for number in call.new}
+    known: dict[int, Tensor] = {}
+
+    def compute(numbers: Any) -> None:
+        for number in numbers:
+            if number in known:
+                continue
+            call = made.get(number)
+            if call is None or call.module or call.draws:
+                raise CaptureError(
+                    f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have: "
+                    "record it on a real device, or without the argument that is read"
+                )
+            own = call.given.settled()
+            compute(own.numbers())
+            args, kwargs = own.filled(known, _on_cpu)
+            for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):
+                if type(out) is Ref:
+                    known[out.number] = leaf
+
+    given = given.settled()
+    compute(given.numbers())
+    args, kwargs = given.filled(known, _on_cpu)
+    return func(*args, **kwargs)
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

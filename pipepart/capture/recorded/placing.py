@@ -1,0 +1,31 @@
+"""Brings the tensors of a call to one device: a model may be parted over several while it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def home(module: nn.Module) -> torch.device | None:
+    """Return the device of the first parameter or buffer of a module."""
+    return next((t.device for t in (*module.parameters(), *module.buffers())), None)
+
+
+def together(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
+    devices = [
+        leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
+    ]
+    return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
+
+
+def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Bring the tensors of a call to a device."""
+    if device is None or device.type == "meta":
+        return args, kwargs
+    return pytree.tree_map_only(
+        Tensor, lambda t: t if t.device == device or not t.dim() else t.to(device), (args, kwargs)
+    )
