@@ -62,8 +62,8 @@ def other_target():
     return layers(), torch.randn(12, 8), torch.randn(11, 4), nn.MSELoss()
 
 
-def no_chain():
-    return nn.Linear(8, 4), torch.randn(12, 8)
+def no_forward():
+    return nn.ModuleList([nn.Linear(8, 4)]), torch.randn(12, 8)
 
 
 def breaks():

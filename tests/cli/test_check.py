@@ -128,7 +128,7 @@ def test_a_model_without_a_loss_gets_one(run: Run) -> None:
         ("models.py:whole --devices 9", "has 9 stages, the model 5 layers"),
         ("models.py:whole --plan gone.json", "cannot read the plan 'gone.json'"),
         ("models.py:whole --plan plan.json --devices 2", "--devices: the plan says that"),
-        ("models.py:no_chain", "is no nn.Sequential"),
+        ("models.py:no_forward", "ModuleList has no forward"),
         ("models.py:whole -o nowhere/check.json", "there is no directory"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_missing_loss_is_mentioned(run: Run) -> None:
         ("models.py:swapped_loss", "returned Tensor where a loss function was expected"),
         ("models.py:number", "is of type int"),
         ("models.py:layers", "without a sample"),
-        ("models.py:no_chain", "Linear is no nn.Sequential"),
+        ("models.py:no_forward", "ModuleList has no forward"),
         ("models.py:other_target", "the target has 11 samples where the input has 12"),
         ("models.py:layers --input 4by8", "'4by8' is not a shape"),
         ("models.py:layers --input 0x8", "at least 1"),

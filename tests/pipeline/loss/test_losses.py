@@ -211,7 +211,7 @@ def test_a_loss_that_does_not_add_up_is_refused_before_any_gradient_is_there():
     x, y = torch.randn(9, 4).double(), torch.zeros(9, CLASSES).double()
     with cut_by_hand(model, [1], loss_fn=worst) as pipe:
         with pytest.raises(
-            LossError, match=r"worst \(test_losses.py:\d+\) cannot be split.*max at test_losses.py:\d+"
+            LossError, match=r"worst \(test_losses.py:\d+\) cannot be split.*max at loss/test_losses.py:\d+"
         ):
             pipe.step(x, target=y)
         assert all(parameter.grad is None for parameter in model.parameters())
