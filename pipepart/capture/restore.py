@@ -53,10 +53,13 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def bindings_restored(model: nn.Module) -> Iterator[None]:
-    """After the block, restore what each module's attributes, parameters and buffers were bound to."""
+    """After the block, restore what each module's attributes, parameters and buffers were bound to, and its hooks."""
     modes = [(module, module.training) for module in model.modules()]
     before = [
-        [(table, dict(table)) for table in (vars(module), module._parameters, module._buffers)]
+        [
+            (table, dict(table))
+            for table in (vars(module), module._parameters, module._buffers, *_hooks(module))
+        ]
         for module in model.modules()
     ]
     try:
@@ -68,6 +71,10 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
         for module, training in modes:  # a TorchScript module has its mode elsewhere
             if module.training is not training:
                 module.training = training
+
+
+def _hooks(module: nn.Module) -> list[MutableMapping[Any, Any]]:
+    return [table for name, table in vars(module).items() if "_hooks" in name and isinstance(table, dict)]
 
 
 def _rebind(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:

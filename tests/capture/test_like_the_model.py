@@ -134,3 +134,21 @@ def test_replicas_and_optimizers_of_stages():
             pipe.step(**sample)
     assert differing(model, plain) == []
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_hidden_states_and_attentions_that_blocks_leave_aside(name):
+    model, sample = build(name)
+    model.set_attn_implementation("eager")
+    sample |= {"output_hidden_states": True, "output_attentions": True}
+    with piped(model, sample) as pipe, torch.no_grad():
+        found, expected = pipe(**sample), model(**sample)
+    assert len(found.hidden_states) == len(expected.hidden_states)
+    torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.attentions, expected.attentions, rtol=1e-5, atol=1e-6)
+
+
+def test_router_logits_that_experts_leave_aside():
+    model, sample = build("mixtral")
+    model.config.output_router_logits = True
+    assert_same_step(model, sample, stages=3, reduction="mean")

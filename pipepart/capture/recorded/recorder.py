@@ -90,6 +90,11 @@ class Recorder(TorchFunctionMode):
             self._varying.add(number)
         return number
 
+    def varies(self, tensor: Tensor) -> bool:
+        """Return True unless a tensor depends on no input, module, state or draw."""
+        number = self._numbers.get(tensor)
+        return number is None or number in self._varying
+
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
@@ -216,9 +221,13 @@ class Recorder(TorchFunctionMode):
                 )
             what = f"the output of module {path!r}"
             check_nest(result, what, "return its tensors themselves, or pass use_cache=False")
+            uncut = pytree.tree_leaves(result)
             result = pytree.tree_map_only(Tensor, lambda t: self._cut_off(t, trains), result)
             written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
-            self._emit(module, given, result, varies=True, written=written, path=path)
+            call = self._emit(module, given, result, varies=True, written=written, path=path)
+            for leaf, out in zip(uncut, call.outs, strict=True):
+                if type(out) is Ref and self._numbers.get(leaf) is None:  # a hook may have kept it
+                    self._numbers[leaf] = out.number
         finally:
             self.inside = ""
         self._python_draws = _python_draws()

@@ -17,7 +17,7 @@ from .opening import Opening
 from .recorder import Recorder
 from .recording import Recording
 from .refusal import LeftAsideError, SkeletonError
-from .skeleton import Watched, innermost, refused
+from .skeleton import Change, Watched, innermost
 
 
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
@@ -52,14 +52,8 @@ def _recorded(
 ) -> Recording:
     with untouched(model):
         run = _run(model, args, kwargs, opening, tracking)
-        if run.aside:  # does the next forward depend on what this one has left on modules?
-            again = _run(model, args, kwargs, opening, tracking)
-            read = {id(tensor) for tensor in again.recorder.constants.values()}
-            names = [[call.name for call in one.recorder.calls] for one in (run, again)]
-            for path, tensor in run.aside:
-                if id(tensor) in read or names[0] != names[1]:
-                    owner, _, name = path.rpartition(".")
-                    raise refused(owner, model.get_submodule(owner), name, "reads again what it has set as")
+        if run.changes:
+            run = _settled(run, _run(model, args, kwargs, opening, tracking))
     recorder = run.recorder
     tensors = [leaf for leaf in pytree.tree_leaves(run.result) if isinstance(leaf, Tensor)]
     devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
@@ -77,15 +71,40 @@ def _recorded(
     )
 
 
+def _settled(first: _Run, second: _Run) -> _Run:
+    """Return the forward to keep of two in a row, of which the first has changed attributes.
+
+    What only the first one changes is set up once. A tensor that is set aside in each is harmless if none reads what
+    the one before has left.
+
+    Raises:
+        SkeletonError: the forwards depend on each other, or change more than that.
+    """
+    for change in second.changes:
+        if change.tensor is None:
+            raise change.refused()
+    read = {id(tensor) for tensor in second.recorder.constants.values()}
+    names = [[call.name for call in run.recorder.calls] for run in (first, second)]
+    for change in first.changes:
+        if change.tensor is None:
+            continue
+        again = any(one.module is change.module and one.name == change.name for one in second.changes)
+        if again and (id(change.tensor) in read or names[0] != names[1]):
+            raise change.refused("reads again what it has set as")
+        if id(change.tensor) in read and first.recorder.varies(change.tensor):
+            raise change.refused("reads again what it has set as")
+    return second
+
+
 class _Run(NamedTuple):
-    """One forward under a recorder: its inputs and result, the latter with refs too, and tensors set as attributes."""
+    """One forward under a recorder: its inputs and result, the latter with refs too, and what it has changed."""
 
     recorder: Recorder
     inputs: list[Tensor]
     result: Any
     output: list[Any]
     spec: Any
-    aside: list[tuple[str, Tensor]]
+    changes: list[Change]
 
 
 def _run(
@@ -101,7 +120,7 @@ def _run(
     with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
         result = model(*args, **kwargs)
     output, spec = recorder.output(result)
-    return _Run(recorder, inputs, result, output, spec, watched.check())
+    return _Run(recorder, inputs, result, output, spec, watched.changes())
 
 
 @contextmanager

@@ -10,13 +10,33 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from .refusal import SkeletonError
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Change(NamedTuple):
+    """What a forward has done to an attribute of its module.
+
+    Attributes:
+        path, module, name: the module, and the attribute.
+        does: "sets" or "changes".
+        tensor: what was set, if it is a tensor that took the place of another or of None, and no buffer.
+    """
+
+    path: str
+    module: nn.Module
+    name: str
+    does: str
+    tensor: Tensor | None = None
+
+    def refused(self, does: str = "") -> SkeletonError:
+        """Return the error that names it."""
+        return refused(self.path, self.module, self.name, does or self.does)
 
 
 class Watched:
@@ -29,30 +49,21 @@ class Watched:
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         self._before = [(path, module, _bound(module), _contents(module)) for path, module in modules]
 
-    def check(self) -> list[tuple[str, Tensor]]:
-        """Check that all modules are as they were, but for attributes that were bound to tensors; return these.
-
-        Raises:
-            SkeletonError: a forward has set an attribute or changed a list or dict of its module.
-        """
-        aside = []
+    def changes(self) -> list[Change]:
+        """Return the attributes that the forwards have bound anew, and lists and dicts that they have changed."""
+        found = []
         for path, module, bound, contents in self._before:
             now = _bound(module)
             for name in sorted({*bound, *now}):
-                was, found = bound.get(name), now.get(name)
-                if was is found:
-                    continue
-                if (
-                    not isinstance(found, Tensor)
-                    or not isinstance(was, Tensor | None)
-                    or name in module._buffers
-                ):
-                    raise refused(path, module, name, "sets")
-                aside.append((f"{path}.{name}" if path else name, found))
+                was, value = bound.get(name), now.get(name)
+                if was is not value:
+                    aside = isinstance(value, Tensor) and isinstance(was, Tensor | None)
+                    tensor = value if aside and name not in module._buffers else None
+                    found.append(Change(path, module, name, "sets", tensor))
             for name, before in contents.items():
-                if _items(now[name]) != before:
-                    raise refused(path, module, name, "changes")
-        return aside
+                if name in now and _items(now[name]) != before:
+                    found.append(Change(path, module, name, "changes"))
+        return found
 
 
 def innermost(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> str:
