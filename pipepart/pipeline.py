@@ -402,6 +402,6 @@ class Pipeline(AsModule):
         if not any(isinstance(output, Unfinished) for output in outputs):
             return None
         loss = MiniBatchLoss(self._loss, batch)
-        for index, output in enumerate(outputs):
-            loss.take(index, output, on_device_of(output, batch.targets[index]))
-        return loss.differentiable_total()
+        pairs = enumerate(zip(outputs, batch.targets, strict=True))
+        taken = [loss.take(index, output, on_device_of(output, target)) for index, (output, target) in pairs]
+        return loss.differentiable_total(taken)

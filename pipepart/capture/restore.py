@@ -38,12 +38,19 @@ def restored(model: nn.Module) -> Iterator[None]:
     anything that a ``forward`` assigns, such as a counter. A value that is changed in place, such as a list that is
     appended to, stays changed.
     """
+    with draws_restored(model), bindings_restored(model):
+        yield
+
+
+@contextmanager
+def draws_restored(model: nn.Module) -> Iterator[None]:
+    """After the block, restore the random states of torch, ``random`` and numpy."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(
         {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     )
     kind = devices[0].type if devices else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind), bindings_restored(model):
+    with torch.random.fork_rng(devices=devices, device_type=kind):
         try:
             yield
         finally:

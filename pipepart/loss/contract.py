@@ -8,7 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -162,16 +162,15 @@ class MiniBatchLoss:
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].sum.shift).to(value.device, value.dtype)
 
-    def differentiable_total(self) -> Tensor:
-        """Return the loss of the mini-batch with the graph of the micro-batches' losses."""
+    def differentiable_total(self, taken: Sequence[Taken]) -> Tensor:
+        """Return the loss of the mini-batch with the graph of the losses of all micro-batches."""
         total = self.total().detach()
         if not torch.is_grad_enabled():
             return total
         parts = [
             (root * weight).sum().to(total.device, total.dtype)
-            for index, taken in enumerate(self._taken)
-            if taken is not None
-            for root, weight in zip(taken.roots, self.weights(index), strict=True)
+            for index, one in enumerate(taken)
+            for root, weight in zip(one.roots, self.weights(index), strict=True)
         ]
         if not parts:
             return total

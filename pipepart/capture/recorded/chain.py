@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from ...autograd.own_copy import own_copy
 from ..chain import Chain
 from .calls import Call, Env, autocast_now, same_value
 from .opening import Opening
+from .placing import at, home, together
 from .recording import Group, Recording, same_outputs
 from .refusal import CaptureError
 from .replay import Live, finish, recorded_layer
@@ -102,10 +103,11 @@ class RecordedChain(Chain):
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        has_values = not any(tensor.is_meta for tensor in tensors)
-        if has_values and (self._verify == "always" or (self._verify == "first" and not found.verified)):
-            self._check(found, args, kwargs)
-            found.verified = True
+        if found.fresh and not any(tensor.is_meta for tensor in tensors):
+            if self._verify != "never":
+                self._check(found, args, kwargs)
+            found.fresh = self._verify == "always"
+        found.result = None
         return self._entered(found, tensors)
 
     def _entered(self, recording: Recording, tensors: Sequence[Tensor]) -> Entered:
@@ -169,30 +171,74 @@ class RecordedChain(Chain):
         env: Env = dict(zip(recording.inputs, tensors, strict=True))
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
-        return all(_answered(call, env, recording) for call in questions)
+        return all(_answered(call, env) for call in questions)
 
     def _check(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare a replay with the model, without gradients, from the same random states.
 
+        Bit for bit on the CPU; elsewhere kernels may add in any order. A model whose layers are on several devices is
+        not called: what it returned while it was recorded takes the place of its output.
+
         Raises:
             CaptureError: they differ.
         """
+        parted = len({tensor.device for tensor in self.model.parameters()}) > 1
+        if parted and recording.result is None:
+            return
         grad = torch.is_grad_enabled() and recording.hooks
-        with torch.set_grad_enabled(grad), untouched(self.model):
-            given = own_copy((args, kwargs))
-            expected = self.model(*given[0], **given[1])
+        expected = recording.result
+        if not parted:
+            with torch.set_grad_enabled(grad), untouched(self.model):
+                given = own_copy((args, kwargs))
+                expected = self.model(*given[0], **given[1])
         with torch.set_grad_enabled(grad), untouched(self.model):
             given = own_copy((args, kwargs))
             leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-            value, rest = self._entered(recording, leaves)
-            for _, layer in self.layers:
-                value = layer(value)
-            found = finish(value, rest) if recording.loss is not None else value
-        if not same_outputs(expected, found):
+            live, rest = self._entered(recording, leaves)
+            if parted:
+                found = self._replayed(live, rest)
+            else:
+                value: Any = live
+                for _, layer in self.layers:
+                    value = layer(value)
+                found = finish(value, rest) if recording.loss is not None else value
+        if not same_outputs(expected, found, exactly=all(d.type == "cpu" for d in recording.devices)):
             raise CaptureError(
                 f"a replay of {type(self.model).__name__} gives other numbers than the model. Please report it; "
                 'verify="never" trains without this check, layers=[...] says which modules stay whole'
             )
+
+    def _replayed(self, live: Live, rest: Sequence[Tensor]) -> Any:
+        """Replay the layers of a model on several devices, each call where its module or its arguments are."""
+        recording = live.recording
+        values: Sequence[Tensor] = live.tensors
+        env: Env = {}
+        for part in (*recording.parts, recording.end):
+            env = dict(zip(part.takes, values, strict=True))
+            if part is recording.end:
+                env.update(zip(recording.end_inputs, rest, strict=True))
+            for number, owner, name in part.state:
+                env[number] = _tensor_at(self.model, f"{owner}.{name}" if owner else name)
+            env.update((number, recording.constants[number]) for number in part.constants)
+            for call in part.calls:
+                module = self.model.get_submodule(call.module) if call.module else None
+                func = _placed(call.func) if module is None else _placed(module, home(module))
+                call.run(env, func, recording.autocast, None)
+            last = part is recording.parts[-1]
+            if last and recording.loss is None:
+                break
+            values = [env[number] for number in (recording.end.takes if last else part.gives)]
+        return recording.completed(env)
+
+
+def _placed(func: Callable[..., Any], device: torch.device | None = None) -> Callable[..., Any]:
+    """Return a function that brings its arguments to a device, or to one of theirs."""
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = together(args, kwargs) if device is None else at(device, args, kwargs)
+        return func(*args, **kwargs)
+
+    return placed
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:
@@ -236,9 +282,13 @@ def _tensor_at(model: nn.Module, path: str) -> Tensor:
     return module._buffers[name] if found is None else found  # type: ignore[return-value]
 
 
-def _answered(call: Call, env: Env, recording: Recording) -> bool:
-    if not call.reads:
-        call.run(env, call.func, recording.autocast, None)
-        return True
-    args, kwargs = call.given.filled(env)
-    return all(map(same_value, call.outs, pytree.tree_leaves(call.func(*args, **kwargs))))
+def _answered(call: Call, env: Env) -> bool:
+    """Run one call of a question again; return False if it reads another value than when the model was recorded."""
+    args, kwargs = together(*call.given.filled(env))
+    leaves = pytree.tree_leaves(call.func(*args, **kwargs))
+    for out, leaf in zip(call.outs, leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            env[out.number] = leaf
+        elif not same_value(out, leaf):
+            return False
+    return True

@@ -76,7 +76,8 @@ class Recording:
         end: what follows the last layer: the loss, and the outputs beside it.
         end_inputs: which arguments the end needs, as numbers.
         devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
-        verified: whether a replay was compared with the model.
+        result: what the model returned, until a replay has been compared with it.
+        fresh: whether a replay is still to be compared with the model.
     """
 
     calls: list[Call]
@@ -93,7 +94,8 @@ class Recording:
     parts: list[Part] = field(default_factory=list)
     end: Part = field(default_factory=lambda: Part((), (), ()))
     end_inputs: tuple[int, ...] = ()
-    verified: bool = False
+    result: Any = None
+    fresh: bool = True
 
     def groups(self) -> list[Group]:
         """Return the pieces that a chain may be cut into: the calls up to each whole module."""
@@ -293,20 +295,22 @@ class _Marks(dict[int, Any]):
         return Ref(number)
 
 
-def same_outputs(one: Any, other: Any) -> bool:
-    """Return True if two outputs of a model are equal bit for bit, NaN included."""
+def same_outputs(one: Any, other: Any, exactly: bool = True) -> bool:
+    """Return True if two outputs of a model are equal, NaN included: bit for bit, or up to rounding."""
     left, spec = pytree.tree_flatten(one)
     right, spec_of_other = pytree.tree_flatten(other)
-    return spec == spec_of_other and all(map(_same, left, right))
+    return spec == spec_of_other and all(_same(a, b, exactly) for a, b in zip(left, right, strict=True))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any, exactly: bool) -> bool:
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return same_value(one, other)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    equal = one.detach() == other.detach().to(one.device)
-    return bool((equal | ((one != one) & (other != other).to(one.device))).all())
+    one, other = one.detach(), other.detach().to(one.device)
+    if exactly or not one.is_floating_point():
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.allclose(one, other, rtol=torch.finfo(one.dtype).eps ** 0.5, atol=1e-3, equal_nan=True)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import own_copy
-from ..restore import restored
+from ..restore import draws_restored, restored
 from .calls import autocast_now
 from .interception import called_whole, patched_functions
 from .opening import Opening
@@ -51,7 +51,8 @@ def _recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
 ) -> Recording:
     with untouched(model):
-        run = _run(model, args, kwargs, opening, tracking)
+        with draws_restored(model):
+            run = _run(model, args, kwargs, opening, tracking)
         if run.changes:
             run = _settled(run, _run(model, args, kwargs, opening, tracking))
     recorder = run.recorder
@@ -67,6 +68,7 @@ def _recorded(
         joined=recorder.joined(run.output),
         autocast=autocast_now(),
         devices=frozenset(devices),
+        result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
         scalars=frozenset(recorder.number(t) for t in tensors if t.numel() == 1 and t.dim() == 0),
     )
 
