@@ -1,3 +1,4 @@
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false
 """Small models whose forwards do what breaks tracers, each with what is expected of a pipeline: right, or refused."""
 
 from __future__ import annotations

@@ -200,6 +200,7 @@ class Diffusion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.alphas: Tensor
         self.register_buffer("alphas", torch.linspace(0.99, 0.01, 10))
         self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
         self.stem = nn.Conv2d(3, 8, 3, padding=1)

@@ -24,7 +24,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, dict[str, Any]]:
+def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
     make, sample = FAMILIES[name]
     torch.manual_seed(0)
     model = make().to(dtype).train()
@@ -74,7 +74,7 @@ def test_another_length_at_every_step(name):
     plain, _ = build(name)
     with piped(model, sample, stages=3) as pipe:
         for length in (5, 12, 7):
-            sample = text(length, masked=False)
+            sample: dict[str, Any] = {**text(length, masked=False)}
             model.zero_grad()
             plain.zero_grad()
             pipe.step(**sample)
@@ -87,7 +87,7 @@ def test_uneven_labels_count_as_in_the_mini_batch(parts):
     (model, sample), (plain, _) = build("llama"), build("llama")
     sample["labels"][0] = -100
     sample["labels"][1, 3:] = -100
-    sample = {name: torch.cat([tensor, tensor[:3]]) for name, tensor in sample.items()}
+    sample: dict[str, Any] = {name: torch.cat([tensor, tensor[:3]]) for name, tensor in sample.items()}
     with piped(model, sample, stages=3, parts=parts) as pipe:
         loss = pipe.step(**sample)
     expected = plainly(plain, sample, parts=1)

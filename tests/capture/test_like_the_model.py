@@ -129,7 +129,7 @@ def test_check_compares_recorded_models():
 def test_replicas_and_optimizers_of_stages():
     (model, sample), (plain, _) = build("llama"), build("llama")
     for one, stages in ((model, 1), (plain, 3)):
-        options = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
+        options: dict[str, Any] = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
         with piped(one, sample, stages=stages, **options) as pipe:
             pipe.step(**sample)
     assert differing(model, plain) == []

@@ -14,7 +14,7 @@ def home(module: nn.Module) -> torch.device | None:
     return next((t.device for t in (*module.parameters(), *module.buffers())), None)
 
 
-def together(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
     devices = [
         leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
@@ -22,7 +22,7 @@ def together(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
 
 
-def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to a device."""
     if device is None or device.type == "meta":
         return args, kwargs

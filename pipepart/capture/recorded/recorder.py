@@ -224,8 +224,8 @@ class Recorder(TorchFunctionMode):
             uncut = pytree.tree_leaves(result)
             result = pytree.tree_map_only(Tensor, lambda t: self._cut_off(t, trains), result)
             written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
-            call = self._emit(module, given, result, varies=True, written=written, path=path)
-            for leaf, out in zip(uncut, call.outs, strict=True):
+            emitted = self._emit(module, given, result, varies=True, written=written, path=path)
+            for leaf, out in zip(uncut, emitted.outs, strict=True):
                 if type(out) is Ref and self._numbers.get(leaf) is None:  # a hook may have kept it
                     self._numbers[leaf] = out.number
         finally:
