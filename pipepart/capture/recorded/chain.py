@@ -119,6 +119,8 @@ class RecordedChain(Chain):
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         recording = record(self.model, args, kwargs, self.opening)
+        while self._split_loss and (path := recording.module_of_loss()) and self.opening.open_loss(path):
+            recording = record(self.model, args, kwargs, self.opening)
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, args, kwargs)
         recording.settle(self._split_loss)

@@ -86,6 +86,15 @@ class Opening:
         self.notes.append(f"{path} left whole: {why}")
         return True
 
+    def open_loss(self, path: str) -> bool:
+        """Open a module without parameters that computes a loss, so that it shows how to weigh it."""
+        module = self._model.get_submodule(path)
+        if any(True for _ in (*module.parameters(), *module.buffers())):
+            return False
+        del self.whole[module]
+        self.whole |= {part: where for where, part in _beside(module, set(), f"{path}.")}
+        return True
+
     def copy(self) -> Opening:
         """Return an opening of its own, to try something."""
         made = copy(self)

@@ -111,6 +111,11 @@ class Recording:
             start = end + 1
         return found
 
+    def module_of_loss(self) -> str:
+        """Return the path of the whole module that computes the model's own loss; empty if functions do."""
+        loss = self._number_of_loss()
+        return next((call.module for call in self.calls if loss in call.new), "")
+
     def settle(self, split_loss: bool) -> None:
         """Decide whether the model's own loss is split off, and drop what nobody needs."""
         self.loss = self._number_of_loss() if split_loss else None

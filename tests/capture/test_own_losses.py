@@ -1,0 +1,76 @@
+"""Losses that models compute themselves: those of micro-batches add up to that of the mini-batch, or are refused."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipepart import Arguments, LossError
+from tests.support.recorded import own_loss, piped
+
+X = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).double()
+Y = torch.randint(-1, 3, (7,), generator=torch.Generator().manual_seed(1))
+
+
+class Model(nn.Module):
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.loss(x, y)
+
+
+class Criterion(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(x, y, ignore_index=-1)
+
+
+RIGHT: dict[str, Callable[..., Any]] = {
+    "a scalar": lambda x, y: F.cross_entropy(x, y, ignore_index=-1),
+    "a tuple": lambda x, y: (F.cross_entropy(x, y, ignore_index=-1), x),
+    "a dict": lambda x, y: {"loss": F.cross_entropy(x, y, ignore_index=-1), "logits": x},
+    "a loss module of torch": nn.CrossEntropyLoss(ignore_index=-1),
+    "a loss module": Criterion(),
+    "two terms": lambda x, y: F.cross_entropy(x, y, ignore_index=-1) + 0.1 * x.square().mean(),
+    "a sum": lambda x, y: x.square().sum(),
+}
+REFUSED: dict[str, Callable[..., Any]] = {
+    "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
+    "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
+    "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
+    "divided by a value that is read": lambda x, y: x.square().sum() / (y >= 0).sum().item(),
+    "a product of means": lambda x, y: x.mean() * x.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_add_up_to_that_of_the_mini_batch(name):
+    torch.manual_seed(0)
+    model = Model(RIGHT[name]).double()
+    plain = copy.deepcopy(model)
+    with piped(model, (X, Y), parts=3) as pipe:
+        loss = pipe.step(X, Y)
+    expected = plain(X, Y)
+    expected = expected[0] if isinstance(expected, tuple) else own_loss(expected)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_are_refused(name):
+    model = Model(REFUSED[name]).double()
+    with (
+        piped(model, (X, Y), parts=3) as pipe,
+        pytest.raises(LossError, match="the loss that the model computes"),
+    ):
+        pipe.step(Arguments(X, Y))
