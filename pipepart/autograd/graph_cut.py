@@ -207,3 +207,18 @@ def alias(message: Any) -> Any:
     if type(message) is Tensor:
         return _Alias.apply(message) if message.requires_grad else message
     return pytree.tree_map_only(Tensor, lambda t: _Alias.apply(t) if t.requires_grad else t, message)
+
+
+def views(message: Any) -> Any:
+    """Return the message with views of its leaves, for layers that read their input only.
+
+    Autocast casts a leaf once for all that use it and sums their gradients in the low precision. In the model without
+    pipelining the same tensor is no leaf: each use casts it, and the gradients are summed in its own precision.
+    """
+    if type(message) is Tensor:
+        return message.view_as(message) if _is_cast(message) else message
+    return pytree.tree_map_only(Tensor, lambda t: t.view_as(t) if _is_cast(t) else t, message)
+
+
+def _is_cast(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.dtype is torch.float32 and tensor.layout is torch.strided

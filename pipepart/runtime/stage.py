@@ -117,10 +117,11 @@ class Stage:
             message = own_copy(message)
         awaited = self.input_gradients.await_for(graph_cut.leaves(message))
         pairs = overlaps(message)
-        given = message
         # A layer's own hook on its input must run before the hook that catches the input's gradient.
         if writes is not False or self._flagged or pairs or awaited.caught is not None:
             given = graph_cut.alias(message)
+        else:
+            given = graph_cut.views(message)
         versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
         made = Made(*self.run_layers(given, micro_batch, keys, which), awaited)
         if pairs and written(pairs):

@@ -208,6 +208,36 @@ def test_autocast_of_the_caller_holds_in_every_stage(call):
         plain.assert_close(plain.gradients(model), plain.gradients(reference), 0.02)
 
 
+def test_autocast_casts_the_input_of_a_stage_for_each_use():
+    """As it does within a model. A leaf is cast once, and the gradients of its uses are summed in low precision."""
+
+    class Full(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.float()
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, third = (part(x) for part in self.parts)
+            return first * second + third
+
+    model = nn.Sequential(nn.Linear(32, 32), Full(), Three(), nn.Linear(32, 4))
+    reference = plain.twin(model)
+    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
+        for _ in range(3):
+            x, y = torch.randn(8, 32), torch.randn(8, 4)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                pipe.step(x, target=y)
+            for xs, ys in zip(x.tensor_split(2), y.tensor_split(2), strict=True):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = nn.functional.mse_loss(reference(xs), ys) / 2
+                loss.backward()
+            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
 def test_autocast_of_a_step_does_not_reach_into_its_backward():
     """A layer that leaves autocast keeps full precision there, as where ``backward`` is called outside of it."""
 
