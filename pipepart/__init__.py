@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import capture, planning, profiling
-    from .capture import LayerGraph
+    from .capture import CaptureError, LayerGraph
     from .cluster import Cluster, Device, Link
     from .data.arguments import Arguments
     from .data.split import Whole
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Arguments": "data.arguments",
+    "CaptureError": "capture",
     "CheckReport": "verify",
     "Cluster": "cluster",
     "Device": "cluster",
@@ -44,6 +45,7 @@ _ROOMS = ("capture", "planning", "profiling")
 
 __all__ = [
     "Arguments",
+    "CaptureError",
     "CheckReport",
     "Cluster",
     "Device",
