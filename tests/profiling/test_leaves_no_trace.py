@@ -269,5 +269,7 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     x = torch.randn(64, 64)
     with mode():
         profile = measure(model, x)
-    assert all(layer.deferred_bytes > 0 for layer in profile.costs[0].layers[::2])  # kept for the weights' gradients
+    assert all(
+        layer.deferred_bytes > 0 for layer in profile.costs[0].layers[::2]
+    )  # kept for the weights' gradients
     assert all(parameter.grad is None for parameter in model.parameters())
