@@ -19,6 +19,7 @@ from .recording import Group, Recording, same_outputs
 from .refusal import CaptureError
 from .replay import Live, finish, recorded_layer
 from .session import record, untouched
+from .surroundings import Surroundings, state_of
 
 Verify = Literal["first", "never", "always"]
 
@@ -64,6 +65,7 @@ class RecordedChain(Chain):
         super().__init__(model, ())
         self.opening = Opening(model, layers if groups is None else _paths(groups))
         self._may_open = layers is None and groups is None
+        self._surroundings = Surroundings(model)
         self._verify = verify
         self._split_loss = split_loss
         self._groups: list[Group] = []
@@ -157,10 +159,12 @@ class RecordedChain(Chain):
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         opened = [module for _, module in self.opening.opened()]
+        places = {id(leaf): place for place, leaf in enumerate(leaves)}  # an argument may be given twice
         return (
             repr(spec),
             tuple(_key_of(leaf) for leaf in leaves),
-            tuple(_settings(vars(module)) for module in opened),
+            tuple([places[id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)]),
+            self._surroundings.state(opened),
             torch.is_grad_enabled(),
             torch.get_default_dtype(),
             autocast_now(),
@@ -261,20 +265,7 @@ def _paths(groups: Mapping[str, Group]) -> list[str]:
 def _key_of(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_contiguous()
-    return _value_key(leaf)
-
-
-def _value_key(value: Any) -> Hashable:
-    if isinstance(value, bool | int | float | str | torch.dtype | torch.device | type(None)):
-        return type(value), value
-    return type(value), id(value)
-
-
-def _settings(attributes: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """Return the plain attributes of a module and of its ``config``, on which its forward may depend."""
-    plain = [(name, value) for name, value in attributes.items() if type(value) in (bool, int, float, str)]
-    config = attributes.get("config")
-    return (*plain, *(_settings(vars(config)) if hasattr(config, "__dict__") else ()))
+    return state_of(leaf)
 
 
 def _tensor_at(model: nn.Module, path: str) -> Tensor:

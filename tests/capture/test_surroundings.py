@@ -1,0 +1,175 @@
+# pyright: basic, reportArgumentType=false, reportOperatorIssue=false
+"""What the Python code between blocks reads may change between steps: the next step is right, or refused."""
+
+import types
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Arguments
+from pipepart.capture import CaptureError
+from tests.support.recorded import piped, plainly
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
+Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(4))
+SCALE = 1.0
+SCALES = {"all": 1.0}
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+class Mode(Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Block(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.gain = 1.0
+
+
+class Model(nn.Module):
+    """Reads one attribute of every kind between its blocks."""
+
+    of_class = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.number = 1.0
+        self.numbers = [1.0, 1.0]
+        self.named = {"scale": (1.0,)}
+        self.settings = types.SimpleNamespace(scale=1.0)
+        self.mode = Mode.ONE
+        self.act: Any = torch.tanh
+        self.none: Any = None
+        self.tensor = torch.ones(6)
+        inside = 1.0
+
+        def closed(x: Tensor) -> Tensor:
+            return x * inside
+
+        def set_inside(value: float) -> None:
+            nonlocal inside
+            inside = value
+
+        self.closed, self.set_inside = closed, set_inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.act(block(x)) * block.gain * (2.0 if block.weight.requires_grad else 1.0)
+            x = x if block.training else -x
+        x = x * self.number * self.numbers[0] * self.named["scale"][0] * self.settings.scale
+        x = x * self.mode.value * self.of_class * self.tensor * SCALE * self.scaled(1.0)
+        return self.closed(x if self.none is None else x * 5)
+
+    def scaled(self, factor: float) -> float:
+        return factor * SCALES["all"]
+
+
+def _hook(model: Model) -> None:
+    model.register_forward_hook(lambda module, args, output: output * 3)
+
+
+def _forward(model: Model) -> None:
+    original = model.forward
+    model.forward = lambda x: original(x) * 2
+
+
+CHANGES: dict[str, Callable[[Model], Any]] = {
+    "number": lambda model: setattr(model, "number", 2.0),
+    "list": lambda model: model.numbers.__setitem__(0, 2.0),
+    "another list": lambda model: setattr(model, "numbers", [2.0]),
+    "nest": lambda model: model.named.update(scale=(2.0,)),
+    "object": lambda model: setattr(model.settings, "scale", 2.0),
+    "enum": lambda model: setattr(model, "mode", Mode.TWO),
+    "function": lambda model: setattr(model, "act", torch.sigmoid),
+    "none": lambda model: setattr(model, "none", object()),
+    "tensor": lambda model: setattr(model, "tensor", torch.full((6,), 2.0)),
+    "closure": lambda model: model.set_inside(2.0),
+    "block": lambda model: setattr(model.blocks[1], "gain", 2.0),
+    "training of a block": lambda model: model.blocks[1].eval(),
+    "frozen block": lambda model: model.blocks[1].requires_grad_(False),
+    "hook": _hook,
+    "forward": _forward,
+}
+
+
+def _assert_right_after(change: Callable[[Model], Any]) -> None:
+    torch.manual_seed(0)
+    model, plain = Model(), Model()
+    plain.load_state_dict(model.state_dict())
+    with piped(model, X, loss_fn=loss_fn) as pipe:
+        pipe.step(X, target=Y)
+        model.zero_grad()
+        change(model)
+        loss = pipe.step(X, target=Y)
+    change(plain)
+    expected = plainly(plain, X, target=Y, loss_fn=loss_fn)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or other.grad is None or torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_model_is_noticed(name):
+    _assert_right_after(CHANGES[name])
+
+
+def test_a_change_of_a_global_is_noticed(monkeypatch):
+    _assert_right_after(lambda _: monkeypatch.setitem(globals(), "SCALE", 2.0))
+
+
+def test_a_change_inside_a_global_that_a_method_reads_is_noticed(monkeypatch):
+    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0))
+
+
+def test_a_change_of_the_class_is_noticed(monkeypatch):
+    _assert_right_after(lambda _: monkeypatch.setattr(Model, "of_class", 2.0))
+
+
+def test_another_order_of_the_blocks_is_refused():
+    model = Model()
+    with piped(model, X, loss_fn=loss_fn) as pipe:
+        pipe.step(X, target=Y)
+        model.blocks = nn.ModuleList(list(model.blocks)[::-1])
+        with pytest.raises(CaptureError, match=r"calls module 'blocks\.1' where its layers do not"):
+            pipe.step(X, target=Y)
+
+
+class _Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+    def forward(self, x: Tensor, y: Tensor, options: Any = None) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * (1.0 if options is None else options.scale)
+        return x + y
+
+
+@pytest.mark.parametrize("first", [X, Y])
+def test_an_argument_that_is_given_twice_is_another_call(first):
+    model = _Both()
+    with piped(model, (X, first), loss_fn=loss_fn) as pipe, torch.no_grad():
+        for second in (X, Y):
+            assert torch.equal(
+                pipe(X, second), torch.cat([model(X[:4], second[:4]), model(X[4:], second[4:])])
+            )
+
+
+def test_a_change_inside_an_argument_is_noticed():
+    model = _Both()
+    options = types.SimpleNamespace(scale=1.0)
+    with piped(model, Arguments(X, Y, options), loss_fn=loss_fn) as pipe, torch.no_grad():
+        for options.scale in (1.0, 2.0):
+            expected = torch.cat([model(X[:4], Y[:4], options), model(X[4:], Y[4:], options)])
+            assert torch.equal(pipe(X, Y, options), expected)
