@@ -18,6 +18,11 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
 
 
+@pytest.fixture(autouse=True)
+def _without_what_other_tests_left():
+    gc.collect()
+
+
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 

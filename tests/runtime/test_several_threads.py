@@ -43,6 +43,11 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
 
 
+@pytest.fixture(autouse=True)
+def _without_what_other_tests_left():
+    gc.collect()
+
+
 @pytest.mark.parametrize("where", ["forward", "hook"])
 def test_a_step_within_a_step(where):
     holder: list[Pipeline] = []
