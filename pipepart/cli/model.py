@@ -61,7 +61,9 @@ def measure(
         given = load(name, sample)
         if given.loss_fn is None:
             target = "" if given.target is None else "a target and "
-            note(f"{target}no loss function: the backward starts with ones at the output, or at the model's own loss")
+            note(
+                f"{target}no loss function: the backward starts with ones at the output, or at the model's own loss"
+            )
         batch = batch_size(Arguments.of(given.sample), given.target)
         found = profile(
             given.model,
