@@ -1,11 +1,13 @@
-# pyright: basic, reportArgumentType=false, reportOperatorIssue=false
+# pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
 """What the Python code between blocks reads may change between steps: the next step is right, or refused."""
 
 import types
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,10 +31,31 @@ class Mode(Enum):
     TWO = 2
 
 
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def value(self) -> float:
+        return self.scale
+
+
+class OfClass:
+    scale = 1.0
+
+
 class Block(nn.Linear):
+    of_blocks = 1.0
+
     def __init__(self) -> None:
         super().__init__(6, 6)
         self.gain = 1.0
+        self.hidden = 1.0
+        self.settings = {"scale": 1.0}
+
+    def factor(self) -> float:
+        return self.hidden * self.of_blocks * self.settings["scale"]
 
 
 class Model(nn.Module):
@@ -50,6 +73,11 @@ class Model(nn.Module):
         self.mode = Mode.ONE
         self.act: Any = torch.tanh
         self.none: Any = None
+        self.slotted = Slotted()
+        self.value = Slotted().value
+        self.part: Any = partial(torch.mul, other=1.0)
+        self.array = np.ones(2)
+        self.kind: Any = OfClass
         self.tensor = torch.ones(6)
         inside = 1.0
 
@@ -65,9 +93,11 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = self.act(block(x)) * block.gain * (2.0 if block.weight.requires_grad else 1.0)
-            x = x if block.training else -x
+            x = (x if block.training else -x) * block.factor()
         x = x * self.number * self.numbers[0] * self.named["scale"][0] * self.settings.scale
         x = x * self.mode.value * self.of_class * self.tensor * SCALE * self.scaled(1.0)
+        x = self.part(x) * self.slotted.scale * self.value() * float(self.array[0]) * self.kind.scale
+        x = x * 2 if "added" in self._buffers else x
         return self.closed(x if self.none is None else x * 5)
 
     def scaled(self, factor: float) -> float:
@@ -97,6 +127,13 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "block": lambda model: setattr(model.blocks[1], "gain", 2.0),
     "training of a block": lambda model: model.blocks[1].eval(),
     "frozen block": lambda model: model.blocks[1].requires_grad_(False),
+    "slots": lambda model: setattr(model.slotted, "scale", 2.0),
+    "owner of a method": lambda model: setattr(model.value.__self__, "scale", 2.0),
+    "partial": lambda model: model.__dict__["part"].keywords.update(other=2.0),
+    "array": lambda model: model.array.fill(2.0),
+    "method of a block": lambda model: setattr(model.blocks[1], "hidden", 2.0),
+    "dict of a block": lambda model: model.blocks[1].settings.update(scale=2.0),
+    "added buffer": lambda model: model.register_buffer("added", torch.ones(1)),
     "hook": _hook,
     "forward": _forward,
 }
@@ -134,6 +171,11 @@ def test_a_change_inside_a_global_that_a_method_reads_is_noticed(monkeypatch):
 
 def test_a_change_of_the_class_is_noticed(monkeypatch):
     _assert_right_after(lambda _: monkeypatch.setattr(Model, "of_class", 2.0))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Block, "of_blocks"), (OfClass, "scale")])
+def test_a_change_of_other_classes_is_noticed(monkeypatch, kind, name):
+    _assert_right_after(lambda _: monkeypatch.setattr(kind, name, 2.0))
 
 
 def test_another_order_of_the_blocks_is_refused():

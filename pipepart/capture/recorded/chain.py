@@ -94,9 +94,17 @@ class RecordedChain(Chain):
         Raises:
             CaptureError: the model cannot be recorded with them, or its layers are others than before.
         """
+        return self.enter_all([(args, kwargs)])[0]
+
+    def enter_all(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Entered]:
+        """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
+        around = self._surroundings.state([module for _, module in self.opening.opened()])
+        return [self._enter(args, kwargs, around) for args, kwargs in calls]
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Hashable) -> Entered:
         leaves, _ = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = self._key(args, kwargs)
+        key = _key(args, kwargs, around)
         known = self._recordings.setdefault(key, [])
         self._recordings.move_to_end(key)
         found = next((recording for recording in known if self._holds(recording, tensors)), None)
@@ -155,20 +163,6 @@ class RecordedChain(Chain):
             (name, recorded_layer(index, group, self.model))
             for index, (name, group) in enumerate(groups.items())
         ]
-
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        opened = [module for _, module in self.opening.opened()]
-        places = {id(leaf): place for place, leaf in enumerate(leaves)}  # an argument may be given twice
-        return (
-            repr(spec),
-            tuple(_key_of(leaf) for leaf in leaves),
-            tuple([places[id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)]),
-            self._surroundings.state(opened),
-            torch.is_grad_enabled(),
-            torch.get_default_dtype(),
-            autocast_now(),
-        )
 
     def _holds(self, recording: Recording, tensors: Sequence[Tensor]) -> bool:
         """Ask again what the model read from its arguments while it was recorded."""
@@ -260,6 +254,20 @@ def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:
 
 def _paths(groups: Mapping[str, Group]) -> list[str]:
     return list(dict.fromkeys(path for group in groups.values() for path in group.modules))
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any], around: Hashable) -> Hashable:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}  # an argument may be given twice
+    return (
+        repr(spec),
+        tuple(_key_of(leaf) for leaf in leaves),
+        tuple([places[id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)]),
+        around,
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        autocast_now(),
+    )
 
 
 def _key_of(leaf: Any) -> Hashable:

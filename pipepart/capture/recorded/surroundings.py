@@ -15,18 +15,20 @@ import inspect
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
-_CLOSED = (Tensor, nn.Module, ModuleType, BuiltinFunctionType, MethodType, type, logging.Logger)
+_CLOSED = (Tensor, nn.Module, ModuleType, BuiltinFunctionType, type, logging.Logger)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TABLES = frozenset(("_parameters", "_buffers", "_modules", *_HOOKS))
 _DEPTH = 5  # of what is looked at in an attribute
-_ITEMS = 256  # larger collections count by their length
+_ITEMS = 4096  # larger collections count by their length
 
 
 class Same:
@@ -49,6 +51,8 @@ def state_of(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> H
     if isinstance(value, _PLAIN):
         return type(value), value
     seen = set() if seen is None else seen
+    if isinstance(value, type):
+        return Same(value), tuple([item for item in vars(value).values() if isinstance(item, _PLAIN)])
     if isinstance(value, _CLOSED) or not depth or id(value) in seen:
         return Same(value)
     seen.add(id(value))
@@ -62,13 +66,23 @@ def state_of(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> H
             ]
             return type(value), tuple(found)
         return type(value), tuple([state_of(item, depth - 1, seen) for item in value])
+    if isinstance(value, np.ndarray):
+        return Same(value), value.tobytes() if value.size <= _ITEMS and not value.dtype.hasobject else ()
+    found = [(name, state_of(item, depth - 1, seen)) for name, item in _held_by(value)]
+    return Same(getattr(value, "__func__", value)), tuple(found)
+
+
+def _held_by(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object, a method, a partial function or the closure of a function holds."""
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        return Same(value), tuple([state_of(cell, depth - 1, seen) for cell in cells])
-    if not hasattr(value, "__dict__"):
-        return Same(value)
-    found = [(name, state_of(item, depth - 1, seen)) for name, item in vars(value).items()]
-    return Same(value), tuple(found)
+        return [("", cell.cell_contents) for cell in value.__closure__ or () if _is_filled(cell)]
+    if isinstance(value, MethodType):
+        return [("", value.__self__)]
+    if isinstance(value, partial):
+        return [("", value.func), ("", value.args), ("", value.keywords)]
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+    found = [(name, getattr(value, name)) for name in slots if name != "__dict__" and hasattr(value, name)]
+    return [*found, *vars(value).items()] if hasattr(value, "__dict__") else found
 
 
 class Surroundings:
@@ -96,10 +110,11 @@ class Surroundings:
         found += [code.state(seen) for code in codes]
         is_open = set(opened)
         for module in self._model.modules():
-            if module not in is_open and (read := names.intersection(vars(module)) - _TABLES):
-                attributes = vars(module)
-                plain = [name for name in sorted(read) if isinstance(attributes[name], _PLAIN)]
-                found.append(tuple([(name, state_of(attributes[name])) for name in plain]))
+            attributes = vars(module)
+            if module not in is_open and (read := names.intersection(attributes) - _TABLES):
+                values = [(name, attributes[name]) for name in sorted(read)]
+                plain = [(name, value) for name, value in values if not isinstance(value, _CLOSED)]
+                found.append(tuple([(name, state_of(value, _DEPTH, seen)) for name, value in plain]))
         if "requires_grad" in names:
             found.append(tuple([parameter.requires_grad for parameter in self._model.parameters()]))
         return tuple(found)
@@ -109,7 +124,8 @@ class Surroundings:
         function = getattr(forward, "__func__", forward)
         key = type(module), function
         if key not in self._codes:
-            self._codes[key] = _Code(type(module), function)
+            kinds = dict.fromkeys(type(one) for one in self._model.modules() if not _is_of_torch(type(one)))
+            self._codes[key] = _Code([type(module), *kinds], function)
         return self._codes[key]
 
 
@@ -120,6 +136,8 @@ def _state_of_open(module: nn.Module, names: set[str], seen: set[int]) -> Hashab
         Same(kind),
         Same(getattr(module.forward, "__func__", module.forward)),
         tuple([(name, Same(child)) for name, child in module._modules.items()]),
+        tuple([(name, value is None) for name, value in module._parameters.items()]),
+        tuple([(name, value is None) for name, value in module._buffers.items()]),
         tuple([Same(hook) for table in _HOOKS for hook in attributes[table].values()]),
         tuple(
             [
@@ -132,17 +150,21 @@ def _state_of_open(module: nn.Module, names: set[str], seen: set[int]) -> Hashab
 
 
 class _Code:
-    """The code of a forward, with the methods of its class and the functions of its file that it names.
+    """The code of a forward, with the methods and the functions of its file that it names.
+
+    Args:
+        kinds: the classes of the model's modules, whose methods these may be.
+        forward: a function.
 
     Attributes:
         names: all that it names: attributes, globals, and variables of closures.
     """
 
-    def __init__(self, kind: type[nn.Module], forward: Any) -> None:
+    def __init__(self, kinds: Sequence[type[nn.Module]], forward: Any) -> None:
         self.names: set[str] = set()
         self._globals: list[tuple[dict[str, Any], list[str]]] = []
         self._cells: list[CellType] = []
-        kinds = kind.__mro__[: kind.__mro__.index(nn.Module)]
+        named: dict[int, Any] = {}  # classes and modules that it names
         seen: set[Any] = set()
         waiting = [forward]
         while waiting:
@@ -154,19 +176,23 @@ class _Code:
             self.names |= own
             self._globals.append((function.__globals__, sorted(own & function.__globals__.keys())))
             self._cells += function.__closure__ or ()
-            near = (function.__globals__[name] for name in own & function.__globals__.keys())
+            near = [function.__globals__[name] for name in own & function.__globals__.keys()]
+            named.update((id(one), one) for one in near if isinstance(one, type | ModuleType))
             waiting += [one for one in near if getattr(one, "__module__", "") == function.__module__]
-            waiting += [inspect.getattr_static(kind, name, None) for name in own]
+            waiting += [inspect.getattr_static(kind, name, None) for kind in kinds for name in own]
             waiting += [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        bases = [base for kind in kinds for base in kind.__mro__]
+        named.update((id(one), one) for one in bases)
         self._of_classes = [
             (vars(one), name)
-            for one in kinds
+            for one in named.values()
+            if not _is_of_torch(one)
             for name in sorted(self.names & vars(one).keys())
-            if not isinstance(vars(one)[name], property | staticmethod | classmethod | FunctionType)
+            if not isinstance(vars(one)[name], (*_CLOSED, property, staticmethod, classmethod, FunctionType))
         ]
 
     def state(self, seen: set[int]) -> Hashable:
-        """Return a key of the attributes of classes, of the globals and of the variables of closures."""
+        """Return a key of the attributes of classes and modules, of the globals and of the variables of closures."""
         return (
             tuple([state_of(place.get(name), _DEPTH, seen) for place, name in self._of_classes]),
             tuple(
@@ -180,6 +206,11 @@ def _function_of(value: Any) -> FunctionType | None:
     """Return the Python function in a method or property; None for anything else and for torch's own."""
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     return value if isinstance(value, FunctionType) and not value.__module__.startswith("torch.") else None
+
+
+def _is_of_torch(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    return f"{name}.".startswith(("torch.", "builtins."))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
