@@ -1,4 +1,4 @@
-# pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
 """What the Python code between blocks reads may change between steps: the next step is right, or refused."""
 
 import types
@@ -129,7 +129,7 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "frozen block": lambda model: model.blocks[1].requires_grad_(False),
     "slots": lambda model: setattr(model.slotted, "scale", 2.0),
     "owner of a method": lambda model: setattr(model.value.__self__, "scale", 2.0),
-    "partial": lambda model: model.__dict__["part"].keywords.update(other=2.0),
+    "partial": lambda model: model.part.keywords.update(other=2.0),
     "array": lambda model: model.array.fill(2.0),
     "method of a block": lambda model: setattr(model.blocks[1], "hidden", 2.0),
     "dict of a block": lambda model: model.blocks[1].settings.update(scale=2.0),
