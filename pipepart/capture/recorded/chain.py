@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import own_copy
+from ...autograd.own_copy import own_copy, tensors
 from ..chain import Chain
 from .calls import Call, Env, autocast_now, same_value
 from .opening import Opening
 from .placing import at, home, together
 from .recording import Group, Recording, same_outputs
 from .refusal import CaptureError
-from .replay import Live, finish, recorded_layer
+from .replay import Live, finish, held, recorded_layer
 from .session import record, untouched
 from .surroundings import Surroundings, state_of
 
@@ -102,26 +102,26 @@ class RecordedChain(Chain):
         return [self._enter(args, kwargs, around) for args, kwargs in calls]
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Hashable) -> Entered:
-        leaves, _ = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = _key(args, kwargs, around)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = _key(leaves, spec, around)
         known = self._recordings.setdefault(key, [])
         self._recordings.move_to_end(key)
-        found = next((recording for recording in known if self._holds(recording, tensors)), None)
+        found = next((recording for recording in known if self._holds(recording, passed)), None)
         if found is None:
             found = self._recorded(args, kwargs)
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        if found.fresh and not any(tensor.is_meta for tensor in tensors):
+        if found.fresh and not any(tensor.is_meta for tensor in passed):
             if self._verify != "never":
                 self._check(found, args, kwargs)
             found.fresh = self._verify == "always"
         found.result = None
-        return self._entered(found, tensors)
+        return self._entered(found, passed)
 
-    def _entered(self, recording: Recording, tensors: Sequence[Tensor]) -> Entered:
-        values = dict(zip(recording.inputs, tensors, strict=True))
+    def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:
+        values = dict(zip(recording.inputs, passed, strict=True))
         return Entered(
             Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
             tuple(values[number] for number in recording.end_inputs),
@@ -164,11 +164,11 @@ class RecordedChain(Chain):
             for index, (name, group) in enumerate(groups.items())
         ]
 
-    def _holds(self, recording: Recording, tensors: Sequence[Tensor]) -> bool:
+    def _holds(self, recording: Recording, passed: Sequence[Tensor]) -> bool:
         """Ask again what the model read from its arguments while it was recorded."""
         if not (questions := recording.questions):
             return True
-        env: Env = dict(zip(recording.inputs, tensors, strict=True))
+        env: Env = dict(zip(recording.inputs, passed, strict=True))
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
         return all(_answered(call, env) for call in questions)
@@ -193,8 +193,7 @@ class RecordedChain(Chain):
                 expected = self.model(*given[0], **given[1])
         with torch.set_grad_enabled(grad), untouched(self.model):
             given = own_copy((args, kwargs))
-            leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-            live, rest = self._entered(recording, leaves)
+            live, rest = self._entered(recording, tensors(given))
             if parted:
                 found = self._replayed(live, rest)
             else:
@@ -218,7 +217,7 @@ class RecordedChain(Chain):
             if part is recording.end:
                 env.update(zip(recording.end_inputs, rest, strict=True))
             for number, owner, name in part.state:
-                env[number] = _tensor_at(self.model, f"{owner}.{name}" if owner else name)
+                env[number] = held(self.model.get_submodule(owner), name)
             env.update((number, recording.constants[number]) for number in part.constants)
             for call in part.calls:
                 module = self.model.get_submodule(call.module) if call.module else None
@@ -256,8 +255,7 @@ def _paths(groups: Mapping[str, Group]) -> list[str]:
     return list(dict.fromkeys(path for group in groups.values() for path in group.modules))
 
 
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any], around: Hashable) -> Hashable:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+def _key(leaves: Sequence[Any], spec: pytree.TreeSpec, around: Hashable) -> Hashable:
     places = {id(leaf): place for place, leaf in enumerate(leaves)}  # an argument may be given twice
     return (
         repr(spec),
@@ -278,9 +276,7 @@ def _key_of(leaf: Any) -> Hashable:
 
 def _tensor_at(model: nn.Module, path: str) -> Tensor:
     owner, _, name = path.rpartition(".")
-    module = model.get_submodule(owner)
-    found = module._parameters.get(name)
-    return module._buffers[name] if found is None else found  # type: ignore[return-value]
+    return held(model.get_submodule(owner), name)
 
 
 def _answered(call: Call, env: Env) -> bool:

@@ -31,6 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...autograd import graph_cut
 from ...autograd.in_place import version
 from ...autograd.nests import check_nest
+from ...autograd.own_copy import tensors
 from .calls import HOOKS, Call, Given, autocast_now
 from .constants import computed_on_cpu
 from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
@@ -170,8 +171,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in SIZES:
             return self._sized(name, func(*args, **kwargs), args)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        before = [version(tensor) for tensor in tensors]
+        passed = tensors((args, kwargs))
+        before = [version(tensor) for tensor in passed]
         given = Given(args, kwargs, self.number)
         varies = any(number in self._varying for number in given.numbers(sizes=False))
         if name in REFUSED and varies:
@@ -183,18 +184,17 @@ class Recorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
-            if not any(tensor.is_meta for tensor in tensors):
+            if not any(tensor.is_meta for tensor in passed):
                 raise
             result = computed_on_cpu(func, given, self.calls)
-        written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
+        written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
-        returns = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
-        if not (returns or written or varies or name in HOOKS):
+        if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
-        if call.reads and len(tensors) == 1:
+        if call.reads and len(passed) == 1:
             return with_source(result, Source(func, (call.given.only,)))
         return result
 
@@ -206,11 +206,11 @@ class Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
             self._check_passed(leaf, path)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         given = Given(args, kwargs, self.number)
-        before = [version(tensor) for tensor in tensors]
+        before = [version(tensor) for tensor in passed]
         args, kwargs = at(home(module), args, kwargs)
-        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *tensors))
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *passed))
         self.inside = path
         try:
             with self._stepped_aside(), torch.no_grad():
@@ -223,7 +223,7 @@ class Recorder(TorchFunctionMode):
             check_nest(result, what, "return its tensors themselves, or pass use_cache=False")
             uncut = pytree.tree_leaves(result)
             result = pytree.tree_map_only(Tensor, lambda t: self._cut_off(t, trains), result)
-            written = [t for t, was in zip(tensors, before, strict=True) if version(t) != was]
+            written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
             emitted = self._emit(module, given, result, varies=True, written=written, path=path)
             for leaf, out in zip(uncut, emitted.outs, strict=True):
                 if type(out) is Ref and self._numbers.get(leaf) is None:  # a hook may have kept it
@@ -339,9 +339,8 @@ class Recorder(TorchFunctionMode):
     def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         if self._tracking and self.inside and threading.get_ident() == self._thread:
-            for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._made_in[leaf] = self.inside
+            for made in tensors(result):
+                self._made_in[made] = self.inside
         return result
 
     @contextmanager

@@ -245,8 +245,8 @@ class Recording:
 
     def _check_state(self, layers: Sequence[Group]) -> None:
         for part, layer in zip(self.parts, layers, strict=True):
-            for _, owner, name in part.state:
-                path = f"{owner}.{name}" if owner else name
+            for number, *_ in part.state:
+                path = self.state[number]
                 if path not in layer.tensors:
                     raise CaptureError(
                         f"with these arguments or in this mode layer {layer.modules[-1:] or ''} uses {path!r}, which "

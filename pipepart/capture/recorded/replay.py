@@ -79,7 +79,7 @@ class RecordedLayer(nn.Module):
         part = recording.parts[self.index]
         env: Env = dict(zip(part.takes, live.tensors, strict=True))
         for number, owner, name in part.state:
-            env[number] = self._tensor(owner, name)
+            env[number] = held(self._modules[_KEY + owner], name)
         rule = self._device_rule(live) if part.placed else _as_it_is
         for number in part.constants:
             env[number] = rule(recording.constants[number])
@@ -118,13 +118,14 @@ class RecordedLayer(nn.Module):
 
         return rule
 
-    def _tensor(self, owner: str, name: str) -> Tensor:
-        own: Any = self._modules[_KEY + owner]
-        found = own._parameters.get(name)
-        return own._buffers[name] if found is None else found
-
     def __repr__(self) -> str:
         return type(self).__name__ if self.main is None else repr(self.main)
+
+
+def held(owner: Any, name: str) -> Tensor:
+    """Return the parameter or buffer that a module holds under a name."""
+    found = owner._parameters.get(name)
+    return owner._buffers[name] if found is None else found
 
 
 def _as_it_is(leaf: Any) -> Any:

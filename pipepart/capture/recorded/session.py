@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import own_copy
+from ...autograd.own_copy import own_copy, tensors
 from ..restore import draws_restored, restored
 from .calls import autocast_now
 from .interception import called_whole, patched_functions
@@ -56,7 +56,6 @@ def _recorded(
         if run.changes:
             run = _settled(run, _run(model, args, kwargs, opening, tracking))
     recorder = run.recorder
-    tensors = [leaf for leaf in pytree.tree_leaves(run.result) if isinstance(leaf, Tensor)]
     devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
     return Recording(
         calls=recorder.calls,
@@ -69,7 +68,7 @@ def _recorded(
         autocast=autocast_now(),
         devices=frozenset(devices),
         result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
-        scalars=frozenset(recorder.number(t) for t in tensors if t.numel() == 1 and t.dim() == 0),
+        scalars=frozenset(recorder.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0),
     )
 
 
@@ -115,7 +114,7 @@ def _run(
     args, kwargs = own_copy((args, kwargs))
     paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
     recorder = Recorder(paths, _held(model), opening.whole, tracking)
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = list(tensors((args, kwargs)))
     for tensor in inputs:
         recorder.input(tensor)
     watched = Watched(opening.opened())

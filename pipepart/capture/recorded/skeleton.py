@@ -35,8 +35,14 @@ class Change(NamedTuple):
     tensor: Tensor | None = None
 
     def refused(self, does: str = "") -> SkeletonError:
-        """Return the error that names it."""
-        return refused(self.path, self.module, self.name, does or self.does)
+        """Return the error that names it, with what the forward ``does`` to it."""
+        error = SkeletonError(
+            f"the forward of {self.path or 'the model'} ({type(self.module).__name__}) {does or self.does} "
+            f"self.{self.name}{_line(self.module, self.name)}, which a replay would not repeat. Set it before the "
+            "step, register a buffer and write it in place, or move that code into a module of its own"
+        )
+        error.culprit = self.path
+        return error
 
 
 class Watched:
@@ -76,17 +82,6 @@ def innermost(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) ->
         found = paths.get(id(owner), found)
         at = at.tb_next
     return found
-
-
-def refused(path: str, module: nn.Module, name: str, does: str) -> SkeletonError:
-    """Return the error for an attribute of an open module that its forward ``does`` something to."""
-    error = SkeletonError(
-        f"the forward of {path or 'the model'} ({type(module).__name__}) {does} self.{name}{_line(module, name)}, "
-        "which a replay would not repeat. Set it before the step, register a buffer and write it in place, or move "
-        "that code into a module of its own"
-    )
-    error.culprit = path
-    return error
 
 
 def _bound(module: nn.Module) -> dict[str, Any]:
