@@ -14,14 +14,14 @@ from torch import nn
 import schedules
 
 from .autograd import graph_cut
-from .capture import Chain, RecordedChain, Unfinished, Verify, chain_of, loss_of
+from .capture import Chain, RecordedChain, Verify, chain_of, loss_of
 from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
-from .loss import LossError, MiniBatchLoss, Reduction, StepLoss, add_loss
+from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .runtime.as_module import AsModule
@@ -31,10 +31,11 @@ from .runtime.differentiable import differentiable
 from .runtime.emulation import MemoryUse, emulation_of, memory_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
-from .runtime.loss_sink import OutputSink, make_loss_sink, on_device_of
+from .runtime.loss_sink import make_loss_sink
 from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
+from .runtime.output_sink import OutputSink, loss_of_outputs
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step_gradients import StepGradients, scaled
@@ -344,12 +345,12 @@ class Pipeline(AsModule):
         if torch.is_grad_enabled():
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
             outputs = differentiable(self._engine, batch, dict(self.named_parameters()), recomputes)
-            return gathered(outputs, batch, self._merge, self._loss_of_call(outputs, batch))
+            return gathered(outputs, batch, self._merge, loss_of_outputs(self._loss, outputs, batch))
         sink = OutputSink(batch.sizes)
         self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return gathered(sink.outputs, batch, self._merge, self._loss_of_call(sink.outputs, batch))
+        return gathered(sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch))
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -396,12 +397,3 @@ class Pipeline(AsModule):
         self._engine.hold_for_caller(outputs)
         with torch.no_grad():
             return gathered(outputs, batch, self._merge, loss)
-
-    def _loss_of_call(self, outputs: Sequence[Any], batch: MicroBatches) -> torch.Tensor | None:
-        """Return the loss of the mini-batch if the model computes it, with the graph that the outputs have."""
-        if not any(isinstance(output, Unfinished) for output in outputs):
-            return None
-        loss = MiniBatchLoss(self._loss, batch)
-        pairs = enumerate(zip(outputs, batch.targets, strict=True))
-        taken = [loss.take(index, output, on_device_of(output, target)) for index, (output, target) in pairs]
-        return loss.differentiable_total(taken)

@@ -24,7 +24,7 @@ from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
-from .loss_sink import OutputSink
+from .output_sink import OutputSink
 from .step import Step
 
 

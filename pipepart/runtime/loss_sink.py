@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def check_forwards_first(schedule: Schedule) -> None:
         )
 
 
-class LossSink:
+class LossSink(ABC):
     """Base of the sinks: the outputs and the auxiliary losses of one run, and the gradients that backwards start from.
 
     A sink is used by the workers during a run, and by the caller after it. Each worker writes the auxiliary losses of
@@ -101,13 +102,13 @@ class LossSink:
         self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
         self._seeds = _Seeds()
 
+    @abstractmethod
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Receive the output of one micro-batch; return the roots: tensors where its gradients enter the graph."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients for those roots."""
-        raise NotImplementedError
 
     def correction(self) -> float:
         """Return the factor for the gradients of the run, after all micro-batches were received."""
@@ -354,31 +355,6 @@ class BatchLossSink(LossSink):
         """The loss of the mini-batch, when all micro-batches have been received."""
         assert self._value is not None
         return self._with_added(self._value)
-
-
-class OutputSink(LossSink):
-    """Keeps the outputs for the caller: for a forward alone, or one whose backward the caller runs later.
-
-    Attributes:
-        received_gradients: of the roots of each micro-batch; the caller sets them.
-        gradient_of_added: of the sum of the auxiliary losses; None if the caller has not set it.
-    """
-
-    received_gradients: Sequence[graph_cut.Gradients] = ()
-    gradient_of_added: Tensor | None = None
-
-    def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
-        """Keep the output, detached from its graph."""
-        self.outputs[micro_batch], roots = graph_cut.cut(value)
-        return roots
-
-    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        """Return the gradients that the caller has set."""
-        return self.received_gradients[micro_batch]
-
-    def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
-        given = self.gradient_of_added
-        return None if given is None else given.to(loss.device, loss.dtype) * weight
 
 
 def on_device_of(output: Any, target: Any) -> Any:
