@@ -1,13 +1,16 @@
 """Models whose layers share parameters or state, and a check of their training."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipepart import Pipeline
+from pipepart.capture import flatten
 from tests.support import plain
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 
 
 class Head(nn.Module):
@@ -55,6 +58,20 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 
 def words(samples: int = 7) -> tuple[Tensor, Tensor]:
     return torch.randint(9, (samples, 3)), torch.randint(9, (samples, 3))
+
+
+def cut_apart(model: nn.Module, borders: Sequence[int], loss_fn: Any = loss_fn, **options: Any) -> Pipeline:
+    """A pipeline with each stage on a torch device of its own, for three micro-batches.
+
+    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
+    """
+    plan = plan_by_hand([name for name, _ in flatten(model)], borders, micro_batches=3, **options)
+    devices = tuple(
+        device.model_copy(update={"torch_device": f"cpu:{index}"})
+        for index, device in enumerate(plan.cluster.devices)
+    )
+    cluster = plan.cluster.model_copy(update={"devices": devices})
+    return Pipeline(model, plan.model_copy(update={"cluster": cluster}), loss_fn)
 
 
 def check(model: nn.Module, borders: list[int], x: Any, y: Any, loss: Any = loss_fn, **options: Any) -> None:

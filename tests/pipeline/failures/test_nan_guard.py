@@ -114,23 +114,19 @@ def test_first_is_what_plain_training_would_come_to_first():
     assert str(caught.value).endswith("micro-batch 1")
 
 
-def test_the_mini_batch_itself():
-    x, y = batch()
-    x[3] = math.nan
-    with (
-        guarded(network()) as pipe,
-        pytest.raises(FloatingPointError, match=r"^the mini-batch has nan in its input; .* micro-batch 1$"),
-    ):
-        pipe.step(x, target=y)
-
-
-def test_the_loss():
-    x, y = batch()
-    y[5] = math.inf
-    with (
-        guarded(network()) as pipe,
-        pytest.raises(FloatingPointError, match=r"^the loss made an infinite number, .*; micro-batch 2$"),
-    ):
+@pytest.mark.parametrize(
+    ("entry", "number", "message"),
+    [
+        (0, math.nan, r"^the mini-batch has nan in its input; .* micro-batch 1$"),
+        (1, math.inf, r"^the loss made an infinite number, .*; micro-batch 1$"),
+    ],
+    ids=["input", "target"],
+)
+def test_the_mini_batch_and_the_loss_are_named_as_well(entry, number, message):
+    given = batch()
+    given[entry][3] = number
+    x, y = given
+    with guarded(network()) as pipe, pytest.raises(FloatingPointError, match=message):
         pipe.step(x, target=y)
 
 

@@ -127,17 +127,26 @@ def test_a_loss_without_target(loss_fn):
 
 
 class OwnLoss(nn.Module):
-    """Computes the loss of the model, a mean over samples."""
+    """Computes the loss of the model: a mean or a sum of squares."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.pow(2).mean()
+        return getattr(x.pow(2), self.reduction)()
 
 
-def test_a_model_that_computes_its_own_loss_says_what_it_is():
-    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss()])
+def with_own_loss(reduction: str) -> nn.Sequential:
+    return plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss(reduction)])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_model_that_computes_its_own_loss_says_what_it_is(reduction):
+    model = with_own_loss(reduction)
     reference = plain.twin(model)
     x = torch.randn(7, 4).double()
-    with cut_by_hand(model, [1], reduction="mean") as pipe:
+    with cut_by_hand(model, [1], reduction=reduction) as pipe:
         loss = pipe.step(x)
     expected = reference(x)
     expected.backward()
@@ -146,7 +155,7 @@ def test_a_model_that_computes_its_own_loss_says_what_it_is():
 
 
 def test_a_model_that_computes_its_own_loss_and_does_not_say_is_refused():
-    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnLoss()])
+    model = with_own_loss("mean")
     with cut_by_hand(model, [1]) as pipe, pytest.raises(LossError, match=r"reduction=\"mean\""):
         pipe.step(torch.randn(7, 4).double())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -185,22 +194,6 @@ def test_each_term_has_the_divisor_of_its_own_call(loss_fn):
     x = torch.randn(8, 4).double()
     for y in (torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), torch.tensor([0, -100, 2, -100, 4, 0, -100, 2])):
         check_whole_step(classifier(), x, y, loss_fn, micro_batches=3)
-
-
-def test_a_model_whose_own_loss_is_a_sum_says_so():
-    class OwnSum(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.pow(2).sum()
-
-    model = plain.in_double([nn.Linear(4, 4), nn.Linear(4, 3), OwnSum()])
-    reference = plain.twin(model)
-    x = torch.randn(7, 4).double()
-    with cut_by_hand(model, [1], reduction="sum") as pipe:
-        loss = pipe.step(x)
-    expected = reference(x)
-    expected.backward()
-    plain.assert_near(loss, expected.detach())
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_loss_that_does_not_add_up_is_refused_before_any_gradient_is_there():

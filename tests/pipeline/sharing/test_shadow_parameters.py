@@ -1,31 +1,11 @@
-"""Shared parameters whose stages are on devices apart: each later stage works on a copy, kept equal.
-
-Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there, so that no accelerator is needed.
-"""
-
-from collections.abc import Callable, Sequence
-from typing import Any
+"""Shared parameters whose stages are on devices apart: each later stage works on a copy, kept equal."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Pipeline
 from tests.support import plain
-from tests.support.chains import cut_by_hand
-from tests.support.tied import Rotated, language_model, loss_fn, new_values, words
-
-
-def cut_apart(model: nn.Sequential, borders: Sequence[int], loss: Any = loss_fn, **options: Any) -> Pipeline:
-    """As ``cut_by_hand``, each stage on a device of its own."""
-    made = cut_by_hand(plain.twin(model), borders, loss_fn=loss, **options)
-    made.close()
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"cpu:{index}"})
-        for index, device in enumerate(made.plan.cluster.devices)
-    )
-    cluster = made.plan.cluster.model_copy(update={"devices": devices})
-    return Pipeline(model, made.plan.model_copy(update={"cluster": cluster}), loss_fn=loss)
+from tests.support.tied import Rotated, cut_apart, language_model, loss_fn, new_values, words
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
@@ -46,34 +26,6 @@ def test_training_ends_where_plain_training_ends(schedule, recompute):
             theirs.step()
     plain.assert_same(model.state_dict(), reference.state_dict())
     assert model.get_parameter("5.weight") is model.get_parameter("2.weight") is weight
-
-
-def untraced_values(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data.mul_(2)
-
-
-CHANGES: dict[str, Callable[[nn.Module], Any]] = {
-    "values": new_values,
-    "values without a trace": untraced_values,
-    "dtype": nn.Module.double,
-    "frozen": lambda model: model.get_parameter("0.weight").requires_grad_(False),
-    "state dict": lambda model: model.load_state_dict(language_model().state_dict()),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_changes_between_steps_are_followed(change):
-    model = language_model()
-    x, y = words()
-    with cut_apart(model, [1, 3, 5]) as pipe:
-        pipe.step(x, target=y)
-        CHANGES[change](model)
-        pipe.zero_grad()
-        reference = plain.twin(model)
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, loss_fn, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_two_outputs_wait_for_one_backward():

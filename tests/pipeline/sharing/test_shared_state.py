@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.tied import Head, Rotated, check, language_model, loss_fn, new_values, words
+from tests.support.tied import Head, Rotated, check, cut_apart, language_model, loss_fn, new_values, words
 
 
 def test_freezing_and_thawing_a_shared_parameter():
@@ -30,10 +30,17 @@ def new_storage(model: nn.Module) -> None:
         parameter.data = parameter.detach() * 2
 
 
+def untraced_values(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+
+
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "values": new_values,
+    "values without a trace": untraced_values,
     "storage": new_storage,
     "dtype": nn.Module.double,
+    "frozen": lambda model: model.get_parameter("0.weight").requires_grad_(False),
     "state dict": lambda model: model.load_state_dict(language_model().state_dict()),
     "assigned": lambda model: model.load_state_dict(
         {name: tensor.clone() for name, tensor in language_model().state_dict().items()}, assign=True
@@ -42,11 +49,12 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+@pytest.mark.parametrize("cut", [cut_by_hand, cut_apart], ids=["on one device", "on devices apart"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_between_steps_are_followed(change):
+def test_changes_between_steps_are_followed(change, cut):
     model = language_model()
     x, y = words()
-    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+    with cut(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
         pipe.step(x, target=y)
         CHANGES[change](model)
         pipe.zero_grad()
