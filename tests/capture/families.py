@@ -57,16 +57,22 @@ def pictures(classes: int = 5) -> Sample:
     return {"pixel_values": noise(4, 3, 16, 16), "labels": torch.tensor([0, 3, 1, classes - 1])}
 
 
-def _language(config: str, model: str, **changes: Any) -> Family:
+def _family(model: str, sample: Callable[[], Sample], **settings: Any) -> Family:
+    """A model without dropout, as a pipeline draws other numbers than a plain model, and its mini-batch."""
+
     def build() -> nn.Module:
-        settings = {**_TEXT, **_SIZES, **_KEYS, **changes}
-        return getattr(transformers, model)(getattr(transformers, config)(**settings))
+        made = getattr(transformers, model)
+        config = made.config_class(**settings)
+        for name, value in config.to_dict().items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+        return made(config)
 
-    return build, text
+    return build, sample
 
 
-def _other(config: str, model: str, sample: Callable[[], Sample], **settings: Any) -> Family:
-    return lambda: getattr(transformers, model)(getattr(transformers, config)(**settings)), sample
+def _language(model: str, **changes: Any) -> Family:
+    return _family(model, text, **{**_TEXT, **_SIZES, **_KEYS, **changes})
 
 
 def _seq2seq() -> Sample:
@@ -92,33 +98,12 @@ def _pairs() -> Sample:
 _VISION: dict[str, Any] = {**_SIZES, "image_size": 16, "patch_size": 4}
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": _other(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        text,
-        n_layer=3,
-        n_head=2,
-        n_embd=16,
-        n_positions=32,
-        use_cache=False,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        **_TEXT,
+    "gpt2": _family(
+        "GPT2LMHeadModel", text, **_TEXT, n_layer=3, n_head=2, n_embd=16, n_positions=32, use_cache=False
     ),
-    "llama": _language("LlamaConfig", "LlamaForCausalLM"),
-    "bert": _other(
-        "BertConfig",
-        "BertForMaskedLM",
-        text,
-        **_TEXT,
-        **_SIZES,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    ),
-    "t5": _other(
-        "T5Config",
+    "llama": _language("LlamaForCausalLM"),
+    "bert": _family("BertForMaskedLM", text, **_TEXT, **_SIZES, max_position_embeddings=32),
+    "t5": _family(
         "T5ForConditionalGeneration",
         _seq2seq,
         vocab_size=_IDS,
@@ -127,32 +112,16 @@ FAMILIES: dict[str, Family] = {
         d_ff=32,
         num_layers=2,
         num_heads=2,
-        dropout_rate=0.0,
         use_cache=False,
         pad_token_id=0,
         decoder_start_token_id=0,
     ),
-    "vit": _other(
-        "ViTConfig",
-        "ViTForImageClassification",
-        pictures,
-        **_VISION,
-        num_labels=5,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    ),
-    "mixtral": _language(
-        "MixtralConfig",
-        "MixtralForCausalLM",
-        num_local_experts=3,
-        num_experts_per_tok=2,
-        output_router_logits=False,
-    ),
-    "qwen3": _language("Qwen3Config", "Qwen3ForCausalLM"),
-    "gemma": _language("GemmaConfig", "GemmaForCausalLM"),
-    "gemma2": _language("Gemma2Config", "Gemma2ForCausalLM", sliding_window=4),
-    "falcon": _other(
-        "FalconConfig",
+    "vit": _family("ViTForImageClassification", pictures, **_VISION, num_labels=5),
+    "mixtral": _language("MixtralForCausalLM", num_local_experts=3, num_experts_per_tok=2),
+    "qwen3": _language("Qwen3ForCausalLM"),
+    "gemma": _language("GemmaForCausalLM"),
+    "gemma2": _language("Gemma2ForCausalLM", sliding_window=4),
+    "falcon": _family(
         "FalconForCausalLM",
         text,
         vocab_size=_IDS,
@@ -160,11 +129,8 @@ FAMILIES: dict[str, Family] = {
         num_hidden_layers=3,
         num_attention_heads=2,
         use_cache=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
     ),
-    "whisper": _other(
-        "WhisperConfig",
+    "whisper": _family(
         "WhisperForConditionalGeneration",
         _speech,
         **_TEXT,
@@ -179,38 +145,20 @@ FAMILIES: dict[str, Family] = {
         max_source_positions=10,
         max_target_positions=12,
         use_cache=False,
-        dropout=0.0,
         decoder_start_token_id=1,
     ),
-    "clip": (
-        lambda: transformers.CLIPModel(
-            transformers.CLIPConfig(
-                text_config={**_TEXT, **_SIZES, "max_position_embeddings": 16},
-                vision_config=_VISION,
-                projection_dim=16,
-            )
-        ),
+    "clip": _family(
+        "CLIPModel",
         _pairs,
+        text_config={**_TEXT, **_SIZES, "max_position_embeddings": 16},
+        vision_config=_VISION,
+        projection_dim=16,
     ),
-    "mamba": _other(
-        "MambaConfig",
-        "MambaForCausalLM",
-        text,
-        **_TEXT,
-        hidden_size=16,
-        state_size=4,
-        num_hidden_layers=3,
-        use_cache=False,
+    "mamba": _family(
+        "MambaForCausalLM", text, **_TEXT, hidden_size=16, state_size=4, num_hidden_layers=3, use_cache=False
     ),
-    "gpt-neox": _language(
-        "GPTNeoXConfig",
-        "GPTNeoXForCausalLM",
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        num_key_value_heads=2,
-    ),
-    "opt": _other(
-        "OPTConfig",
+    "gpt-neox": _language("GPTNeoXForCausalLM", num_key_value_heads=2),
+    "opt": _family(
         "OPTForCausalLM",
         text,
         **_TEXT,
@@ -221,10 +169,8 @@ FAMILIES: dict[str, Family] = {
         max_position_embeddings=32,
         word_embed_proj_dim=16,
         use_cache=False,
-        dropout=0.0,
     ),
-    "resnet": _other(
-        "ResNetConfig",
+    "resnet": _family(
         "ResNetForImageClassification",
         pictures,
         num_labels=5,
@@ -233,8 +179,7 @@ FAMILIES: dict[str, Family] = {
         depths=[2, 2],
         layer_type="basic",
     ),
-    "swin": _other(
-        "SwinConfig",
+    "swin": _family(
         "SwinForImageClassification",
         pictures,
         image_size=16,
@@ -244,11 +189,8 @@ FAMILIES: dict[str, Family] = {
         num_heads=[2, 2],
         window_size=4,
         num_labels=5,
-        hidden_dropout_prob=0.0,
-        drop_path_rate=0.0,
     ),
-    "wav2vec2": _other(
-        "Wav2Vec2Config",
+    "wav2vec2": _family(
         "Wav2Vec2ForCTC",
         _waves,
         **_TEXT,
@@ -258,12 +200,6 @@ FAMILIES: dict[str, Family] = {
         conv_kernel=(10, 4),
         num_conv_pos_embeddings=8,
         num_conv_pos_embedding_groups=2,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        feat_proj_dropout=0.0,
-        layerdrop=0.0,
-        final_dropout=0.0,
         mask_time_prob=0.0,
         mask_feature_prob=0.0,
         ctc_zero_infinity=True,
