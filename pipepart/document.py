@@ -26,7 +26,7 @@ class Document(Value):
     version: int = Field(default=FORMAT_VERSION, ge=1, le=FORMAT_VERSION)
 
     def save(self, path: str | Path) -> None:
-        """Writes the value to ``path`` as JSON."""
+        """Write the value to ``path`` as JSON."""
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     @classmethod

@@ -58,7 +58,7 @@ _here = _Here()
 
 
 def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> None:
-    """Adds a loss to that of the step; to be called by a layer's forward.
+    """Add a loss to that of the step; to be called by a layer's forward.
 
     A pipeline adds up what each micro-batch adds, whatever the stage: its gradient starts there. Anywhere else the
     losses are for :func:`collect_losses`, and without it nothing happens.

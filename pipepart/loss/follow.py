@@ -35,7 +35,7 @@ _READS = names(
 
 
 class Shape(tuple[int, ...]):
-    """A shape of which the loss should not read the number of samples: ``leak`` is called where it may have."""
+    """The shape of a tensor with samples. Calls ``leak`` if the loss may have read the number of samples from it."""
 
     dim: int
     leak: Callable[[], None]

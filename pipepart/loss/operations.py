@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """What is known of a tensor of which it is not known how it comes from samples."""
+    """A tensor that cannot be followed back to samples, and the reason."""
 
     reason: str
 
@@ -222,7 +222,7 @@ def _reshaped(call: Call) -> Rows:
 
 
 def _indexed(call: Call) -> Rows | list[Rows]:
-    """Slices beside the samples, or a mask over them."""
+    """Slices of dimensions other than that of the samples, or a mask over samples."""
     tensor, index = call.args
     if not isinstance(index, Tensor):
         if any(isinstance(part, Tensor | list) for part in (index if isinstance(index, tuple) else (index,))):
@@ -235,7 +235,7 @@ def _indexed(call: Call) -> Rows | list[Rows]:
 
 
 def _padded(call: Call) -> Rows:
-    """Values beside those of each sample."""
+    """Padding of dimensions other than that of the samples."""
     tensor, rows = call.single()
     widths, from_right = call.argument(1, "pad"), tensor.dim() - 1 - rows.dim
     if any(widths[2 * from_right : 2 * from_right + 2]):
@@ -289,7 +289,7 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | list[Rows
 
 RULES = {name: rule for group, rule in _rules() for name in group}
 ALIKE = RULES.keys() | names("tensor as_tensor zeros ones full arange linspace eye tril triu __setitem__")
-"""Functions that give the same for every micro-batch, of constants."""
+"""Functions whose result is the same for every micro-batch if their arguments are constants."""
 
 _CONVERSIONS = names(
     "to float double half bfloat16 type cpu cuda clone contiguous squeeze view reshape detach"

@@ -59,7 +59,7 @@ def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
 
 
 def check_gradient(loss: Tensor, loss_fn: Any) -> None:
-    """Refuses a loss that a plain backward would refuse.
+    """Refuse a loss that a plain backward would refuse.
 
     Raises:
         LossError: it has no graph, or is no real floating-point number.

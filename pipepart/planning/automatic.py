@@ -35,7 +35,7 @@ def plan_for(
     layers: Sequence[str] | None = None,
     reduction: Literal["mean", "sum", "batch"] | None = None,
 ) -> Plan:
-    """Profiles a model and plans. The arguments are those of :meth:`pipepart.Pipeline.auto`.
+    """Profile a model and plan. The arguments are those of :meth:`pipepart.Pipeline.auto`.
 
     Args:
         with_optimizers: whether each stage will have an optimizer, which asynchronous schedules need.

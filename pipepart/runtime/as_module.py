@@ -84,7 +84,7 @@ class AsModule:
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients."""
+        """Clear all gradients."""
         self._model.zero_grad(set_to_none)
 
     @contextmanager
@@ -105,7 +105,7 @@ class AsModule:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Scales all gradients so that their total norm is at most ``max_norm``; returns the norm before.
+        """Scale all gradients so that their total norm is at most ``max_norm``; return the norm before.
 
         The arguments are those of ``nn.utils.clip_grad_norm_``, and the result equals that of the model on one device.
 
@@ -118,7 +118,7 @@ class AsModule:
         )
 
     def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
-        """Clamps every entry of all gradients to ``[-clip_value, clip_value]``.
+        """Clamp every entry of all gradients to ``[-clip_value, clip_value]``.
 
         Raises:
             ValueError: as :meth:`clip_grad_norm_`.
@@ -127,12 +127,12 @@ class AsModule:
         nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
 
     def train(self, mode: bool = True) -> Self:
-        """Puts the model in training mode."""
+        """Put the model in training mode."""
         self._model.train(mode)
         return self
 
     def eval(self) -> Self:
-        """Puts the model in evaluation mode."""
+        """Put the model in evaluation mode."""
         return self.train(False)
 
     @property
@@ -150,7 +150,7 @@ class AsModule:
         return self._optimizers.state_dict()
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`optimizer_state_dict` returned, for this cut of the model or another.
+        """Load what :meth:`optimizer_state_dict` returned, for this cut of the model or another.
 
         Raises:
             ValueError: a parameter is missing in it.

@@ -52,7 +52,7 @@ def _short(schedule: Schedule, starts: Sequence[Sequence[float]], ends: Sequence
 
 
 def _cell(schedule: Schedule, device: int, action: Action, columns: int) -> str:
-    """The action as so many characters: micro-batch, then the letter of its kind."""
+    """Return the action as ``columns`` characters: micro-batch, then the letter of its kind."""
     fill = _FILL.get(action.kind, action.kind.value.lower()[0])
     label = "x".join(str(leaf.micro_batch) for leaf in action.leaves if leaf.micro_batch is not None)
     if schedule.stages_of(device).index(action.leaves[0].stage) % 2:

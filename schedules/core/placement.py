@@ -30,7 +30,7 @@ def bidirectional(devices: int) -> tuple[int, ...]:
 
 
 def placements(stages: int, devices: int) -> list[tuple[int, ...]]:
-    """Return the usual placements of so many stages: linear for one per device, else wave and looped.
+    """Return the usual placements of stages on devices: linear for one per device, else wave and looped.
 
     Raises:
         ScheduleError: the stages do not divide evenly over the devices.

@@ -49,7 +49,7 @@ def pipedream_2bw(devices: int, micro_batches: int, accumulate: int | None = Non
 
 
 def _asynchronous(name: str, devices: int, micro_batches: int, accumulate: int) -> Schedule:
-    """1F1B with a step after every so many backwards; each forward uses the newest weights of its device."""
+    """1F1B with an optimizer step after every `accumulate` backwards; forwards use their device's newest weights."""
     rows: list[tuple[Action, ...]] = []
     versions: list[tuple[int, ...]] = []
     for row in one_f_one_b(devices, micro_batches).actions:

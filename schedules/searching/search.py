@@ -29,8 +29,8 @@ from .zero_bubble_heuristic import automatic_zero_bubble, switches
 _EFFORT = 6_000_000  # operations played; about a second
 _EFFORT_PER_OPERATION = 120
 _GATHERING = 0.6  # of the allowance
-_MAKING = 12  # making an order by a rule costs so many times what playing it does
-_MOVING = 150  # making a move costs as much as playing so many operations
+_MAKING = 12  # seconds to make an order by a rule, relative to playing it once
+_MOVING = 150  # seconds of a move of local search, relative to playing one operation
 _MOST_STARTS = 4  # orders that local search starts from
 _PLAYS_PER_START = 3000
 _TOLERANCE = 1e-9
@@ -105,7 +105,7 @@ class _Search:
         self.deadline = deadline
         self.work = 0.0
         self.found: list[tuple[float, list[Row]]] = []
-        self.played: set[int] = set()  # hashes of the fixed schedules, of which some coincide
+        self.played: set[int] = set()  # hashes of the fixed schedules, some of which are equal
         self.whole: list[
             tuple[float, Schedule]
         ] = []  # fixed schedules that may be quicker, or fit, as they are
@@ -214,7 +214,7 @@ class _Search:
 
 
 def _placed(name: str, problem: Problem, micro_batches: int) -> Schedule | None:
-    """The named schedule for so many micro-batches, if it lives on the problem's placement."""
+    """Return the named schedule for ``micro_batches``; None if it does not have the problem's placement."""
     chunks = problem.stages // problem.devices
     try:
         schedule = generate(name, problem.devices, micro_batches, chunks, {})

@@ -77,7 +77,7 @@ class _Making:
         return rows
 
     def warm_up(self) -> None:
-        """The first micro-batch, and the forwards that go before its backward."""
+        """Run F of micro-batch 0 on every stage, more F while memory and time allow, then I of micro-batch 0."""
         for stage in range(self.stages):
             self._put(F, stage)
         extra = self._extra_forwards()
@@ -88,7 +88,7 @@ class _Making:
             self._put(I, stage)
 
     def forwards(self) -> None:
-        """One more forward on each stage, unless it is better left out; W before it where it waits."""
+        """Run one more F on each stage that gains by it, after the W that fit into its wait."""
         required = [self._wants_forward(stage) for stage in range(self.stages)]
         for stage in reversed(range(self.stages - 1)):
             required[stage] = required[stage] and required[stage + 1]
@@ -104,7 +104,7 @@ class _Making:
             self._put(F, stage)
 
     def backwards(self) -> None:
-        """One more backward for the inputs on each stage, last stage first; W before it where it waits."""
+        """Run one more I on each stage, the last stage first, after the W that fit into its wait."""
         for stage in reversed(range(self.stages)):
             if stage + 1 < self.stages:
                 self._fill_wait(stage, self._arrival(I, stage))
@@ -114,13 +114,13 @@ class _Making:
             self._put(I, stage)
 
     def rest_of_weights(self) -> None:
-        """Every W that is left."""
+        """Run all W that have not run yet."""
         for stage in range(self.stages):
             while self.count[W][stage] < self.m:
                 self._put(W, stage)
 
     def _extra_forwards(self) -> list[int]:
-        """How many forwards more than one go before the first backward: what fits, and does not delay it."""
+        """Return, per stage, how many F beyond the first run before the first I: as many as fit without delaying it."""
         extra = [0] * self.stages
         last = self.stages - 1
         done = self.ends[F][last][0] + self.seconds[I][last]
@@ -143,7 +143,7 @@ class _Making:
         return extra
 
     def _wants_forward(self, stage: int) -> bool:
-        """Whether to do a forward in this round; a stage two ahead of the next may leave it out."""
+        """Return True to run F in this round. A stage that is two F ahead of the next stage may skip it."""
         if self.count[F][stage] >= self.m:
             return False
         following = stage + 1
@@ -169,7 +169,7 @@ class _Making:
         return min(pending, int(-(-over // freed))) if freed and over > 0 else 0
 
     def _fill_wait(self, stage: int, arrival: float) -> None:
-        """W's until the arrival, as far as they fit; one more where the wait would make the largest bubble."""
+        """Run the W that end before the arrival, and one more if the rest of the wait would be the largest bubble."""
         while self._has_weight(stage) and self.clock[stage] + self.seconds[W][stage] <= arrival:
             self._put(W, stage)
         wait = arrival - self.clock[stage]
@@ -182,7 +182,7 @@ class _Making:
         return self.count[W][stage] < self.count[I][stage]
 
     def _arrival(self, kind: int, stage: int) -> float:
-        """When the input of the next F or I is there."""
+        """Return when the input of the next F or I arrives."""
         source = stage - 1 if kind == F else stage + 1
         if not 0 <= source < self.stages:
             return 0.0

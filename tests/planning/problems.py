@@ -38,7 +38,7 @@ def profile_of(
     input_bytes: int = 0,
     optimizer: str = "adam",
 ) -> Profile:
-    """A profile with these costs, for each number of micro-batches shared out among so many."""
+    """A profile of layers whose costs are those of a mini-batch; each micro-batch has an equal part of them."""
     infos = tuple(
         LayerInfo(
             name=f"layer{index}",
@@ -117,7 +117,7 @@ def every_cut(
     loss_seconds: float = 0.0,
     input_bytes: int = 0,
 ) -> Iterator[Candidate]:
-    """Every allowed cut into so many stages on every choice of devices, in every order."""
+    """Every allowed cut into ``stages`` stages, on every choice of devices in every order."""
     in_flight = schedules.in_flight(schedules.build(schedule, devices=stages, micro_batches=micro_batches))
     for inner in itertools.combinations(range(1, len(layers)), stages - 1):
         if any(_parts_sharers(layers, border) for border in inner):

@@ -30,7 +30,7 @@ together = {**alone, "layers": chains(most=6), "cluster": unlike(most=3), "name"
 
 
 def check_at_the_edge(layers, cluster, name, micro_batches, recompute, spare, chunks=1) -> None:
-    """With so many bytes more than the way that comes nearest takes, or less."""
+    """Check the plan where each device has ``spare`` bytes more than the smallest memory that allows one."""
     devices = min(len(layers) // chunks, len(cluster))
     assume(devices >= chunks)
     try:

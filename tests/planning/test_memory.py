@@ -71,7 +71,7 @@ def test_the_bytes_that_are_short_in_many_chains(layers, cluster, schedule, micr
 
 
 def check_shortage(layers, cluster, schedule, micro_batches, stages) -> None:
-    """With so many more on every device there is a plan; with one less there is none, and it is short by one."""
+    """With ``deficit_bytes`` more on every device there is a plan; with one byte less it is short by one byte."""
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, micro_batches)
     try:

@@ -233,7 +233,7 @@ def unlike(draw: st.DrawFn, most: int = 4) -> Cluster:
 
 
 def enlarged(cluster: Cluster, by: int) -> Cluster:
-    """The cluster with so many bytes more on each device that has a limit."""
+    """The cluster with ``by`` bytes more on each device that has a limit."""
     devices = [
         device.model_copy(update={"memory_bytes": device.memory_bytes and device.memory_bytes + by})
         for device in cluster.devices

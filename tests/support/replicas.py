@@ -18,14 +18,14 @@ IN_TURN = (0, 1, 0, 1)
 def cut_replicas(
     model: nn.Module, borders: Sequence[int], replicas: int, *, micro_batches: int = 4, **how: Any
 ) -> Pipeline:
-    """The model as a pipeline of so many replicas; ``how`` as for :func:`tests.support.chains.cut_by_hand`."""
+    """The model as a pipeline of ``replicas`` replicas; ``how`` as for :func:`tests.support.chains.cut_by_hand`."""
     return cut_by_hand(model, borders, replicas=replicas, micro_batches=micro_batches, **how)
 
 
 def summed_step(
     model: nn.Module, x: Tensor, y: Tensor, loss_fn: nn.Module, replica_of: Sequence[int]
 ) -> Tensor:
-    """A plain step of replicas, each micro-batch through the one that is said; their gradients are added in order."""
+    """A plain step of replicas: micro-batch k runs on replica ``replica_of[k]``; gradients are added in their order."""
     return plain.micro_batched_step(model, x, y, loss_fn, len(replica_of), replica_of=replica_of)
 
 
@@ -34,7 +34,7 @@ def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def model_for(chunks: int) -> nn.Sequential:
-    """Two layers for each of two times so many stages."""
+    """Two layers for each stage, of two devices with ``chunks`` stages each."""
     layers = [nn.Linear(3, 4), nn.Tanh()]
     for _ in range(2 * chunks - 1):
         layers += [nn.Linear(4, 4), nn.GELU()]

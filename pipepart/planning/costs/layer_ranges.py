@@ -211,7 +211,7 @@ class ChainCosts:
     def _sizes(
         self, start: int, stop: int, stash: Floats, boundary: int, which: slice = slice(None)
     ) -> StageSizes:
-        """The bytes of the stages from ``start`` to each end up to ``stop``, or of those that ``which`` picks."""
+        """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
         ends = np.arange(start + 1, stop + 1)[which]
         static = self._static_sums[ends] - self._static_sums[start]
         if len(self._shared):

@@ -134,7 +134,7 @@ class ChainProblem:
             step *= 2
 
     def _evenest(self, orders: Orders, limit: float) -> ChainCut:
-        """Of the cuts whose bottleneck is ``limit``, the one whose stages take the least time in total."""
+        """Return the cut with the smallest sum of stage loads, among those whose bottleneck is ``limit``."""
 
         def value(row: Row, view: _View) -> Floats:
             load = self._load(row, view)

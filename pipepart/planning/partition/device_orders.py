@@ -67,7 +67,7 @@ class Orders:
 def all_orders(
     groups: Groups, stages: int, *, links: bool = False, leave_out: bool = False, most_edges: float = math.inf
 ) -> Orders:
-    """Every way to put so many stages on devices; their own order alone if that takes too many edges.
+    """Return every way to put ``stages`` stages on devices; only the cluster's order if there are too many edges.
 
     Eight unlike devices have 1,024 edges, and 10,864 with unlike links.
 
@@ -123,7 +123,7 @@ def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
 
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
-    """The devices in groups of which any two could be exchanged."""
+    """Group the devices: two devices of a group can be exchanged without changing any cost."""
     groups: list[list[int]] = []
     for index in range(len(cluster)):
         for group in groups:
@@ -145,7 +145,7 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
 
 
 def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
-    """Orders of so many devices, the cluster's own first; of those that exchange devices that are alike, one."""
+    """Yield orders of ``devices`` devices, the cluster's own first; one for all that differ by devices of one type."""
     of = {device: number for number, kind in enumerate(device_types(cluster)) for device in kind.devices}
 
     def extended(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

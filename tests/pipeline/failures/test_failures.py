@@ -151,7 +151,7 @@ def test_an_exception_where_saved_tensors_are_unpacked_names_its_layer():
 
 
 class Parts(nn.Module):
-    """Gives two tensors, in the gradient of one of which it fails."""
+    """Returns two tensors; fails when the gradient of one of them arrives."""
 
     def __init__(self, failing: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class Tag:
 
 
 class Large(nn.Module):
-    """Makes tensors that its backward needs, of which it is known which are alive; fails where it is told to."""
+    """Saves a tensor for its backward and counts which of them are alive; runs out of memory where told to."""
 
     alive: list[weakref.ref[Tag]] = []  # noqa: RUF012
 

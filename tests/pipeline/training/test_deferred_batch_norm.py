@@ -14,9 +14,7 @@ from tests.support.replicas import cut_replicas
 
 
 def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:
-    made = cut_by_hand(model, borders, loss_fn=nn.MSELoss(), **options)
-    made.close()
-    return Pipeline(model, made.plan, loss_fn=nn.MSELoss(), deferred_batch_norm=True)
+    return cut_by_hand(model, borders, loss_fn=nn.MSELoss(), deferred_batch_norm=True, **options)
 
 
 class Beside(nn.Module):
