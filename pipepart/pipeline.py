@@ -240,6 +240,7 @@ class Pipeline(AsModule):
         *args: Any,
         target: Any = None,
         scaler: torch.amp.GradScaler | None = None,
+        loss_weight: float = 1.0,
         return_outputs: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -258,10 +259,12 @@ class Pipeline(AsModule):
             target: the target of the loss, its tensors ``[samples, ...]``.
             scaler: scales the gradients as ``scaler.scale(loss).backward()`` does. Go on as in a plain loop:
                 ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
+            loss_weight: multiplies the gradients: ``1 / k`` for one of ``k`` mini-batches whose gradients make up one
+                step of the optimizer. Not the loss that is returned.
             return_outputs: return the output of the model as well.
 
         Returns:
-            The loss of the mini-batch, a scalar without gradient and not scaled; or ``(loss, output)``.
+            The loss of the mini-batch, a scalar without gradient, neither scaled nor weighted; or ``(loss, output)``.
 
         Raises:
             TypeError, ValueError: wrong arguments; nothing has run. Or the outputs cannot be joined.
@@ -285,7 +288,14 @@ class Pipeline(AsModule):
             # Without those that the optimizers of the stages update.
             gradients = StepGradients(lambda: () if self._optimizers.by_stage else self.parameters())
             sink = make_loss_sink(
-                self._loss, batch, order.schedule, scaler, gradients.begin, self._merge, return_outputs
+                self._loss,
+                batch,
+                order.schedule,
+                scaler,
+                gradients.begin,
+                self._merge,
+                return_outputs,
+                loss_weight=loss_weight,
             )
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()

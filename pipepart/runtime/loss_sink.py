@@ -33,6 +33,7 @@ def make_loss_sink(
     before_backward: BeforeBackward | None = None,
     merge: Merger | None = None,
     keep_outputs: bool = False,
+    loss_weight: float = 1.0,
 ) -> MicroBatchLossSink | BatchLossSink:
     """Return the loss sink of a step, which receives the outputs of the last stage.
 
@@ -42,8 +43,9 @@ def make_loss_sink(
     """
     if loss.reduction is Reduction.BATCH:
         check_forwards_first(schedule)
-        return BatchLossSink(loss, batch, scaler, merge, keep_outputs)
-    return MicroBatchLossSink(loss, batch, scaler, before_backward, keep_outputs, stepped_together(schedule))
+        return BatchLossSink(loss, batch, scaler, merge, keep_outputs, loss_weight)
+    groups = stepped_together(schedule)
+    return MicroBatchLossSink(loss, batch, scaler, before_backward, keep_outputs, groups, loss_weight)
 
 
 def check_forwards_first(schedule: Schedule) -> None:
@@ -71,6 +73,7 @@ class LossSink(ABC):
         groups: the micro-batches of each optimizer step, which form a mini-batch; None for one group of all.
         scaler: scales the gradients.
         keep_outputs: keep the outputs of the last stage, detached.
+        loss_weight: multiplies the gradients.
 
     Attributes:
         can_wait: whether an output that is made twice need only be received the second time.
@@ -87,6 +90,7 @@ class LossSink(ABC):
         groups: Sequence[range] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         keep_outputs: bool = False,
+        loss_weight: float = 1.0,
     ) -> None:
         self.receiving = threading.Lock()
         self.outputs: list[Any] = [None] * len(sizes)
@@ -97,6 +101,7 @@ class LossSink(ABC):
             sizes[index] / total for group, total in zip(groups, totals, strict=True) for index in group
         ]
         self._scaler = scaler
+        self._weight = loss_weight
         self._keeps = keep_outputs
         self._trains = False
         self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
@@ -176,6 +181,7 @@ class LossSink(ABC):
         return made[key]
 
     def _scaled(self, seed: Tensor) -> Tensor:
+        seed = seed if self._weight == 1.0 else seed * self._weight
         return self._scaler.scale(seed).to(seed.dtype) if self._scaler else seed
 
     def _with_added(self, total: Tensor, parts: int = 1) -> Tensor:
@@ -197,7 +203,8 @@ class MicroBatchLossSink(LossSink):
     Args:
         loss: of the steps.
         batch: the mini-batch.
-        scaler, keep_outputs, groups: as for :class:`LossSink`. An asynchronous schedule has several groups.
+        scaler, keep_outputs, groups, loss_weight: as for :class:`LossSink`. An asynchronous schedule has several
+            groups.
         before_backward: called once, by the worker that begins the first backward of the run, with two arguments:
             whether :meth:`correction` is certain to be 1, and the leaves of the loss. Not called with several groups,
             which are never corrected.
@@ -213,8 +220,9 @@ class MicroBatchLossSink(LossSink):
         before_backward: BeforeBackward | None = None,
         keep_outputs: bool = False,
         groups: Sequence[range] | None = None,
+        loss_weight: float = 1.0,
     ) -> None:
-        super().__init__(batch.sizes, groups, scaler, keep_outputs)
+        super().__init__(batch.sizes, groups, scaler, keep_outputs, loss_weight)
         groups = groups or [range(len(batch.sizes))]
         self._losses = [MiniBatchLoss(loss, _of_group(batch, group)) for group in groups]
         self._places = [
@@ -302,8 +310,9 @@ class BatchLossSink(LossSink):
         scaler: torch.amp.GradScaler | None = None,
         merge: Merger | None = None,
         keep_outputs: bool = False,
+        loss_weight: float = 1.0,
     ) -> None:
-        super().__init__(batch.sizes, None, scaler, keep_outputs)
+        super().__init__(batch.sizes, None, scaler, keep_outputs, loss_weight)
         if isinstance(batch.target, Apart) or not batch.by_samples:
             raise LossError(
                 "reduction='batch' needs the target of all samples, which the parts of the split do not make up"
@@ -337,7 +346,8 @@ class BatchLossSink(LossSink):
         loss = value_of(self._loss_fn(output) if target is None else self._loss_fn(output, target))
         if torch.is_grad_enabled():
             check_gradient(loss, self._loss_fn)
-            (self._scaler.scale(loss) if self._scaler else loss).backward()
+            weighted = loss if self._weight == 1.0 else loss * self._weight
+            (self._scaler.scale(weighted) if self._scaler else weighted).backward()
         self._value = loss.detach()
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:

@@ -99,3 +99,21 @@ def test_the_drop_in_form_takes_a_scaler_as_plain_code_does():
         scalers[0].scale(nn.functional.cross_entropy(pipe(x), y)).backward()
     scalers[1].scale(nn.functional.cross_entropy(reference(x), y)).backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("reduction", [None, "batch"])
+def test_a_weight_multiplies_gradients_and_leaves_the_loss(reduction):
+    model = network()
+    reference = plain.twin(model)
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    loss_fn = nn.CrossEntropyLoss()
+    with cut_by_hand(model, [2, 4], loss_fn=loss_fn, schedule="gpipe", reduction=reduction) as pipe:
+        losses = [
+            pipe.step(xs, target=ys, loss_weight=0.25) for xs, ys in zip(x.chunk(2), y.chunk(2), strict=True)
+        ]
+    for loss, xs, ys in zip(losses, x.chunk(2), y.chunk(2), strict=True):
+        expected = loss_fn(reference(xs), ys)
+        (expected * 0.25).backward()
+        torch.testing.assert_close(loss, expected.detach())
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

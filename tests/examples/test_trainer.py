@@ -1,0 +1,149 @@
+"""The Trainer over a pipeline reports and saves what the plain Trainer does on the same batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipepart
+
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+transformers.logging.set_verbosity_error()
+
+from examples.transformers_trainer import PipelineTrainer, build, collate, data  # noqa: E402
+
+STEPS = 6
+
+
+def model() -> Any:
+    """The model of the example without dropout, which a pipeline draws in another order."""
+    torch.manual_seed(0)
+    made = build()
+    for part in made.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return made
+
+
+def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """A loss with smoothed labels, for the Trainer."""
+    logits, words = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    count = len(words) if num_items_in_batch is None else num_items_in_batch
+    return torch.nn.functional.cross_entropy(logits, words, label_smoothing=0.1, reduction="sum") / count
+
+
+def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
+    """A Trainer of the example's model, with or without a pipeline."""
+    text = data()
+    options: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.5,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_steps": 3,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        **settings,
+    }
+    loss = options.pop("compute_loss_func", None)
+    own = model()
+    given: dict[str, Any] = {
+        "args": transformers.TrainingArguments(str(folder), **options),
+        "data_collator": collate,
+        "train_dataset": torch.utils.data.Subset(text, range(64)),
+        "eval_dataset": torch.utils.data.Subset(text, range(64, 74)),
+        "compute_metrics": accuracy,
+        "compute_loss_func": loss,
+    }
+    if not piped:
+        return transformers.Trainer(model=own, **given)
+    sample = collate([text[index] for index in range(4)])
+    pipe = pipepart.Pipeline.auto(own, sample, devices=2, schedule="1f1b", micro_batches=2)
+    return PipelineTrainer(pipe, **given)
+
+
+def accuracy(predictions: Any) -> dict[str, float]:
+    right = predictions.predictions.argmax(-1)[:, :-1] == predictions.label_ids[:, 1:]
+    return {"accuracy": float(right.mean()), "seen": float(right.size)}
+
+
+def logged(trainer: Any) -> list[dict[str, float]]:
+    """What was logged at each step, without times."""
+    kept = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "eval_seen")
+    return [{name: entry[name] for name in kept if name in entry} for entry in trainer.state.log_history[:-1]]
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Assert that two Trainers have logged the same numbers and ended with the same parameters, up to rounding."""
+    assert [list(entry) for entry in logged(found)] == [list(entry) for entry in logged(expected)]
+    for one, other in zip(logged(found), logged(expected), strict=True):
+        np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-5, atol=1e-6)
+        assert "loss" not in one or abs(one["loss"] - other["loss"]) <= 1e-6 * other["loss"]
+    for one, other in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"compute_loss_func": smoothed, "max_steps": 3},
+    ],
+    ids=["own loss", "loss of the Trainer"],
+)
+def test_losses_metrics_and_parameters_are_those_of_the_plain_trainer(tmp_path, settings):
+    found, expected = (trainer_of(tmp_path / str(piped), piped, **settings) for piped in (True, False))
+    for trainer in (found, expected):
+        trainer.train()
+    assert len([entry for entry in logged(found) if "loss" in entry]) == settings.get("max_steps", STEPS)
+    assert_alike(found, expected)
+    assert found.evaluate()["eval_loss"] == pytest.approx(expected.evaluate()["eval_loss"], rel=1e-6)
+
+
+def test_autocast_of_the_trainer_holds_in_stages(tmp_path):
+    found, expected, single = (
+        trainer_of(tmp_path / str(index), piped, max_steps=3, bf16=bf16)
+        for index, (piped, bf16) in enumerate([(True, True), (False, True), (False, False)])
+    )
+    for trainer in (found, expected, single):
+        trainer.train()
+    ours, theirs, without = (
+        [e["loss"] for e in logged(one) if "loss" in e] for one in (found, expected, single)
+    )
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
+    assert ours[0] != pytest.approx(without[0], rel=1e-6)
+    assert ours == pytest.approx(theirs, rel=2e-3)  # bfloat16 rounds the sums of micro-batches
+
+
+def test_label_smoothing_of_the_trainer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="compute_loss_func"):
+        trainer_of(tmp_path, True, label_smoothing_factor=0.1)
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    whole = trainer_of(tmp_path / "whole", True)
+    whole.train()
+    resumed = trainer_of(tmp_path / "resumed", True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert logged(resumed) == logged(whole)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+def test_a_saved_model_is_loaded_without_a_pipeline(tmp_path):
+    trainer = trainer_of(tmp_path, True, max_steps=2)
+    trainer.train()
+    trainer.save_model(tmp_path / "model")
+    again = type(trainer.model).from_pretrained(tmp_path / "model")
+    found = trainer.model.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in again.state_dict().items())
