@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
-from .recorded.recording import own_loss
+from .recorded.recording import Recording, own_loss
 from .recorded.refusal import CaptureError
-from .recorded.replay import Unfinished, finish, loss_of
+from .recorded.replay import Live, Unfinished, finish, loss_of
 from .restore import bindings_restored, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
@@ -19,7 +19,9 @@ __all__ = [
     "Chain",
     "LayerGraph",
     "LayerInfo",
+    "Live",
     "RecordedChain",
+    "Recording",
     "SharedTensor",
     "TensorSpec",
     "Unfinished",

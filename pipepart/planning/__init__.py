@@ -14,6 +14,7 @@ from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan
 from .request import PlanOptions, check_devices, check_options
 from .stage_plan import StagePlan
+from .straight import StageLinks
 from .suggestions import InfeasiblePlanError, Suggestion
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "Prediction",
+    "StageLinks",
     "StagePlan",
     "Suggestion",
     "check_devices",

@@ -41,6 +41,7 @@ from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.cuda import Streams, any_pinned
+from .transport.skips import Routes
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out
 
@@ -85,6 +86,7 @@ class Engine:
         self._names = [device.name for device in plan.workers]
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes)
+        self._routes = Routes(plan)
         threads = [device.threads for device in plan.workers]
         # Last of what can fail: it starts the threads.
         self.workers: list[Worker] = start_workers(list(zip(self._names, homes, threads, strict=True)))
@@ -147,6 +149,7 @@ class Engine:
             streams=self._streams,
             reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
             emulation=self._emulation,
+            routes=self._routes,
         )
 
     def forwards(self, inputs: Sequence[Any], sink: LossSink) -> Step:

@@ -48,6 +48,7 @@ from .stage_run import Held, StageRun
 from .state.replicas import Replica
 from .state.weight_versions import Versions
 from .transport.cuda import Callers, Streams, StreamTransport
+from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport
 
 # What a kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)`` and ``send(step, run, k, made)``.
@@ -64,11 +65,10 @@ class Step:
         inputs: the first stage's input for each micro-batch.
         sink: takes the last stage's outputs, and gives their gradients.
         forward: the step whose graphs this one goes backward through; None for one that has forwards.
-        optimizers: of the stages, for an order with optimizer steps.
-        recorder: takes the times of actions and messages.
-        streams: of the workers, if any device is an accelerator.
+        optimizers, recorder: for an order with optimizer steps; to take the times of actions and messages.
+        streams: of the workers, if there are accelerators.
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
-        emulation: of virtual devices, if any is emulated.
+        emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
 
     Attributes:
         runs: the stages during this step.
@@ -80,6 +80,7 @@ class Step:
         failed_on: the device whose worker raised it; None for the caller's thread.
         held: what each stage held when it was raised.
         guards: of the stages, if they are guarded against numbers that are not finite.
+        skips: the transport, if live values go past stages.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Step:
         streams: Streams | None = None,
         reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
+        routes: Routes | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
         self.sink = sink
@@ -128,6 +130,9 @@ class Step:
             self._parts = watch.parts(self._parts)
         if schedule.versions:
             self._parts = _within(self._parts, _on_version)
+        self.skips = forward.skips if forward else None
+        if (past := routes.of(inputs) if routes else {}) or self.skips:
+            transport = self.skips = SkipTransport(transport, schedule, past, self.awaiting, self.skips)
         self._transport = transport
         self._inputs = inputs
         for stage in stages:

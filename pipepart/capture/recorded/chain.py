@@ -210,7 +210,7 @@ class RecordedChain(Chain):
     def _replayed(self, live: Live, rest: Sequence[Tensor]) -> Any:
         """Replay the layers of a model on several devices, each call where its module or its arguments are."""
         recording = live.recording
-        values: Sequence[Tensor] = live.tensors
+        values: Sequence[Tensor | None] = live.tensors
         env: Env = {}
         for part in (*recording.parts, recording.end):
             env = dict(zip(part.takes, values, strict=True))

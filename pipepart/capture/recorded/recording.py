@@ -179,6 +179,23 @@ class Recording:
         leaves = [env[out.number] if type(out) is Ref else out for out in self.output]
         return pytree.tree_unflatten(leaves, self.output_spec)
 
+    @cached_property
+    def touched(self) -> dict[int, list[int]]:
+        """Return the layers that make or use each live value, in order. Arguments of the model enter at layer 0.
+
+        The end counts as the last layer, which makes its input. Known once the layers are arranged.
+        """
+        live = {number for part in self.parts for number in (*part.takes, *part.gives)}
+        found: dict[int, list[int]] = {number: [0] for number in self.inputs if number in live}
+        for index, part in enumerate(self.parts):
+            own = {number for call in part.calls for number in (*call.given.numbers(), *call.new)}
+            if part is self.parts[-1]:
+                own |= {*self.end.takes, *part.takes}
+            for number in sorted(own & live):
+                layers = found.setdefault(number, [])
+                layers += [] if layers[-1:] == [index] else [index]
+        return found
+
     @property
     def hooks(self) -> bool:
         """Whether functions put hooks on tensors, which need gradients."""

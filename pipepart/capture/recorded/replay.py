@@ -14,11 +14,14 @@ from .recording import Group, Part, Recording
 
 
 class Live:
-    """The live values between two layers of a recorded model, with the recording that they belong to."""
+    """The live values between two layers of a recorded model, with the recording that they belong to.
+
+    None stands for a value that goes another way, past the stage that these layers are in.
+    """
 
     __slots__ = ("recording", "tensors")
 
-    def __init__(self, recording: Recording, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, recording: Recording, tensors: Sequence[Tensor | None]) -> None:
         self.recording = recording
         self.tensors = tensors
 
@@ -108,7 +111,7 @@ class RecordedLayer(nn.Module):
     def _device_rule(self, live: Live) -> DeviceRule:
         """Return what puts the device of this layer in place of those where the model was recorded."""
         tensors = (*self.parameters(), *live.tensors)
-        here = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        here = next((tensor.device for tensor in tensors if tensor is not None), torch.device("cpu"))
         recorded = live.recording.devices
 
         def rule(leaf: Any) -> Any:

@@ -21,6 +21,7 @@ from schedules import Action, Kind
 from ...workers.worker import Worker
 from ..stage_run import Stash
 from ..step import Step
+from ..transport.threads import Key
 from .blame import layers_of
 
 _PARTS = {
@@ -83,7 +84,7 @@ def _error(step: Step, timeout: float, workers: Sequence[Worker], names: Sequenc
         if action is None:
             lines.append(f"  {name} has nothing left to do")
         elif key is not None:
-            lines.append(f"  {name} waits for {_message(step, names, *key)} (action {action}){for_seconds}")
+            lines.append(f"  {name} waits for {_message(step, names, key)} (action {action}){for_seconds}")
         else:
             frame = sys._current_frames().get(worker.ident or 0)
             stack = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
@@ -100,8 +101,9 @@ def _error(step: Step, timeout: float, workers: Sequence[Worker], names: Sequenc
     return error
 
 
-def _message(step: Step, names: Sequence[str], kind: Kind | int, stage: int, micro_batch: int) -> str:
+def _message(step: Step, names: Sequence[str], key: Key) -> str:
     """Describe a message by what it holds and who sends it."""
+    kind, stage, micro_batch = key[:3]
     if kind is Kind.REDUCE_GRAD:
         return f"the gradients of stage {_stage(step, stage)} on {names[step.schedule.device_of[stage]]}"
     if kind is Kind.F:
@@ -110,6 +112,7 @@ def _message(step: Step, names: Sequence[str], kind: Kind | int, stage: int, mic
         maker, what = step.schedule.next_stage(stage), "the gradients"
     else:
         return f"the gradient of a shared parameter for micro-batch {micro_batch}, from a later stage"
+    maker = key[3] if len(key) == 4 else maker  # it goes past stages
     assert maker is not None
     sender = f"stage {_stage(step, maker)} on {names[step.schedule.device_of[maker]]}"
     return f"{what} of {sender} for micro-batch {micro_batch}"

@@ -1,0 +1,88 @@
+"""Errors in a stage that values go past: they are raised with their type and notes, and no other stage hangs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pipepart.runtime.failure.stalled import StepTimeoutError
+from pipepart.runtime.transport.skips import SkipTransport
+from schedules import Kind
+from tests.support.recorded import piped
+from tests.support.skipping import WIDTH, Hourglass, Woven
+
+X, MASK, Y = torch.ones(8, WIDTH), torch.ones(8, WIDTH, dtype=torch.int64), torch.zeros(8, WIDTH)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_layer_between_fails(where):
+    model = Woven()
+    with piped(model, (X, MASK), loss_fn=F.mse_loss, stages=9, parts=4, timeout=60) as pipe:
+        expected = pipe.evaluate(X, MASK, target=Y)
+        vars(model.blocks[4])["fails"] = where
+        with pytest.raises(ArithmeticError, match="between") as raised:
+            pipe.step(X, MASK, target=Y)
+        notes = "\n".join(raised.value.__notes__)
+        assert "stage 4 of 9" in notes
+        assert f"in the {where} of layer 'blocks.4'" in notes
+        vars(model.blocks[4])["fails"] = ""
+        assert torch.equal(pipe.step(X, MASK, target=Y), expected)
+
+
+def test_a_stage_that_waits_for_a_value_says_so(monkeypatch):
+    recv = SkipTransport._recv
+
+    def lost(self, receiver, key):
+        kind, stage, micro_batch, *sender = key
+        return recv(self, receiver, (kind, stage, micro_batch + 99, *sender) if kind is Kind.F else key)
+
+    monkeypatch.setattr(SkipTransport, "_recv", lost)
+    message = r"waits for the output of stage 1 on \S+ for micro-batch 99"
+    with (
+        piped(Hourglass(2), X, loss_fn=F.mse_loss, stages=4, parts=1, timeout=0.6) as pipe,
+        pytest.raises(StepTimeoutError, match=message),
+    ):
+        pipe.step(X, target=Y)
+
+
+def test_a_number_that_is_not_finite_is_named_where_it_arises():
+    torch.manual_seed(0)
+    model = Hourglass(4)
+    with torch.no_grad():
+        next(model.down.parameters())[0, 0] = torch.nan
+    with (
+        piped(model, X, loss_fn=F.mse_loss, stages=4, parts=2, nan_guard=True) as pipe,
+        pytest.raises(FloatingPointError, match=r"layer 'down.0'"),
+    ):
+        pipe.step(X, target=Y)
+
+
+def test_a_write_into_memory_of_a_value_that_went_past_the_writer_is_found():
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y, y.view(-1, WIDTH)
+
+    class Writer(nn.Module):
+        writes = False
+
+        def forward(self, x):
+            if self.writes:
+                with torch.no_grad():
+                    x.mul_(2.0)
+            return x.sin()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Twice(), Writer(), nn.Linear(WIDTH, WIDTH), nn.Tanh()])
+
+        def forward(self, x):
+            kept, x = self.blocks[0](x)
+            return self.blocks[3](self.blocks[2](self.blocks[1](x)) * kept)
+
+    with piped(Model(), X, loss_fn=F.mse_loss, stages=4, parts=2) as pipe:
+        pipe.step(X, target=Y)
+        Writer.writes = True
+        with pytest.raises(RuntimeError, match="overwritten"):
+            pipe.step(X, target=Y)

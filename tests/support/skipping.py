@@ -1,0 +1,79 @@
+"""Models whose values skip layers, and pipelines of them in which the stages between relay these values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from pipepart.planning import StageLinks
+
+WIDTH = 6
+
+
+class Block(nn.Module):
+    """A layer that may write into its input, as activations with ``inplace=True`` do, or fail."""
+
+    def __init__(self, ins: int = WIDTH, fails: str = "") -> None:
+        super().__init__()
+        self.linear, self.fails = nn.Linear(ins, WIDTH), fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails == "forward":
+            raise ArithmeticError("a layer between")
+        y = torch.tanh(self.linear(x))
+        if self.fails == "backward" and y.requires_grad:
+            y.register_hook(self._fail)
+        return y
+
+    def _fail(self, gradient: Tensor) -> Tensor:
+        raise ArithmeticError("a backward between")
+
+
+class Hourglass(nn.Module):
+    """As many layers down as up; each one up takes the output of its mate down, the last one the first one's."""
+
+    def __init__(self, depth: int = 8) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(Block() for _ in range(depth))
+        self.up = nn.ModuleList(Block(2 * WIDTH) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for block in self.down:
+            kept.append(x := block(x))
+        for block in self.up:
+            x = block(torch.cat([x, kept.pop()], dim=-1))
+        return x
+
+
+class Woven(nn.Module):
+    """A mask that two distant layers use, and values with up to five users."""
+
+    def __init__(self, fails: str = "") -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(9))
+        self.blocks[4] = Block(fails=fails)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        values = []
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            values.append(x)
+            if index in (3, 5, 7):
+                x = x + values[0] * index
+            if index == 6:
+                x = x * values[1] + values[0].sin() + values[1]
+            if index in (2, 8):
+                x = x.masked_fill(mask > 1, 0.5)
+        return x
+
+
+@contextmanager
+def relayed() -> Iterator[None]:
+    """Have every stage relay what it does not use, in pipelines that run within the block for the first time."""
+    with mock.patch.object(StageLinks, "is_straight", lambda self, source, target: target == source + 1):
+        yield
