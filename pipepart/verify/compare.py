@@ -226,7 +226,7 @@ def _first_difference(
         "layer": found.layer or "loss",
         "kind": found.kind,
         "what": f"{found.what}, step {step}",
-        "why": why_different(found, plan, case.parts, case.model, reference.facts),
+        "why": why_different(found, plan, case.parts, training.chain, reference.facts),
     }
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import schedules
 
-from ..capture import chain_of, describe
+from ..capture import Chain, describe
 from ..loss import declared_reduction
 from ..planning import Plan
 from .report import PlainFacts, listed
@@ -165,8 +165,9 @@ class _Comparison:
         return max(tensor_errors(ours[gradients], theirs[gradients]).values(), default=0.0) > self._allowed
 
     def _own(self, kind: str, index: int, part: Part) -> Iterator[Difference]:
-        names = [name for name in self._names[kind] if name.startswith(f"{self._layers[index][0]}.")]
-        if names:
+        layer, module = self._layers[index]
+        own = {name for name, _ in (*module.named_parameters(layer), *module.named_buffers(layer))}
+        if names := [name for name in self._names[kind] if name in own]:
             yield self._at(index, part, tuple(names))
 
     def _at(self, index: int, part: Part, tensors: tuple[str, ...] = ()) -> Difference:
@@ -177,7 +178,7 @@ class _Comparison:
 
 
 def why_different(
-    difference: Difference, plan: Plan, micro_batches: int, model: nn.Module, facts: PlainFacts
+    difference: Difference, plan: Plan, micro_batches: int, chain: Chain, facts: PlainFacts
 ) -> str:
     """Explain why a pipeline's numbers may differ from those of the plain model on the same micro-batches."""
     if not facts.repeats:
@@ -204,7 +205,7 @@ def why_different(
             "it is not safe on several threads"
         )
     lost = "missing, doubled or summed in another order"
-    if partners := _sharing(model, difference.layer):
+    if partners := _sharing(chain, difference.layer):
         return f"it shares parameters with {listed(partners)}: one part of the gradient is {lost}"
     if difference.part is Part.GRADIENTS:
         return f"the gradient of its output is the same: one part of the gradient is {lost}"
@@ -249,9 +250,9 @@ def _order(plan: Plan, micro_batches: int, kinds: set[schedules.Kind]) -> list[l
     return found
 
 
-def _sharing(model: nn.Module, layer: str) -> list[str]:
+def _sharing(chain: Chain, layer: str) -> list[str]:
     """The layers that share a parameter or buffer with one."""
-    shared = {info.name: info.shares_with for info in describe(chain_of(model))}
+    shared = {info.name: info.shares_with for info in describe(chain)}
     return [
         name
         for name, partners in shared.items()

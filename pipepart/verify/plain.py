@@ -108,26 +108,39 @@ def _mixing_layer(case: Case, allowed: float) -> str:
     _, recorder, training = recorded_step(case, 0)
     whole = Training(case)
     once = LayerRecorder(whole.layers, [[0]] * len(whole.layers))
-    whole.run(at_once, 1, recorder=once)
+    whole.run(_forward_at_once, 1, recorder=once)
     for index, (name, _) in enumerate(training.layers):
         parts, together = recorder.recorded(index), once.recorded(index)
-        if parts is not None and together is not None:
-            outputs = {position: tensor for (_, position), tensor in together[0].items()}
-            if max(tensor_errors(_joined(parts[0]), outputs).values(), default=0.0) > allowed:
-                return name
+        if parts is not None and together is not None and _mixed(parts[0], together[0], allowed):
+            return name
     return ""
 
 
-def _joined(parts: Tensors) -> dict[int, Tensor | None]:
-    """The outputs of all micro-batches as those of the mini-batch."""
+def _mixed(parts: Tensors, together: Tensors, allowed: float) -> bool:
+    """Whether the outputs of a layer for all micro-batches are not its outputs for the mini-batch, taken apart.
+
+    A tensor may have its samples in any dimension, or be the same for all micro-batches, as a mask of positions is.
+    """
     columns: dict[int, list[Tensor]] = {}
     for (_, position), tensor in sorted(parts.items()):
         if tensor is not None:
             columns.setdefault(position, []).append(tensor)
-    return {
-        position: torch.stack(column) if column[0].dim() == 0 else torch.cat(column)
-        for position, column in columns.items()
-    }
+    for (_, position), whole in together.items():
+        column = columns.get(position, [])
+        if whole is None or not column:
+            continue
+        if all(one.shape == whole.shape for one in column):
+            pairs = {index: (one, whole) for index, one in enumerate(column)}
+        else:
+            sizes = [sum(one.shape[dim] for one in column) for dim in range(whole.dim())]
+            dims = [dim for dim, size in enumerate(sizes) if size == whole.shape[dim]]
+            if not dims:
+                return True
+            pairs = {0: (torch.cat(column, dims[0]), whole)}
+        ours, theirs = ({key: pair[side] for key, pair in pairs.items()} for side in (0, 1))
+        if max(tensor_errors(ours, theirs).values()) > allowed:
+            return True
+    return False
 
 
 def _python_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -212,6 +225,16 @@ def at_once(training: Training, x: Any, y: Any) -> Tensor:
     if loss.requires_grad:
         loss.backward()
     return loss
+
+
+def _forward_at_once(training: Training, x: Any, y: Any) -> Tensor:
+    """Run the layers on the whole mini-batch, forward only, so that each of them can be observed."""
+    whole = entered(training.chain, micro_batches_of(x, y, 1, training.case.split))
+    draws = RngKeys()
+    with collect_losses():
+        _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
+    draws.finish()
+    return torch.zeros(())
 
 
 def _weighed(added: AddedLosses, share: float) -> Tensor:
