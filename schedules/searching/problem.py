@@ -94,6 +94,16 @@ class Problem:
             peak <= room * _SLACK for peak, room in zip(map(self._peak, rows), self.memory, strict=True)
         )
 
+    def in_order(self, rows: Sequence[Row]) -> bool:
+        """Return whether every stage runs each kind of operation in the order of the micro-batches."""
+        last: dict[int, int] = {}  # of each stream
+        for operation in (operation for row in rows for operation in row):
+            stream = self.stream[operation]
+            if operation < last.get(stream, -1):
+                return False
+            last[stream] = operation
+        return True
+
     def rows_of(self, schedule: Schedule) -> list[Row]:
         """Return the operations of a schedule, device by device, its backwards split in two."""
         kinds = {kind: number for number, kind in enumerate(_KINDS)}

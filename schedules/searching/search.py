@@ -46,6 +46,7 @@ def search(
     seed: int = 0,
     effort: float = 1.0,
     seconds: float = float("inf"),
+    in_order: bool = False,
 ) -> Schedule:
     """Return a schedule for these costs that is at least as short as every named schedule that fits.
 
@@ -66,6 +67,8 @@ def search(
         effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
             it, on the seed and on the other arguments alone.
         seconds: a limit on the time; the best schedule found by then is returned.
+        in_order: leave out schedules in which a stage runs the backwards of micro-batches in another order than 0, 1,
+            2, ..., as in "looped-bfs": sums of gradients then round as in training without stages.
 
     Raises:
         ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
@@ -80,7 +83,13 @@ def search(
     tried = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
     deadline = time.monotonic() + seconds
     searches = [
-        _Search(make_problem(costs, devices, micro_batches, memory, device_of), objective, seed, deadline)
+        _Search(
+            make_problem(costs, devices, micro_batches, memory, device_of),
+            objective,
+            seed,
+            deadline,
+            in_order,
+        )
         for device_of in tried
     ]
     for one in searches:
@@ -97,8 +106,8 @@ def search(
 class _Search:
     """The best order found so far on one placement; owned by one call of `search`."""
 
-    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float) -> None:
-        self.problem, self.objective = problem, objective
+    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float, in_order: bool) -> None:
+        self.problem, self.objective, self.in_order = problem, objective, in_order
         self.measure = OBJECTIVES[objective]
         self.goal = problem_bound(problem, objective)
         self.random = Random(seed)
@@ -187,7 +196,10 @@ class _Search:
         if schedule is None or hash(schedule.actions) in self.played:
             return
         self.played.add(hash(schedule.actions))
-        fits = self._add(self.problem.rows_of(schedule))
+        rows = self.problem.rows_of(schedule)
+        if self.in_order and not self.problem.in_order(rows):
+            return
+        fits = self._add(rows)
         overlaps = self.problem.costs.overlap and any(
             action.parts for row in schedule.actions for action in row
         )

@@ -47,6 +47,8 @@ def search_within(
 ) -> schedules.Schedule:
     """Search an order for the stages of one replica where they are, within the memory of their devices.
 
+    Gradients of micro-batches are added in their order, as in training without stages.
+
     Args:
         plan: if stages recompute, the search does not know their memory and keeps to no limit.
         micro_batches: of all replicas; None for the plan's number.
@@ -68,6 +70,7 @@ def search_within(
         memory=() if recomputes else free,
         placement=timeline.schedule.device_of,
         effort=effort,
+        in_order=True,
     )
 
 
