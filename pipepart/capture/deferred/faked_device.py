@@ -1,0 +1,73 @@
+"""Lets a constructor find its tensors on the CPU, and their values where it asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..recorded.refusal import CaptureError, line_of_user
+from .recorder import Recorder
+
+_SEEN: dict[Any, Any] = {
+    Tensor.device: torch.device("cpu"),  # type: ignore[dict-item]
+    Tensor.is_meta: False,  # type: ignore[dict-item]
+    Tensor.is_cpu: True,  # type: ignore[dict-item]
+}
+_VALUES = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__})
+
+
+class FakedDevice(TorchFunctionMode):
+    """Answers for deferred tensors what the plain construction would have found.
+
+    Args:
+        recorder: computes values.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not args or not isinstance(args[0], Tensor) or not args[0].is_meta:
+            return func(*args, **kwargs)
+        attribute = getattr(func, "__self__", None)
+        if attribute in _SEEN and func.__name__ == "__get__":
+            return _SEEN[attribute]
+        if func is Tensor.to:
+            args, kwargs = pytree.tree_map(_stays, (args, kwargs))
+        elif func is Tensor.cpu:
+            return args[0]
+        elif func is Tensor.data_ptr:
+            return args[0].untyped_storage()._cdata + args[0].storage_offset() * args[0].itemsize
+        elif func in _VALUES:
+            return self._of_values(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _of_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _disable_current_modes():
+            real = self._recorder.computed(args[0])
+            result = func(real, *args[1:], **kwargs)
+        if func is Tensor.numpy or func is Tensor.__array__:
+            result.setflags(write=False)  # a write would not reach the model
+        return result
+
+
+def _stays(leaf: Any) -> Any:
+    """Return the meta device in place of the CPU, where a deferred tensor already is."""
+    if isinstance(leaf, str | torch.device):
+        if torch.device(leaf).type != "cpu":
+            raise CaptureError(
+                f"deferred_init constructs a model for the CPU, and {line_of_user()} moves a tensor to {leaf!s}: "
+                "leave it out, the pipeline moves each stage to its device"
+            )
+        return torch.device("meta")
+    return leaf

@@ -1,0 +1,266 @@
+"""Runs the operations of a construction on the meta device and logs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..recorded.refusal import CaptureError, line_of_user
+from .generators import Generators
+from .log import Constant, GeneratorRef, Log, Operation, View
+from .replay import replay
+
+_aten = torch.ops.aten
+_LIFTS = frozenset({_aten.lift_fresh.default, _aten.lift.default})  # how torch.tensor and from_numpy end
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_FILLS = frozenset(
+    {"uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "zero_", "fill_"}
+)
+_META = torch.device("meta")
+
+
+class Recorder(TorchDispatchMode):
+    """Turns every new tensor into one on the meta device, and logs what its values are.
+
+    Args:
+        log: gets the operations.
+    """
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+        self.generators = Generators(log)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True has torch import its compiler at the first operation, which takes seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._called(func, tuple(args), dict(kwargs or {}))
+
+    def computed(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor on the CPU, with the values that it has at this point of the construction."""
+        return self._with_values(tensor)[0]
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        traits = _traits(func)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func in _LIFTS:
+            return args[0] if args[0].is_meta else self._constant(args[0])
+        for tensor in given:
+            _check_kind(func, tensor)
+        if given and not any(tensor.is_meta for tensor in given):
+            return self._outside(func, traits, args, kwargs, given)
+        written = traits.written(args, kwargs)
+        if not traits.makes_tensors or any(not tensor.is_meta for tensor in written):
+            return self._run_on_values(func, traits, args, kwargs)
+        args, kwargs = pytree.tree_map(self._deferred, (args, kwargs))
+        self._place(func, traits, kwargs, bool(given))
+        try:
+            result = func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError):
+            if traits.in_place:  # its result has the shape that it had
+                result = written[0]
+            else:  # its result's shape depends on values
+                return self._run_on_values(func, traits, args, kwargs)
+        self._add(func, traits, args, kwargs, written, result)
+        return result
+
+    def _outside(
+        self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
+        """Run an operation on tensors from outside of the block. What it makes belongs to the block."""
+        if traits.draws:
+            raise _refused(func, "draws random numbers for a tensor that was made outside of the block")
+        result = func(*args, **kwargs)
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        return pytree.tree_map_only(
+            Tensor, lambda t: t if t.untyped_storage()._cdata in known else self._constant(t, own=True), result
+        )
+
+    def _run_on_values(self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on the values of its arguments, which reads values or writes to a tensor from outside."""
+        if traits.draws:
+            raise _refused(func, "draws random numbers, and how many depends on values")
+        written = traits.written(args, kwargs)
+        if any(tensor.is_meta for tensor in written):
+            raise _refused(func, "writes tensors whose shapes depend on values, or several")
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        meta = [tensor for tensor in given if tensor.is_meta]
+        values = {id(tensor): value for tensor, value in zip(meta, self._with_values(*meta), strict=True)}
+        real_args, real_kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (args, kwargs))
+        if real_kwargs.get("device") == _META:
+            real_kwargs["device"] = torch.device("cpu")
+        result = func(*real_args, **real_kwargs)
+        originals = {id(tensor) for tensor in written}
+        return pytree.tree_map_only(
+            Tensor, lambda t: t if id(t) in originals else self._constant(t, own=True), result
+        )
+
+    def _with_values(self, *tensors: Tensor) -> list[Tensor]:
+        views = [View.of(tensor, self._log.memory_of(tensor)[0]) for tensor in tensors]
+        storages: dict[int, torch.UntypedStorage] = {}
+        replay(self._log, {view.memory for view in views}, storages.__setitem__)
+        return [view.on(storages[view.memory]) for view in views]
+
+    def _constant(self, data: Tensor, own: bool = False) -> Tensor:
+        """Return a deferred tensor with this data. The data is copied if it is not ``own``: numpy may change it."""
+        _check_kind("a tensor of data", data)
+        made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=_META)
+        data = data.detach() if own else data.detach().clone()
+        self._log.entries.append(Constant(View.of(made, self._log.memory_of(made)[0]), data))
+        return made
+
+    def _deferred(self, leaf: Any) -> Any:
+        """Return data from outside of the block as a deferred tensor; a number in a tensor stays one."""
+        if not isinstance(leaf, Tensor) or leaf.is_meta or not leaf.dim():
+            return leaf
+        return self._constant(leaf)
+
+    def _place(self, func: Any, traits: _Traits, kwargs: dict[str, Any], has_tensors: bool) -> None:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type not in ("cpu", "meta"):
+            raise _refused(func, f"makes a tensor on {device}: construct for the CPU, the pipeline moves each stage")
+        if traits.takes_device and (device is not None or not has_tensors):
+            kwargs["device"] = _META
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+
+    def _add(
+        self,
+        func: Any,
+        traits: _Traits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[Tensor],
+        result: Any,
+    ) -> None:
+        """Log an operation that has run, unless it only makes views or memories without values."""
+        writes = {self._log.memory_of(tensor)[0] for tensor in written}
+        made: list[tuple[int, View]] = []
+        for place, leaf in enumerate(pytree.tree_leaves(result)):
+            if isinstance(leaf, Tensor):
+                number, is_new = self._log.memory_of(leaf)
+                if is_new:
+                    made.append((place, View.of(leaf, number)))
+        if traits.is_empty or not (made or (writes and not traits.moves_only)):
+            return
+        if made and traits.takes_dtype and kwargs.get("dtype") is None and not traits.takes_tensors:
+            kwargs["dtype"] = result.dtype  # torch's default may have changed when it is replayed
+        generator = None
+        if traits.draws:
+            leaves = pytree.tree_leaves((args, kwargs))
+            used = next((leaf for leaf in leaves if isinstance(leaf, torch.Generator)), None)
+            generator = self.generators.before_draw(used)
+        replayed = pytree.tree_map(lambda leaf: self._described(leaf, generator), (args, kwargs))
+        if "device" in replayed[1]:
+            replayed[1]["device"] = torch.device("cpu")
+        views = [leaf for leaf in pytree.tree_leaves(replayed, is_leaf=_is_view) if isinstance(leaf, View)]
+        fresh = {view.memory for _, view in made}
+        whole = set(fresh)
+        if traits.overwrites and views[0].covers(self._log.sizes[views[0].memory]):
+            whole |= {views[0].memory} - {view.memory for view in views[1:]}
+        reads = {view.memory for view in views} - whole
+        self._log.entries.append(
+            Operation(
+                func,
+                *replayed,
+                reads=frozenset(reads),
+                writes=frozenset(writes | fresh),
+                kills=frozenset(whole),
+                made=tuple(made),
+                generator=generator,
+                fills=traits.draws and (traits.overwrites or not views),
+            )
+        )
+        if generator is not None:
+            self.generators.after_draw(generator, len(self._log.entries) - 1)
+
+    def _described(self, leaf: Any, generator: int | None) -> Any:
+        if isinstance(leaf, torch.Generator):
+            assert generator is not None
+            return GeneratorRef(generator)
+        if isinstance(leaf, Tensor) and leaf.is_meta:
+            return View.of(leaf, self._log.memory_of(leaf)[0])
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+class _Traits(NamedTuple):
+    """What the schema of an operation says.
+
+    Attributes:
+        writing: positions and names of the arguments that it writes.
+        in_place: whether it returns what it writes, and nothing else.
+        moves_only: whether it changes the window of a tensor, and no memory.
+        is_empty: whether it makes memory without values.
+        overwrites: whether the first argument's earlier values do not matter.
+    """
+
+    writing: tuple[tuple[int, str], ...]
+    makes_tensors: bool
+    in_place: bool
+    moves_only: bool
+    is_empty: bool
+    overwrites: bool
+    draws: bool
+    takes_tensors: bool
+    takes_device: bool
+    takes_dtype: bool
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the tensors that a call writes."""
+        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self.writing]
+        return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+@cache
+def _traits(func: Any) -> _Traits:
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    arguments = schema.arguments
+    writing = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    named = {argument.name: str(argument.type) for argument in arguments}
+    returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
+    return _Traits(
+        writing=writing,
+        makes_tensors=bool(writing) or any("Tensor" in str(r.type) for r in schema.returns),
+        in_place=bool(writing) and all(returned) and len(writing) == 1,
+        moves_only=torch.Tag.inplace_view in func.tags,
+        is_empty=name in _EMPTY,
+        overwrites=name in _FILLS or name == "copy_" or func is _aten.bernoulli_.float,
+        draws=torch.Tag.nondeterministic_seeded in func.tags or "Generator" in " ".join(named.values()),
+        takes_tensors=any("Tensor" in kind for kind in named.values()),
+        takes_device="device" in named,
+        takes_dtype="dtype" in named,
+    )
+
+
+def _check_kind(what: Any, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise _refused(what, f"uses a tensor of layout {tensor.layout}, which has no plain memory")
+    if tensor.device.type not in ("cpu", "meta"):
+        raise _refused(what, f"uses a tensor on {tensor.device}: construct for the CPU")
+
+
+def _refused(func: Any, why: str) -> CaptureError:
+    return CaptureError(
+        f"{func} at {line_of_user()} {why}. deferred_init cannot defer this: construct this part outside of the block, "
+        "or the model without it"
+    )
+
+
+def _is_view(leaf: Any) -> bool:
+    return isinstance(leaf, View | GeneratorRef)

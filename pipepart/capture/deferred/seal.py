@@ -1,0 +1,108 @@
+"""Where the initial values of a model's tensors are known from, and why not where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..recorded.refusal import CaptureError
+from .log import Log, Memory, View
+from .replay import replay
+
+_VERSION = "_pipepart_version"
+_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+class SealedParameter(nn.Parameter):
+    """A parameter without memory, after its construction: a write through ``data`` shows in its version, too.
+
+    On the meta device a write has no effect, so one behind the block of ``deferred_init`` would be lost.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The parameter, detached."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        nn.Parameter.data.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def seal(modules: Iterable[nn.Module]) -> None:
+    """Note the versions of all deferred parameters and buffers, to find out later writes."""
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is None or Memory.of(tensor) is None:
+                continue
+            if type(tensor) is nn.Parameter:
+                tensor.__class__ = SealedParameter
+            setattr(tensor, _VERSION, tensor._version)
+
+
+def is_deferred(tensor: Tensor) -> bool:
+    """Return True for a tensor whose values a log knows."""
+    return Memory.of(tensor) is not None
+
+
+def refuse_unknown(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Check that the values of tensors on the meta device are known.
+
+    Args:
+        tensors: with what they are called in the error, as ``"parameter 'head.weight'"``.
+
+    Raises:
+        CaptureError: names the first one whose values are not.
+    """
+    for what, tensor in tensors:
+        if Memory.of(tensor) is None:
+            raise CaptureError(
+                f"{what} is on the meta device and its initial values are unknown. Construct the model within "
+                "`with pipepart.deferred_init():`, with all initialisation and conversion to other dtypes in the "
+                "block; or pass weights='folder or file.safetensors'; or give the model real tensors "
+                "(model.to_empty(device='cpu'), then load_state_dict)"
+            )
+        if getattr(tensor, _VERSION, tensor._version) != tensor._version:
+            raise CaptureError(
+                f"{what} was written after the block of deferred_init, where writes have no effect: move this "
+                "initialisation into the block"
+            )
+
+
+def values_of(tensors: Iterable[Tensor], deliver: Callable[[Tensor, Tensor], None]) -> None:
+    """Compute the values of deferred tensors, one memory at a time.
+
+    Args:
+        tensors: some that :func:`is_deferred`.
+        deliver: called with each tensor and its values on the CPU, which are the receiver's. Tensors that share memory
+            get values that share memory, one after the other.
+    """
+    wanted: dict[Log, dict[int, list[Tensor]]] = {}
+    for tensor in tensors:
+        memory = Memory.of(tensor)
+        assert memory is not None
+        wanted.setdefault(memory.log, {}).setdefault(memory.number, []).append(tensor)
+    for log, memories in wanted.items():
+
+        def hand_out(
+            number: int, storage: torch.UntypedStorage, memories: dict[int, list[Tensor]] = memories
+        ) -> None:
+            for tensor in memories.pop(number):
+                deliver(tensor, View.of(tensor, number).on(storage))
+
+        replay(log, set(memories), hand_out)
+
+
+def attributes_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors on the meta device among the attributes of a module, also in lists, tuples and dicts."""
+    own: dict[str, Any] = {name: value for name, value in vars(module).items() if name not in _TABLES}
+    for name, value in own.items():
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Tensor) and leaf.is_meta:
+                yield name, leaf
