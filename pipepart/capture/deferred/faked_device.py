@@ -37,20 +37,35 @@ class FakedDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not args or not isinstance(args[0], Tensor) or not args[0].is_meta:
+        if str(kwargs.get("device")) == "meta":  # as of torch.nn.utils.skip_init
+            return self._on_meta(func, args, kwargs)
+        if not args or not self._recorder.has(args[0]):
             return func(*args, **kwargs)
         attribute = getattr(func, "__self__", None)
         if attribute in _SEEN and func.__name__ == "__get__":
             return _SEEN[attribute]
+        if torch.is_autocast_enabled("cpu"):
+            raise CaptureError(
+                f"deferred_init cannot follow autocast, under which {line_of_user()} runs: construct outside of it"
+            )
         if func is Tensor.to:
             args, kwargs = pytree.tree_map(_stays, (args, kwargs))
         elif func is Tensor.cpu:
             return args[0]
+        elif func is Tensor.new_tensor:
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
         elif func is Tensor.data_ptr:
             return args[0].untyped_storage()._cdata + args[0].storage_offset() * args[0].itemsize
         elif func in _VALUES:
             return self._of_values(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _on_meta(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._recorder.keeps_meta = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.keeps_meta = False
 
     def _of_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _disable_current_modes():

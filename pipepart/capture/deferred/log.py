@@ -149,15 +149,25 @@ class Log:
     sizes: list[int] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=lambda: [torch.default_generator])
 
-    def memory_of(self, tensor: Tensor) -> tuple[int, bool]:
-        """Return the number of the memory of a tensor on the meta device, and whether it is new to the log."""
-        storage = tensor.untyped_storage()
-        known: Memory | None = getattr(storage, _MARK, None)
-        if known is not None and known.log is self:
-            self.sizes[known.number] = max(self.sizes[known.number], storage.nbytes())
-            return known.number, False
+    def memory_of(self, tensor: Tensor) -> int | None:
+        """Return the number of the memory of a tensor; None if this log does not have it."""
+        known = Memory.of(tensor)
+        if known is None or known.log is not self:
+            return None
+        self.sizes[known.number] = max(self.sizes[known.number], tensor.untyped_storage().nbytes())
+        return known.number
+
+    def new_memory(self, tensor: Tensor) -> View:
+        """Give the storage of a tensor on the meta device a memory in this log."""
         number = len(self.sizes)
+        storage = tensor.untyped_storage()
         self.sizes.append(storage.nbytes())
         # The mark owns the log and not the other way round, so a log lives as long as a tensor that needs it.
         setattr(storage, _MARK, Memory(self, number))
-        return number, True
+        return View.of(tensor, number)
+
+    def view_of(self, tensor: Tensor) -> View:
+        """Describe a tensor whose memory this log has."""
+        number = self.memory_of(tensor)
+        assert number is not None
+        return View.of(tensor, number)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..recorded.refusal import CaptureError, line_of_user
 from .generators import Generators
-from .log import Constant, GeneratorRef, Log, Operation, View
+from .log import Constant, GeneratorRef, Log, Memory, Operation, View
 from .replay import replay
 
 _aten = torch.ops.aten
@@ -30,12 +30,16 @@ class Recorder(TorchDispatchMode):
 
     Args:
         log: gets the operations.
+
+    Attributes:
+        keeps_meta: whether the constructor itself asks for tensors on the meta device, which then have no values.
     """
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
         self.generators = Generators(log)
+        self.keeps_meta = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -46,6 +50,10 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         with torch._C.DisableTorchFunction():
             return self._called(func, tuple(args), dict(kwargs or {}))
+
+    def has(self, tensor: Any) -> bool:
+        """Return True for a tensor that was made in the block."""
+        return isinstance(tensor, Tensor) and self._log.memory_of(tensor) is not None
 
     def computed(self, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor on the CPU, with the values that it has at this point of the construction."""
@@ -58,6 +66,8 @@ class Recorder(TorchDispatchMode):
             return args[0] if args[0].is_meta else self._constant(args[0])
         for tensor in given:
             _check_kind(func, tensor)
+        if self._has_no_values(func, traits, given, kwargs):
+            return func(*args, **kwargs)
         if given and not any(tensor.is_meta for tensor in given):
             return self._outside(func, traits, args, kwargs, given)
         written = traits.written(args, kwargs)
@@ -74,6 +84,21 @@ class Recorder(TorchDispatchMode):
                 return self._run_on_values(func, traits, args, kwargs)
         self._add(func, traits, args, kwargs, written, result)
         return result
+
+    def _has_no_values(
+        self, func: Any, traits: _Traits, given: Sequence[Tensor], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return True for an operation on the meta device that the plain construction has there, too."""
+        if self.keeps_meta and str(kwargs.get("device")) == "meta":
+            return True
+        foreign = [tensor for tensor in given if tensor.is_meta and not self.has(tensor)]
+        if not foreign or (traits.is_empty and kwargs.get("device") is not None):
+            return False
+        if any(Memory.of(tensor) is not None for tensor in foreign):
+            raise _refused(func, "uses a tensor of another block of deferred_init")
+        if len(foreign) < len(given):
+            raise _refused(func, "uses a tensor on the meta device, which has no values")
+        return True
 
     def _outside(
         self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
@@ -107,7 +132,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _with_values(self, *tensors: Tensor) -> list[Tensor]:
-        views = [View.of(tensor, self._log.memory_of(tensor)[0]) for tensor in tensors]
+        views = [self._log.view_of(tensor) for tensor in tensors]
         storages: dict[int, torch.UntypedStorage] = {}
         replay(self._log, {view.memory for view in views}, storages.__setitem__)
         return [view.on(storages[view.memory]) for view in views]
@@ -117,7 +142,7 @@ class Recorder(TorchDispatchMode):
         _check_kind("a tensor of data", data)
         made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=_META)
         data = data.detach() if own else data.detach().clone()
-        self._log.entries.append(Constant(View.of(made, self._log.memory_of(made)[0]), data))
+        self._log.entries.append(Constant(self._log.new_memory(made), data))
         return made
 
     def _deferred(self, leaf: Any) -> Any:
@@ -145,13 +170,11 @@ class Recorder(TorchDispatchMode):
         result: Any,
     ) -> None:
         """Log an operation that has run, unless it only makes views or memories without values."""
-        writes = {self._log.memory_of(tensor)[0] for tensor in written}
+        writes = {self._log.view_of(tensor).memory for tensor in written}
         made: list[tuple[int, View]] = []
         for place, leaf in enumerate(pytree.tree_leaves(result)):
-            if isinstance(leaf, Tensor):
-                number, is_new = self._log.memory_of(leaf)
-                if is_new:
-                    made.append((place, View.of(leaf, number)))
+            if isinstance(leaf, Tensor) and self._log.memory_of(leaf) is None:
+                made.append((place, self._log.new_memory(leaf)))
         if traits.is_empty or not (made or (writes and not traits.moves_only)):
             return
         if made and traits.takes_dtype and kwargs.get("dtype") is None and not traits.takes_tensors:
@@ -190,7 +213,7 @@ class Recorder(TorchDispatchMode):
             assert generator is not None
             return GeneratorRef(generator)
         if isinstance(leaf, Tensor) and leaf.is_meta:
-            return View.of(leaf, self._log.memory_of(leaf)[0])
+            return self._log.view_of(leaf)
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 _HERE = Path(__file__).parent
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.parents[1] / "loss"))
+_OURS = (_HERE, _HERE.parent / "deferred", _HERE.parents[1] / "loss")
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
 _CALLS = str(_HERE / "calls.py")
 
 
