@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import capture, planning, profiling
     from .capture import CaptureError, LayerGraph
+    from .capture.deferred import deferred_init
     from .cluster import Cluster, Device, Link
     from .data.arguments import Arguments
     from .data.split import Whole
@@ -37,6 +38,7 @@ _HOMES = {
     "add_loss": "loss",
     "check": "verify",
     "collect_losses": "loss",
+    "deferred_init": "capture.deferred",
     "plan": "planning",
     "profile": "profiling",
     "replan": "planning",
@@ -62,6 +64,7 @@ __all__ = [
     "capture",
     "check",
     "collect_losses",
+    "deferred_init",
     "plan",
     "planning",
     "profile",

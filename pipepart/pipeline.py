@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -36,6 +37,7 @@ from .runtime.observe.trace import Trace, Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
 from .runtime.output_sink import OutputSink, loss_of_outputs
+from .runtime.placing import InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step_gradients import StepGradients, scaled
@@ -83,6 +85,8 @@ class Pipeline(AsModule):
             under ``scaler`` are not checked. Layers are not compiled.
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
             (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
+        weights: a file of safetensors, or a folder as ``save_pretrained`` writes it, with the model's state dict. None
+            for the values that the model has, or that its construction under :func:`deferred_init` gives it.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -91,9 +95,11 @@ class Pipeline(AsModule):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the plan was made for another model, layers in different stages write one buffer, the loss does not
-            reduce, a layer cannot be copied for replicas, or the schedule needs ``optimizer`` or layers in different
-            stages that share no parameters.
+        CaptureError: the model is on the meta device, and the initial values of a tensor are unknown.
+        FileNotFoundError, ImportError: there are no such ``weights``, or safetensors is not installed.
+        ValueError: ``weights`` are not those of the model, the plan was made for another model, layers in different
+            stages write one buffer, the loss does not reduce, a layer cannot be copied for replicas, or the schedule
+            needs ``optimizer`` or layers in different stages that share no parameters.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class Pipeline(AsModule):
         timeout: float | None = None,
         nan_guard: bool = False,
         verify: Verify = "first",
+        weights: str | PathLike[str] | None = None,
     ) -> None:
         check_runs(plan, reduction, optimizer, timeout)
         check_functions(loss_fn=loss_fn, split=split, merge=merge)
@@ -128,7 +135,8 @@ class Pipeline(AsModule):
         self._loss = StepLoss(loss_fn or own_loss, Reduction(reduction) if reduction else None)
         self._merge = merge
         self._traces = Traces(plan, always=trace)
-        self._stages = build_stages(chain.layers, plan, compile, strict)
+        values = InitialValues.of(chain.model, weights)
+        self._stages = build_stages(chain.layers, plan, compile, strict, values)
         self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
         warn_of_changes(plan, chain, stacklevel=2)
         super().__init__(chain.model, chain.places, StageOptimizers(optimizer, chain, plan))
@@ -191,6 +199,8 @@ class Pipeline(AsModule):
         """
         check_keywords(options, inspect.signature(cls.auto).parameters)
         check_functions(loss_fn=loss_fn, split=split)
+        if isinstance(model, nn.Module):
+            InitialValues.of(model, options.get("weights"))  # refuses before anything is measured
         made = plan_for(
             model,
             sample,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor, nn
 
 from ..cluster import Device
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .failure.nonfinite import StageGuard
+from .placing import InitialValues, move
 from .stage import Stage
 from .state.replicas import replicate
 from .state.shadow import Layers
@@ -23,6 +23,7 @@ def build_stages(
     plan: Plan,
     compile: CompileOptions = False,
     apart: bool = False,
+    values: InitialValues | None = None,
 ) -> list[Stage]:
     """Return the stages of the plan, with their layers moved to their devices.
 
@@ -31,6 +32,7 @@ def build_stages(
         plan: has the cut.
         compile: whether layers are compiled, or keywords for torch.compile.
         apart: whether each virtual device has tensors of its own, although all share the host's memory.
+        values: of a model that is on the meta device.
 
     Raises:
         TypeError: ``compile`` has keywords unknown to torch.compile.
@@ -46,7 +48,9 @@ def build_stages(
     groups = [layers[start:end] for start, end in pairwise(starts)]
     check_shared(groups, plan.asynchronous)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
-    _move(groups, homes)
+    if values is not None:
+        values.fill(groups, homes)
+    move(groups, homes)
     shared: Sequence[SharedParameters] = share_parameters(
         groups, homes, _names(plan.devices) if apart else None
     )
@@ -79,46 +83,6 @@ def _names(devices: Sequence[Device]) -> list[str] | None:
     """Return the names that distinguish virtual devices, which are one device for torch; None for real devices."""
     virtual = all(torch.device(device.torch_device or "cpu").type == "cpu" for device in devices)
     return [device.name for device in devices] if virtual else None
-
-
-def _move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
-    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first."""
-    replaced: dict[nn.Parameter, nn.Parameter] = {}
-    for home, layers in zip(reversed(homes), reversed(groups), strict=True):
-        for _, module in layers:
-            for part in module.modules():
-                _move_to_unlike(part, home, replaced)
-            module.to(home)
-
-
-def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Move parameters to a device for which torch would create new parameter objects.
-
-    The parameters stay the objects that optimizers hold. A parameter that a graph holds is replaced in all layers that
-    share it.
-    """
-    there = torch.empty((), device=home)
-    for key, parameter in part._parameters.items():
-        if parameter is None or _set_in_place(parameter, there):
-            continue
-        if parameter not in replaced:
-            gradient, parameter.grad = parameter.grad, None
-            hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-            moved = nn.Parameter(parameter.detach().to(home), parameter.requires_grad)
-            moved.grad = None if gradient is None else gradient.to(home)
-            try:
-                torch.utils.swap_tensors(parameter, moved)
-            except RuntimeError:
-                parameter.grad = gradient
-                replaced[parameter] = moved
-            now = replaced.get(parameter, parameter)
-            now._backward_hooks, now._post_accumulate_grad_hooks = hooks  # a swap would not move them
-        part._parameters[key] = replaced.get(parameter, parameter)
-
-
-def _set_in_place(tensor: Tensor, there: Tensor) -> bool:
-    """Return True if torch can set ``.data`` to a tensor of the other device, as between CPU and CUDA."""
-    return torch._has_compatible_shallow_copy_type(tensor, there)  # type: ignore[attr-defined]
 
 
 def _check_schedule(plan: Plan) -> None:

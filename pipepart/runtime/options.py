@@ -29,6 +29,7 @@ class RunOptions(TypedDict, total=False):
     timeout: float | None
     nan_guard: bool
     verify: Verify
+    weights: str | PathLike[str] | None
 
 
 def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:

@@ -53,7 +53,8 @@ class FakedDevice(TorchFunctionMode):
         elif func is Tensor.cpu:
             return args[0]
         elif func is Tensor.new_tensor:
-            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
+            kwargs.setdefault("dtype", args[0].dtype)
+            return torch.tensor(*args[1:], **kwargs)
         elif func is Tensor.data_ptr:
             return args[0].untyped_storage()._cdata + args[0].storage_offset() * args[0].itemsize
         elif func in _VALUES:

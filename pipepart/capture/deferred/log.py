@@ -56,15 +56,15 @@ class View(NamedTuple):
     def of(cls, tensor: Tensor, memory: int) -> View:
         """Describe a tensor of this memory."""
         size, stride = tuple(tensor.shape), tensor.stride()
-        offset, dtype = tensor.storage_offset(), tensor.dtype
+        offset, dtype = int(tensor.storage_offset()), tensor.dtype
         return cls(memory, size, stride, offset, dtype, tensor.is_conj(), tensor.is_neg())
 
     def on(self, storage: torch.UntypedStorage) -> Tensor:
         """Return the tensor on a storage with bytes."""
         made = torch.empty(0, dtype=self.dtype, device=storage.device)
         made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
-        made = torch._conj(made) if self.conj else made
-        return torch._neg_view(made) if self.neg else made
+        made = torch.ops.aten._conj(made) if self.conj else made
+        return torch.ops.aten._neg_view(made) if self.neg else made
 
     @property
     def numel(self) -> int:

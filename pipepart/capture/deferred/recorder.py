@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +14,10 @@ from ..recorded.refusal import CaptureError, line_of_user
 from .generators import Generators
 from .log import Constant, GeneratorRef, Log, Memory, Operation, View
 from .replay import replay
+from .traits import Traits, traits_of
 
 _aten = torch.ops.aten
 _LIFTS = frozenset({_aten.lift_fresh.default, _aten.lift.default})  # how torch.tensor and from_numpy end
-_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
-_FILLS = frozenset(
-    {"uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_", "zero_", "fill_"}
-)
 _META = torch.device("meta")
 
 
@@ -60,7 +56,7 @@ class Recorder(TorchDispatchMode):
         return self._with_values(tensor)[0]
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        traits = _traits(func)
+        traits = traits_of(func)
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _LIFTS:
             return args[0] if args[0].is_meta else self._constant(args[0])
@@ -86,7 +82,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _has_no_values(
-        self, func: Any, traits: _Traits, given: Sequence[Tensor], kwargs: dict[str, Any]
+        self, func: Any, traits: Traits, given: Sequence[Tensor], kwargs: dict[str, Any]
     ) -> bool:
         """Return True for an operation on the meta device that the plain construction has there, too."""
         if self.keeps_meta and str(kwargs.get("device")) == "meta":
@@ -101,7 +97,12 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _outside(
-        self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+        self,
+        func: Any,
+        traits: Traits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor],
     ) -> Any:
         """Run an operation on tensors from outside of the block. What it makes belongs to the block."""
         if traits.draws:
@@ -109,10 +110,12 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         known = {tensor.untyped_storage()._cdata for tensor in given}
         return pytree.tree_map_only(
-            Tensor, lambda t: t if t.untyped_storage()._cdata in known else self._constant(t, own=True), result
+            Tensor,
+            lambda t: t if t.untyped_storage()._cdata in known else self._constant(t, own=True),
+            result,
         )
 
-    def _run_on_values(self, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_on_values(self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on the values of its arguments, which reads values or writes to a tensor from outside."""
         if traits.draws:
             raise _refused(func, "draws random numbers, and how many depends on values")
@@ -151,10 +154,12 @@ class Recorder(TorchDispatchMode):
             return leaf
         return self._constant(leaf)
 
-    def _place(self, func: Any, traits: _Traits, kwargs: dict[str, Any], has_tensors: bool) -> None:
+    def _place(self, func: Any, traits: Traits, kwargs: dict[str, Any], has_tensors: bool) -> None:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type not in ("cpu", "meta"):
-            raise _refused(func, f"makes a tensor on {device}: construct for the CPU, the pipeline moves each stage")
+            raise _refused(
+                func, f"makes a tensor on {device}: construct for the CPU, the pipeline moves each stage"
+            )
         if traits.takes_device and (device is not None or not has_tensors):
             kwargs["device"] = _META
         if kwargs.get("pin_memory"):
@@ -163,7 +168,7 @@ class Recorder(TorchDispatchMode):
     def _add(
         self,
         func: Any,
-        traits: _Traits,
+        traits: Traits,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         written: Sequence[Tensor],
@@ -215,60 +220,6 @@ class Recorder(TorchDispatchMode):
         if isinstance(leaf, Tensor) and leaf.is_meta:
             return self._log.view_of(leaf)
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-class _Traits(NamedTuple):
-    """What the schema of an operation says.
-
-    Attributes:
-        writing: positions and names of the arguments that it writes.
-        in_place: whether it returns what it writes, and nothing else.
-        moves_only: whether it changes the window of a tensor, and no memory.
-        is_empty: whether it makes memory without values.
-        overwrites: whether the first argument's earlier values do not matter.
-    """
-
-    writing: tuple[tuple[int, str], ...]
-    makes_tensors: bool
-    in_place: bool
-    moves_only: bool
-    is_empty: bool
-    overwrites: bool
-    draws: bool
-    takes_tensors: bool
-    takes_device: bool
-    takes_dtype: bool
-
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Return the tensors that a call writes."""
-        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self.writing]
-        return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-@cache
-def _traits(func: Any) -> _Traits:
-    schema = func._schema
-    name = schema.name.removeprefix("aten::")
-    arguments = schema.arguments
-    writing = tuple(
-        (place, argument.name)
-        for place, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    named = {argument.name: str(argument.type) for argument in arguments}
-    returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-    return _Traits(
-        writing=writing,
-        makes_tensors=bool(writing) or any("Tensor" in str(r.type) for r in schema.returns),
-        in_place=bool(writing) and all(returned) and len(writing) == 1,
-        moves_only=torch.Tag.inplace_view in func.tags,
-        is_empty=name in _EMPTY,
-        overwrites=name in _FILLS or name == "copy_" or func is _aten.bernoulli_.float,
-        draws=torch.Tag.nondeterministic_seeded in func.tags or "Generator" in " ".join(named.values()),
-        takes_tensors=any("Tensor" in kind for kind in named.values()),
-        takes_device="device" in named,
-        takes_dtype="dtype" in named,
-    )
 
 
 def _check_kind(what: Any, tensor: Tensor) -> None:

@@ -30,17 +30,23 @@ def replay(log: Log, wanted: Collection[int], deliver: Deliver) -> None:
     """
     slice_ = _Slice.of(log, wanted)
     run = _Replay(log, slice_)
-    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes(), _states_kept(log):
-        with torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-            for position in range(slice_.end):
-                run.step(position)
-                for number in slice_.finished.get(position, ()):
-                    if number in slice_.wanted:
-                        deliver(number, run.take(number))
-                    else:
-                        run.take(number)
-            for number in slice_.untouched:  # of torch.empty, without values in the plain construction, too
-                deliver(number, run.take(number))
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._C._DisableAutocast(),
+        torch._C.DisableTorchFunction(),
+        _states_kept(log),
+    ):
+        for position in range(slice_.end):
+            run.step(position)
+            for number in slice_.finished.get(position, ()):
+                if number in slice_.wanted:
+                    deliver(number, run.take(number))
+                else:
+                    run.take(number)
+        for number in slice_.untouched:  # of torch.empty, without values in the plain construction, too
+            deliver(number, run.take(number))
 
 
 class _Slice(NamedTuple):

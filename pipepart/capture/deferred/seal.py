@@ -23,7 +23,7 @@ class SealedParameter(nn.Parameter):
     On the meta device a write has no effect, so one behind the block of ``deferred_init`` would be lost.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
@@ -46,27 +46,31 @@ def seal(modules: Iterable[nn.Module]) -> None:
             setattr(tensor, _VERSION, tensor._version)
 
 
-def is_deferred(tensor: Tensor) -> bool:
-    """Return True for a tensor whose values a log knows."""
-    return Memory.of(tensor) is not None
+def unseal(tensor: Tensor) -> None:
+    """Take the mark of :func:`seal` off a tensor, before it gets its values."""
+    if type(tensor) is SealedParameter:
+        tensor.__class__ = nn.Parameter  # type: ignore[assignment]
+    vars(tensor).pop(_VERSION, None)
 
 
-def refuse_unknown(tensors: Iterable[tuple[str, Tensor]]) -> None:
+def refuse_unknown(tensors: Iterable[tuple[str, Tensor]], weights: bool) -> None:
     """Check that the values of tensors on the meta device are known.
 
     Args:
         tensors: with what they are called in the error, as ``"parameter 'head.weight'"``.
+        weights: whether they are those that files of weights do not have.
 
     Raises:
         CaptureError: names the first one whose values are not.
     """
     for what, tensor in tensors:
         if Memory.of(tensor) is None:
+            others = "" if weights else "; or pass weights='folder or file.safetensors'"
             raise CaptureError(
-                f"{what} is on the meta device and its initial values are unknown. Construct the model within "
-                "`with pipepart.deferred_init():`, with all initialisation and conversion to other dtypes in the "
-                "block; or pass weights='folder or file.safetensors'; or give the model real tensors "
-                "(model.to_empty(device='cpu'), then load_state_dict)"
+                f"{what} is on the meta device and its initial values are unknown"
+                f"{', weights do not have it' if weights else ''}. Construct the model within `with "
+                "pipepart.deferred_init():`, with all initialisation and conversion to other dtypes in the block"
+                f"{others}; or give the model real tensors (model.to_empty(device='cpu'), then load_state_dict)"
             )
         if getattr(tensor, _VERSION, tensor._version) != tensor._version:
             raise CaptureError(
@@ -79,7 +83,7 @@ def values_of(tensors: Iterable[Tensor], deliver: Callable[[Tensor, Tensor], Non
     """Compute the values of deferred tensors, one memory at a time.
 
     Args:
-        tensors: some that :func:`is_deferred`.
+        tensors: some that :func:`refuse_unknown` let pass.
         deliver: called with each tensor and its values on the CPU, which are the receiver's. Tensors that share memory
             get values that share memory, one after the other.
     """

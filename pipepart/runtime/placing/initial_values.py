@@ -1,0 +1,140 @@
+"""The initial values of a model on the meta device: from its construction, or from files of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import deferred
+from ..state.shadow import Layers
+from .exchange import in_place_of
+from .weights import WeightFiles
+
+Weights = str | PathLike[str]
+
+
+class _Held(NamedTuple):
+    """A tensor of the model, under one of its names.
+
+    Attributes:
+        kind: ``"parameter"``, ``"buffer"`` or ``"attribute"``.
+        in_state: whether the state dict of the model has it.
+    """
+
+    kind: str
+    name: str
+    tensor: Tensor
+    in_state: bool
+
+
+class InitialValues:
+    """The values of the tensors that a model does not have yet.
+
+    Args:
+        model: the user's.
+        held: its tensors.
+        files: with those of its state dict; None if all come from the model's construction.
+    """
+
+    def __init__(self, model: nn.Module, held: Sequence[_Held], files: WeightFiles | None) -> None:
+        self._model = model
+        self._files = files
+        self._read: dict[Tensor, list[str]] = {}
+        self._computed: dict[Tensor, str] = {}
+        for one in held:
+            if files is not None and one.in_state:
+                self._read.setdefault(one.tensor, []).append(one.name)
+        for one in held:
+            if one.tensor.is_meta and one.tensor not in self._read:
+                self._computed.setdefault(one.tensor, f"{one.kind} {one.name!r}")
+
+    @classmethod
+    def of(cls, model: nn.Module, weights: Weights | None) -> Self | None:
+        """Return the values of a model; None if it has all of its tensors and ``weights`` is None.
+
+        Args:
+            weights: a file or a folder of safetensors.
+
+        Raises:
+            CaptureError: the values of a tensor are not known.
+            ValueError: the files have other tensors than the model.
+            FileNotFoundError, ImportError: there are no such files, or safetensors is not installed.
+        """
+        held = list(_held(model))
+        if weights is None and not any(one.tensor.is_meta for one in held):
+            return None
+        found = cls(model, held, None if weights is None else WeightFiles(weights))
+        unread = ((what, tensor) for tensor, what in found._computed.items())
+        deferred.refuse_unknown(unread, weights is not None)
+        if found._files is not None:
+            found._files.check(found._read)
+        return found
+
+    def fill(self, groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
+        """Compute or read each tensor, and put it on the device of the first stage that uses it.
+
+        What no stage uses goes to the CPU. The host holds about one tensor at a time, beside those that stay there.
+
+        Args:
+            groups: the layers of each stage.
+            homes: where each stage runs.
+        """
+        places = _places(groups, homes)
+        replaced: dict[Tensor, Tensor] = {}
+
+        def put(tensor: Tensor, values: Tensor) -> None:
+            if not tensor.is_meta:
+                with torch.no_grad():
+                    tensor.copy_(values)
+                return
+            home = places.get(tensor, torch.device("cpu"))
+            deferred.unseal(tensor)
+            now = in_place_of(tensor, values.to(home))
+            if now is not tensor:
+                replaced[tensor] = now
+
+        deferred.values_of(self._computed, put)
+        if self._files is not None:
+            self._files.read(self._read, places, put)
+        if replaced:
+            _rebind(self._model, replaced)
+
+
+def _held(model: nn.Module) -> Iterator[_Held]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        hidden = module._non_persistent_buffers_set
+        for key, tensor in module._parameters.items():
+            if tensor is not None:
+                yield _Held("parameter", prefix + key, tensor, True)
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                yield _Held("buffer", prefix + key, tensor, key not in hidden)
+        for key, tensor in deferred.attributes_of(module):
+            yield _Held("attribute", prefix + key, tensor, False)
+
+
+def _places(groups: Sequence[Layers], homes: Sequence[torch.device]) -> dict[Tensor, torch.device]:
+    """Return the device of each tensor that stages use: that of the first of them."""
+    found: dict[Tensor, torch.device] = {}
+    for home, layers in zip(homes, groups, strict=True):
+        for _, layer in layers:
+            for part in layer.modules():
+                own = (*part._parameters.values(), *part._buffers.values())
+                for tensor in (*own, *(tensor for _, tensor in deferred.attributes_of(part))):
+                    if tensor is not None:
+                        found.setdefault(tensor, home)
+    return found
+
+
+def _rebind(model: nn.Module, replaced: Mapping[Tensor, Tensor]) -> None:
+    """Bind new tensors wherever a module has one that could not stay the same object."""
+    for module in model.modules():
+        own = {**module._parameters, **module._buffers, **vars(module)}
+        for name, value in own.items():
+            if isinstance(value, Tensor) and value in replaced:
+                setattr(module, name, replaced[value])  # an LSTM updates its list of parameters then

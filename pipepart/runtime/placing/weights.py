@@ -1,0 +1,148 @@
+"""Reads single tensors from files of safetensors, which store names and shapes apart from the values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class WeightFiles:
+    """The tensors of a file, or of a folder as ``save_pretrained`` writes it, by their names.
+
+    Args:
+        weights: a file, or a folder with ``model.safetensors`` or ``model.safetensors.index.json`` and its shards.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: safetensors is not installed.
+    """
+
+    def __init__(self, weights: str | PathLike[str]) -> None:
+        self._where = Path(weights)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Path] = {}
+        for path in _files(self._where):
+            with _opened(path) as file:
+                names: list[str] = file.keys()
+                for name in names:
+                    self._files[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def check(self, wanted: Mapping[Tensor, Sequence[str]]) -> None:
+        """Check that the files have the tensors of a model and no others.
+
+        Args:
+            wanted: the names of each tensor. A tensor that is saved under one of them is found.
+
+        Raises:
+            ValueError: names the tensors that are missing, that the model does not have, or of other shapes.
+        """
+        missing = [names[0] for names in wanted.values() if not any(name in self._files for name in names)]
+        known = {name for names in wanted.values() for name in names}
+        unexpected = [name for name in self._files if name not in known]
+        shapes = [
+            f"{name} {self._shapes[name]} in place of {tuple(tensor.shape)}"
+            for tensor, names in wanted.items()
+            for name in names
+            if name in self._files and self._shapes[name] != tuple(tensor.shape)
+        ]
+        faults = [
+            f"{what} {_listed(which)}"
+            for what, which in (
+                ("they lack", missing),
+                ("the model does not have", unexpected),
+                ("of another shape are", shapes),
+            )
+            if which
+        ]
+        if faults:
+            raise ValueError(
+                f"the weights in {str(self._where)!r} are not those of the model: {'; '.join(faults)}. The names must "
+                "be those of model.state_dict()"
+            )
+
+    def read(
+        self,
+        wanted: Mapping[Tensor, Sequence[str]],
+        places: Mapping[Tensor, torch.device],
+        deliver: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """Read tensors one after the other.
+
+        Args:
+            wanted: the names of each tensor of the model, as for :meth:`check`.
+            places: devices, the CPU for those without.
+            deliver: called with each tensor and its values on its device, in its dtype and memory layout.
+
+        Raises:
+            ValueError: a tensor of the model is saved under several names, with different values.
+        """
+        order = sorted(wanted, key=lambda tensor: self._file_and_device(wanted[tensor], places.get(tensor)))
+        with ExitStack() as stack:
+            opened: dict[tuple[Path, str], Any] = {}
+
+            def stored(name: str, device: str) -> Tensor:
+                key = self._files[name], device
+                if key not in opened:
+                    stack.close()  # in this order, each file is opened once a device
+                    opened.clear()
+                    opened[key] = stack.enter_context(_opened(*key))
+                return opened[key].get_tensor(name)
+
+            for tensor in order:
+                first, *others = self._saved(wanted[tensor])
+                _, device = self._file_and_device(wanted[tensor], places.get(tensor))
+                values = stored(first, device)
+                for other in others:
+                    if not torch.equal(values, stored(other, device)):
+                        raise ValueError(
+                            f"{first!r} and {other!r} are one tensor of the model and differ in {str(self._where)!r}"
+                        )
+                # A copy: what was read is a window onto the file.
+                home = places.get(tensor, torch.device("cpu"))
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
+                deliver(tensor, made.copy_(values))
+
+    def _file_and_device(self, names: Sequence[str], home: torch.device | None) -> tuple[Path, str]:
+        """Return where a tensor is read from, and where to: other devices than CUDA are unknown to safetensors."""
+        device = str(home) if home is not None and home.type == "cuda" else "cpu"
+        return self._files[self._saved(names)[0]], device
+
+    def _saved(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._files]
+
+
+def _files(where: Path) -> Iterator[Path]:
+    if where.is_file():
+        yield where
+    elif (where / _SINGLE).is_file():
+        yield where / _SINGLE
+    elif (where / _INDEX).is_file():
+        index = json.loads((where / _INDEX).read_text(encoding="utf-8"))
+        yield from (where / name for name in sorted(set(index["weight_map"].values())))
+    else:
+        raise FileNotFoundError(
+            f"weights={str(where)!r} is neither a file nor a folder with {_SINGLE!r} or {_INDEX!r}"
+        )
+
+
+def _opened(path: Path, device: str = "cpu") -> Any:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError("weights= needs safetensors: pip install 'pipepart[safetensors]'") from error
+    return safe_open(path, framework="pt", device=device)
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - 4
+    return ", ".join(names[:4]) + (f" and {rest} more" if rest > 0 else "")
