@@ -8,12 +8,19 @@
 
 All forwards run before all backwards, as in training: caches are as warm, and a layer that writes into its input gets
 a new one each time.
+
+If some layers are equal, only the first of them runs. It stands for the others where they are neighbours of layers that
+run::
+
+    layers   embed ─▶ block.0 ─▶ block.1 ─▶ block.2 ─▶ head       block.1 and block.2 are like block.0
+    runs     embed ─▶ block.0 ────────────────────────▶ head       head takes the output of block.0
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +32,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import own_copy
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..data.arguments import call
 
@@ -74,15 +82,39 @@ class LayerPass:
         layers: names and modules, in execution order.
         loss: called with the output of the last layer. None: the backward starts with ones at that output.
         stop: a pass ends with :class:`Stopped` before its next forward once this event is set.
+        like: for each layer the index of the first that is equal to it, often its own; None if all are different.
+
+    Attributes:
+        names, calls: of all layers, and of the loss if there is one.
+        like: as given, the loss included.
     """
 
-    def __init__(self, layers: Layers, loss: Loss, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        loss: Loss,
+        stop: threading.Event | None = None,
+        like: Sequence[int] | None = None,
+    ) -> None:
         self.names = [name for name, _ in layers]
         self.calls: list[Callable[..., Any]] = [module for _, module in layers]
         if loss is not None:
             self.names.append("loss")
             self.calls.append(loss)
+        count = len(self.calls)
+        self.like = [*([] if like is None else like)]
+        self.like += range(len(self.like), count)
         self._stop = stop
+        # What runs, with the one before or behind it that it gets its input or its gradients from.
+        self._forwards = [(i, self.like[i - 1] if i else None) for i in range(count) if self.like[i] == i]
+        behind = {self.like[i]: self.like[i + 1] if i + 1 < count else None for i in range(count)}
+        last = {first: i for i, first in enumerate(self.like)}
+        self._backwards = sorted(behind.items(), key=lambda pair: last[pair[0]], reverse=True)
+
+    @property
+    def runs(self) -> list[int]:
+        """The indices of the layers that run, and of the loss."""
+        return [index for index, _ in self._forwards]
 
     def run(self, micro_batch: Any, observer: Observer, *, split: bool = False) -> None:
         """Run all forwards and then all backwards on a copy of ``micro_batch``.
@@ -90,18 +122,31 @@ class LayerPass:
         Gradients are added to the parameters. With ``split`` the backward of each layer runs in two parts, as
         schedules with actions I and W run it.
         """
-        steps: list[_Step] = []
-        value = fresh(micro_batch)
+        steps: dict[int, _Step] = {}
+        final = self.like[-1]
+        outputs: dict[int | None, Any] = {None: own_copy(micro_batch)}
+        takers = Counter([source for _, source in self._forwards])
+        left = takers + Counter([final])
+        value = None
         with torch.enable_grad():
-            for index in range(len(self.calls)):
-                value = self._forward(index, value, observer, steps)
-            gradients: graph_cut.Gradients = [torch.ones_like(leaf) for leaf in graph_cut.leaves(value)]
+            for index, source in self._forwards:
+                value = _take(outputs, left, source)
+                if takers[source] > 1:  # one of them may write into it
+                    value = own_copy(value)
+                outputs[index], steps[index] = self._forward(index, value, observer)
             del value
-            while steps:
-                gradients = self._backward(len(steps) - 1, steps.pop(), gradients, observer, split)
+            gradients: dict[int | None, graph_cut.Gradients] = {
+                None: [torch.ones_like(leaf) for leaf in graph_cut.leaves(outputs[final])]
+            }
+            outputs.clear()
+            left = Counter([source for _, source in self._backwards])
+            for index, source in self._backwards:
+                gradients[index] = self._backward(
+                    index, steps.pop(index), _take(gradients, left, source), observer, split
+                )
 
-    def _forward(self, index: int, value: Any, observer: Observer, steps: list[_Step]) -> Any:
-        """Run the forward of one layer and return its output as a message for the next one."""
+    def _forward(self, index: int, value: Any, observer: Observer) -> tuple[Any, _Step]:
+        """Run the forward of one layer. Return its output as a message, and what its backward needs."""
         if self._stop is not None and self._stop.is_set():
             raise Stopped
         given, received = entrance(value)
@@ -110,8 +155,7 @@ class LayerPass:
             output = call(self.calls[index], given)
         observer.forward_ends(index, output)
         message, roots = graph_cut.cut(output)
-        steps.append(_Step(value, roots, received))
-        return message
+        return message, _Step(value, roots, received)
 
     def _backward(
         self, index: int, step: _Step, gradients: graph_cut.Gradients, observer: Observer, split: bool
@@ -132,8 +176,14 @@ class LayerPass:
         return step.received
 
 
+def _take(values: dict[int | None, Any], left: Counter[int | None], key: int | None) -> Any:
+    """Return a value, and drop it from ``values`` if nobody else will take it."""
+    left[key] -= 1
+    return values[key] if left[key] else values.pop(key)
+
+
 def fresh(nest: Any) -> Any:
-    """Copy the tensors of a nest, for layers that write into their input."""
+    """Copy the tensors of a nest, without asking for gradients."""
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), nest)
 
 

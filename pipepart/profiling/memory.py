@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs
 from .costs import SavedTensor
 from .layer_pass import LayerPass, Observer
+from .operations import OperationLog, form_of
 
 
 @dataclass
@@ -32,12 +33,21 @@ class LayerBytes:
 
 @dataclass
 class Memory:
-    """Bytes of each layer, with the loss counted in the last one; the workspace of the loss alone; output specs."""
+    """What was counted in one pass.
+
+    Attributes:
+        layers: bytes of each layer, with the loss counted in the last one.
+        loss_workspace_bytes: the workspace of the loss alone.
+        saved: the memory kept for the backward.
+        outputs: the specs of each layer's outputs.
+        runs: for each layer a key of its input, its output and its operations, equal for layers where these are.
+    """
 
     layers: list[LayerBytes]
     loss_workspace_bytes: int
     saved: tuple[SavedTensor, ...]
     outputs: list[tuple[TensorSpec, ...]]
+    runs: Sequence[Hashable]
 
 
 def count_memory(model: nn.Module, layers: int, chain: LayerPass, micro_batch: Any) -> Memory:
@@ -126,6 +136,8 @@ class _Counter(TorchDispatchMode, Observer):
         self._pieces: dict[int, _Piece] = {}
         self._packed: list[weakref.ref[_Kept]] = []
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
+        self._operations = OperationLog()
+        self._forms: dict[int, tuple[Hashable, ...]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -135,6 +147,7 @@ class _Counter(TorchDispatchMode, Observer):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._operations.add(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             self._track(tensor)
@@ -145,11 +158,15 @@ class _Counter(TorchDispatchMode, Observer):
             self.layers[index].input_bytes = sum(tensor.nbytes for tensor in _tensors(value))
             for tensor in _tensors(value):
                 self._piece(tensor).input_of.add(index)
+        self._forms[index] = (form_of(value),)
+        self._operations.enter(index)
         self._in_forward = True
         self._start = self.peak = self.allocated
 
     def forward_ends(self, index: int, output: Any) -> None:
         self._in_forward = False
+        self._operations.enter(None)
+        self._forms[index] += (form_of(output),)
         if index < len(self.layers):
             self.layers[index].output_bytes = sum(tensor.nbytes for tensor in _tensors(output))
             self._specs[index] = tensor_specs(output)
@@ -164,9 +181,11 @@ class _Counter(TorchDispatchMode, Observer):
         self._note_workspace(index, self.peak - self._start - newly_saved)
 
     def backward_starts(self, index: int) -> None:
+        self._operations.enter(index)
         self._start = self.peak = self.allocated
 
     def backward_ends(self, index: int) -> None:
+        self._operations.enter(None)
         self._note_workspace(index, self.peak - self._start)
 
     def pack(self, tensor: Tensor) -> _Kept:
@@ -187,7 +206,8 @@ class _Counter(TorchDispatchMode, Observer):
             )
             for piece in self._pieces.values()
         )
-        return Memory(self.layers, self._loss_workspace, saved, self._specs)
+        runs = [(*self._forms[index], self._operations.of(index)) for index in range(len(self.layers))]
+        return Memory(self.layers, self._loss_workspace, saved, self._specs, runs)
 
     def _note_workspace(self, index: int, size: int) -> None:
         layer = self.layers[min(index, len(self.layers) - 1)]  # the loss counts in the last layer

@@ -33,7 +33,7 @@ class Profile(Document):
         device: the device that it was measured on.
         threads: intra-operation threads that each layer had; None on an accelerator.
         torch_version: the version of torch that ran.
-        notes: of a recorded model: which modules were opened or left whole, and why.
+        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for others.
     """
 
     model: str

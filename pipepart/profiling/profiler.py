@@ -21,6 +21,7 @@ from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .background_load import background_load
 from .costs import Costs, LayerCost
+from .equal_layers import equal_layers, sharing_notes
 from .layer_pass import LayerPass, Loss, fresh
 from .memory import Memory, count_memory
 from .profile_document import Profile, check_optimizer
@@ -46,6 +47,7 @@ def profile(
     devices: int = 2,
     threads: int | None = None,
     seconds: float = 1.0,
+    share: bool = True,
     progress: bool | None = None,
 ) -> Profile:
     """Measure the time and memory of each layer of ``model`` on micro-batches of ``sample``.
@@ -73,6 +75,7 @@ def profile(
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
         seconds: time to spend on each size; each layer is timed at least 20 times, whatever that takes.
+        share: whether to time only one of several equal layers; ``notes`` say how many there were.
         progress: show a progress bar on standard error; by default if that is a terminal.
 
     Raises:
@@ -124,10 +127,13 @@ def profile(
                 part = _largest_micro_batch(layered, given.input, target, count, split, loss_fn)
                 chain = LayerPass(layered.layers, part.loss, stop)
                 memory = count_memory(everything, len(layered.layers), chain, part.value)
+                if share:
+                    like = equal_layers(layered.layers, part.value, memory.runs)
+                    chain = LayerPass(layered.layers, part.loss, stop, like)
                 timer = LayerTimer(chain, device)
                 with background_load(layered.layers, part.value, others, threads):
                     timer.measure(part.value, budget=seconds, passes=_PASSES)
-                found.append(_Measured(part, _costs(count, part, timer, memory), memory))
+                found.append(_Measured(part, _costs(count, part, timer, memory), memory, chain.like))
                 tick(len(found) / len(counts))
             return found
 
@@ -144,8 +150,14 @@ def profile(
         device=str(device),
         threads=threads,
         torch_version=torch.__version__,
-        notes=tuple(layered.opening.notes) if isinstance(layered, RecordedChain) else (),
+        notes=tuple(_notes(layered, [one.like for one in measured])),
     )
+
+
+def _notes(layered: Chain, likes: Sequence[Sequence[int]]) -> list[str]:
+    """Say which modules were opened or left whole, and which layers were timed for others."""
+    notes = list(layered.opening.notes) if isinstance(layered, RecordedChain) else []
+    return [*notes, *dict.fromkeys(note for like in likes for note in sharing_notes(layered.layers, like))]
 
 
 class _MicroBatch(NamedTuple):
@@ -161,6 +173,7 @@ class _Measured(NamedTuple):
     part: _MicroBatch
     costs: Costs
     memory: Memory
+    like: Sequence[int]
 
 
 def _largest_micro_batch(
@@ -178,7 +191,7 @@ def _largest_micro_batch(
     largest = parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
     taken = entered(layered, largest)
     if loss_fn is None and taken.targets is largest.targets:
-        return _MicroBatch(taken.inputs[0], None, samples, len(parts.sizes))
+        return _MicroBatch(fresh(taken.inputs[0]), None, samples, len(parts.sizes))
     loss_fn = loss_fn or loss_of
     target = taken.targets[0]
     targets = () if target is None else (fresh(target),)
@@ -186,7 +199,7 @@ def _largest_micro_batch(
     def loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *targets))
 
-    return _MicroBatch(taken.inputs[0], loss, samples, len(parts.sizes))
+    return _MicroBatch(fresh(taken.inputs[0]), loss, samples, len(parts.sizes))
 
 
 def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> Costs:

@@ -56,8 +56,8 @@ class LayerTimer:
         start = time.perf_counter()
         for count in range(1, most + 1):
             for split in (False, True):
-                for module in self._chain.calls:
-                    if isinstance(module, nn.Module):
+                for index in self._chain.runs:
+                    if isinstance(module := self._chain.calls[index], nn.Module):
                         module.zero_grad()
                 self._time(micro_batch, split)
                 self._time(micro_batch, split)
@@ -76,13 +76,14 @@ class LayerTimer:
 
         forward, whole = np.array(self._seconds["forward"]), backward("whole")
         inputs, weights = backward("input"), backward("weight")
-        found = []
-        for index, module in enumerate(self._chain.calls):
+        found: dict[int, LayerTimes] = {}
+        for index in self._chain.runs:
+            module = self._chain.calls[index]
             parts = _timing(whole[:, index]), Timing(), 0.0
             if isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters()):
                 parts = _split(whole[:, index], inputs[:, index], weights[:, index])
-            found.append(LayerTimes(_timing(forward[:, index]), *parts))
-        return found
+            found[index] = LayerTimes(_timing(forward[:, index]), *parts)
+        return [found[first] for first in self._chain.like]
 
     def _time(self, micro_batch: Any, split: bool) -> None:
         marks = _Marks(self._clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .numbers import Integer, Real, Ref, plain
 from .refusal import CaptureError
+from .surroundings import state_of
 
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # for each kind of device
@@ -83,6 +84,11 @@ class Given:
     def only(self) -> Any:
         """The ref of a call with one tensor."""
         return next(leaf for leaf in self._leaves if type(leaf) is Ref)
+
+    def pattern(self, rank: Callable[[int], int]) -> Hashable:
+        """Return a key of the arguments, in which ``rank`` replaces the numbers of tensors."""
+        leaves = tuple(_pattern(leaf, rank) for leaf in self._leaves)
+        return leaves, self._positional, self._names, None if self._spec is None else repr(self._spec)
 
     def filled(self, env: Env, device: DeviceRule | None = None) -> tuple[Any, Any]:
         """Return positional and keyword arguments for a replay."""
@@ -228,6 +234,14 @@ def _opened(leaf: Any, env: Env) -> Any:
     if type(leaf) is torch.Size:
         return torch.Size([_opened(size, env) for size in leaf])
     return leaf.source.value(env) if isinstance(leaf, Integer | Real) else leaf
+
+
+def _pattern(leaf: Any, rank: Callable[[int], int]) -> Hashable:
+    if type(leaf) is Ref:
+        return Ref(rank(leaf.number))
+    if type(leaf) is Slice:
+        return Slice(*(_pattern(part, rank) for part in leaf))
+    return state_of(plain(leaf))
 
 
 def _settled(leaf: Any) -> Any:

@@ -76,6 +76,11 @@ class RecordedLayer(nn.Module):
         """The user's module that the layer is named after."""
         return self._modules[self.paths[-1]] if self.paths else None
 
+    @property
+    def owners(self) -> list[str]:
+        """The paths of the modules whose own parameters and buffers the layer uses."""
+        return [key.removeprefix(_KEY) for key in self._modules if key.startswith(_KEY)]
+
     def forward(self, live: Live) -> Any:
         """Replay the layer's part of the recording."""
         recording = live.recording

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import typer
+
 from .. import options
 from ..errors import with_exit_status
 from ..options import option
@@ -25,6 +27,9 @@ def profile_command(
     optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
+    share: Annotated[
+        bool, typer.Option("--share/--no-share", help="Time only one of several equal layers.")
+    ] = True,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -39,7 +44,13 @@ def profile_command(
 
     check_writable(output)
     found = measure(
-        model, sample, lambda _: micro_batches, optimizer=optimizer, threads=threads, seconds=time_budget
+        model,
+        sample,
+        lambda _: micro_batches,
+        optimizer=optimizer,
+        threads=threads,
+        seconds=time_budget,
+        share=share,
     )
     sizes = [size_table(found)] if len(found.costs) > 1 else []
     deliver(

@@ -1,0 +1,247 @@
+"""Equal layers are timed once, and what was measured stands for all; layers that may differ are timed each."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart.profiling import Costs, timing
+
+N, D = 8, 16
+
+
+class _Clock:
+    """In place of the host's clock: shows the work that layers have done, and nothing else."""
+
+    def __init__(self) -> None:
+        self.work = 0.0
+
+    def perf_counter(self) -> float:
+        return self.work
+
+
+clock = _Clock()
+
+
+class _Works(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        clock.work += seconds * x.numel()
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        clock.work += 3 * ctx.seconds * gradients[0].numel()
+        return gradients[0], None
+
+
+class Block(nn.Module):
+    """Works for ``seconds`` an element, forward, and three times as long backward. Counts its calls."""
+
+    def __init__(self, seconds: float = 1.0, width: int = D) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls[self] += 1
+        y = self.linear(x)
+        return _Works.apply(y, self.seconds)
+
+
+calls: Counter[nn.Module] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "time", clock)
+    calls.clear()
+
+
+def profile(model: nn.Module, sample: Any = None, **options: Any) -> pipepart.Profile:
+    x = torch.randn(N, D) if sample is None else sample
+    return pipepart.profile(model, x, seconds=0, devices=1, progress=False, **options)
+
+
+def timed(model: nn.Module, sample: Any = None) -> int:
+    """How many layers were timed themselves."""
+    found = profile(model, sample)
+    return len(found.layers) - sum(int(note.split(" timed for ")[1].split()[0]) - 1 for note in found.notes)
+
+
+def test_equal_layers_are_timed_once_and_the_profile_says_so():
+    blocks = [Block() for _ in range(6)]
+    found = profile(nn.Sequential(*blocks))
+    memory = calls[blocks[2]]
+    assert memory == 2  # a pass for saved tensors, and one for deferred gradients
+    assert [calls[block] > memory for block in blocks] == [True, True, False, False, False, False]
+    (note,) = found.notes  # the first block has no gradient to compute for its input
+    assert "1 was timed for 5 layers" in note
+    assert {cost.forward.seconds for cost in found.costs[0].layers} == {N * D}
+    assert not profile(nn.Sequential(*blocks), share=False).notes
+    assert min(calls[block] for block in blocks) > 20
+
+
+ORDERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "a run of equal ones": lambda: [Block() for _ in range(5)],
+    "two kinds in turn": lambda: [Block(1 + i % 2) for i in range(7)],
+    "a kind that comes back behind another": lambda: [Block(1 + i) for i in (0, 1, 2, 3, 1, 4, 1, 2)],
+    "one that comes back at the end": lambda: [Block(), Block(), Block(2), Block()],
+    "writes in place": lambda: [
+        *(
+            Block(),
+            nn.Tanh(),
+            Block(2),
+            Block(),
+            nn.ReLU(inplace=True),
+            Block(),
+            Block(2),
+            nn.ReLU(inplace=True),
+        )
+    ],
+    "frozen ones first": lambda: [*(Block().requires_grad_(False) for _ in range(3)), Block(), Block()],
+    "with dropout and batch norm": lambda: [
+        m for _ in range(3) for m in (Block(), nn.BatchNorm1d(D), nn.Dropout())
+    ],
+}
+
+
+@pytest.mark.parametrize("loss_fn", [None, nn.MSELoss()], ids=["no loss", "loss"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_shared_costs_are_those_that_each_layer_has(order, loss_fn):
+    model = nn.Sequential(*ORDERS[order]())
+    options: dict[str, Any] = {"loss_fn": loss_fn, "target": None if loss_fn is None else torch.zeros(N, D)}
+    shared, each = (profile(model, **options, share=share).costs[0] for share in (True, False))
+    assert shared == each.model_copy(update={"repeats": shared.repeats})
+    assert sum(cost.forward.seconds for cost in shared.layers) >= N * D
+
+
+class Model(nn.Module):
+    """Blocks with a mask and positions that skip them, as in a transformer."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, D)
+        self.blocks = nn.ModuleList(Masked(number) for number in range(blocks))
+        self.head = nn.Linear(D, 10)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1]) / 10
+        x = self.embed(ids) + positions[:, None]
+        for block in self.blocks:
+            x = block(x, positions.cos(), mask[..., None].float())
+        return self.head(x)
+
+
+class Masked(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.block = Block()
+        self.layer_idx = number
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        return self.block(x * positions[:, None]) * mask
+
+
+def test_blocks_of_a_recorded_model_are_equal_though_they_have_numbers():
+    model = Model(6)
+    sample = torch.randint(10, (N, 5)), torch.ones(N, 5)
+    shared, each = (profile(model, sample, share=share) for share in (True, False))
+    (note,) = shared.notes
+    assert note.startswith("blocks.1 was timed for 4 layers"), note  # the last one passes no mask on
+    assert shared.costs[0] == each.costs[0].model_copy(update={"repeats": shared.costs[0].repeats})
+
+
+class Numbered(Block):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_idx = number
+
+
+class Scales(Numbered):
+    """What it does hangs on its number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / (self.layer_idx + 1)
+
+
+class Refers(Block):
+    def __init__(self, others: list[nn.Module]) -> None:
+        super().__init__()
+        self.others = others
+
+
+def closure(block: nn.Module, factor: float) -> nn.Module:
+    block.scale = lambda x: x * factor  # type: ignore[assignment]
+    return block
+
+
+def own_forward(block: nn.Module) -> nn.Module:
+    block.forward = functools.partial(type(block).forward, block)  # type: ignore[method-assign]
+    return block
+
+
+def hooked(block: nn.Module, hook: Callable[..., None]) -> nn.Module:
+    block.register_forward_hook(hook)
+    return block
+
+
+def some_hook(*_: Any) -> None: ...
+
+
+def tied() -> list[nn.Module]:
+    one, other = Block(), Block()
+    other.linear.weight = one.linear.weight
+    return [one, other]
+
+
+def reordered() -> list[nn.Module]:
+    one, other = Block(), Block()
+    other.linear.weight = nn.Parameter(torch.randn(D, D).t())
+    return [one, other]
+
+
+PAIRS: dict[str, tuple[Callable[[], list[nn.Module]], bool]] = {
+    "the same": (lambda: [Block(), Block()], True),
+    "another number of their own": (lambda: [Numbered(1), Numbered(2)], True),
+    "the same hook": (lambda: [hooked(Block(), some_hook) for _ in range(2)], True),
+    "the same module twice": (lambda: [nn.Tanh()] * 2, True),
+    "another setting": (lambda: [Block(1), Block(2)], False),
+    "a setting of a child": (lambda: [nn.Sequential(nn.Dropout(p)) for p in (0.1, 0.2)], False),
+    "another number, used": (lambda: [Scales(1), Scales(2)], False),
+    "a frozen bias": (lambda: [Block(), _frozen(Block())], False),
+    "another mode": (lambda: [nn.BatchNorm1d(D), nn.BatchNorm1d(D).eval()], False),
+    "a hook more": (lambda: [Block(), hooked(Block(), some_hook)], False),
+    "another hook": (lambda: [hooked(Block(), lambda *_: None) for _ in range(2)], False),
+    "closures": (lambda: [closure(Block(), 1.0), closure(Block(), 2.0)], False),
+    "forwards of their own": (lambda: [own_forward(Block()), own_forward(Block())], False),
+    "a weight in two layers": (tied, False),
+    "another memory layout": (reordered, False),
+    "references to each other": (lambda: [Refers([]), Refers([Block()])], False),
+    "the same foreign block": (lambda: (lambda one: [Refers([one]), Refers([one])])(Block()), False),
+}
+
+
+def _frozen(block: Block) -> Block:
+    block.linear.bias.requires_grad_(False)
+    return block
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_layers_are_shared_if_nothing_can_tell_them_apart(pair):
+    make, equal = PAIRS[pair]
+    model = nn.Sequential(Block(5), *make(), Block(6))
+    assert timed(model) == (3 if equal else 4)
+
+
+def test_a_layer_whose_input_needs_no_gradient_is_unlike_one_whose_input_does():
+    model = nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Linear(D, D), nn.ReLU(), nn.ReLU())
+    costs: Costs = profile(model).costs[0]
+    assert timed(model) == 3
+    assert [cost.saved_bytes > 0 for cost in costs.layers] == [False, False, True, True, True]
