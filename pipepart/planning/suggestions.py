@@ -89,9 +89,9 @@ def suggestions_text(found: Sequence[Suggestion]) -> str:
 def find_suggestions(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Suggestion]:
     """Find changes of an infeasible request that fit; the shortest step first, more devices last.
 
-    Tried one by one: ``recompute="auto"``, another schedule, smaller micro-batches. If none fits alone, smaller
-    micro-batches under 1F1B with recompute, which needs the least memory. Then more devices like the largest one, up to
-    four times as many.
+    Tried one by one: ``recompute="auto"``, ``allow_split_ties=True``, another schedule, smaller micro-batches. If none
+    fits alone, smaller micro-batches under 1F1B with recompute, which needs the least memory. Then more devices like
+    the largest one, up to four times as many.
 
     Args:
         profile: of the layers.
@@ -102,7 +102,8 @@ def find_suggestions(profile: Profile, cluster: Cluster, options: PlanOptions) -
         options = replace(options, schedule="auto")
     least = replace(_with_schedule(options, "1f1b"), recompute="auto")
     found: list[Suggestion] = []
-    for changed in ([*_single(options), *_smaller(profile, options)], [least, *_smaller(profile, least)]):
+    alone = [*_single(profile, options), *_smaller(profile, options)]
+    for changed in (alone, [least, *_smaller(profile, least)]):
         found = [made for one in changed if (made := _planned(profile, cluster, options, one))]
         if found:
             break
@@ -134,10 +135,12 @@ def _planned(
     return made and Suggestion(changes, devices, estimated, made)
 
 
-def _single(options: PlanOptions) -> Iterator[PlanOptions]:
-    """Recompute where needed, or another schedule."""
+def _single(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
+    """Recompute where needed, shared parameters in several stages, or another schedule."""
     if options.recompute in ("never", "except-last"):
         yield replace(options, recompute="auto")
+    if not options.allow_split_ties and any(info.shares_with for info in profile.layers):
+        yield replace(options, allow_split_ties=True)
     for name in ("1f1b", "sequential"):
         if options.schedule not in ("auto", name):
             yield _with_schedule(options, name)

@@ -226,7 +226,8 @@ def _change(suggestion: Suggestion) -> str:
     texts = [suggestion.change.partition(", with ")[0]] if suggestion.devices else []
     for name, value in suggestion.options.items():
         option = f"--{name.replace('_', '-')}"
-        texts.append(f"without {option}" if value is None else f"{option} {value}")
+        words = {None: f"without {option}", True: option}
+        texts.append(words.get(value, f"{option} {value}"))
     return " ".join(texts)
 
 

@@ -70,6 +70,15 @@ def test_a_change_resets_the_options_that_contradict_it(options):
         planned_as_suggested(profile, cluster, suggestion, **options)
 
 
+def test_stages_that_shared_parameters_forbid_are_allowed_by_an_option():
+    layers = [Layer(parameters=10), *[Layer(parameters=10)] * 4, Layer(parameters=10, shares_with=(0,))]
+    options = {"schedule": "1f1b", "stages": 2}
+    cluster = Cluster.parse(["4KiB", "4KiB"])
+    found = suggestions_of(cluster, (4,), layers, **options)
+    assert dict(found[0].options) == {"allow_split_ties": True}
+    planned_as_suggested(profile_of(layers, [4]), cluster, found[0], **options)
+
+
 def test_the_shortest_step_comes_first_and_more_devices_last():
     profile = shrinking(batch=64, counts=(2, 4, 8))
     with pytest.raises(InfeasiblePlanError) as caught:
