@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..recorded.refusal import CaptureError, line_of_user
@@ -37,8 +36,10 @@ class FakedDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if str(kwargs.get("device")) == "meta":  # as of torch.nn.utils.skip_init
+        device = kwargs.get("device")
+        if str(device) == "meta":  # as of torch.nn.utils.skip_init
             return self._on_meta(func, args, kwargs)
+        _stays(device)
         if not args or not self._recorder.has(args[0]):
             return func(*args, **kwargs)
         attribute = getattr(func, "__self__", None)
@@ -49,7 +50,8 @@ class FakedDevice(TorchFunctionMode):
                 f"deferred_init cannot follow autocast, under which {line_of_user()} runs: construct outside of it"
             )
         if func is Tensor.to:
-            args, kwargs = pytree.tree_map(_stays, (args, kwargs))
+            args = tuple(map(_stays, args))
+            kwargs = {name: _stays(value) for name, value in kwargs.items()}
         elif func is Tensor.cpu:
             return args[0]
         elif func is Tensor.new_tensor:
@@ -78,12 +80,16 @@ class FakedDevice(TorchFunctionMode):
 
 
 def _stays(leaf: Any) -> Any:
-    """Return the meta device in place of the CPU, where a deferred tensor already is."""
-    if isinstance(leaf, str | torch.device):
-        if torch.device(leaf).type != "cpu":
-            raise CaptureError(
-                f"deferred_init constructs a model for the CPU, and {line_of_user()} moves a tensor to {leaf!s}: "
-                "leave it out, the pipeline moves each stage to its device"
-            )
-        return torch.device("meta")
-    return leaf
+    """Return the meta device in place of the CPU, where a deferred tensor already is; and other values as they are.
+
+    Raises:
+        CaptureError: it is another device.
+    """
+    if not isinstance(leaf, str | torch.device):
+        return leaf
+    if torch.device(leaf).type not in ("cpu", "meta"):
+        raise CaptureError(
+            f"deferred_init constructs a model for the CPU, and {line_of_user()} puts a tensor on {leaf!s}: leave it "
+            "out, the pipeline puts each stage on its device"
+        )
+    return torch.device("meta")

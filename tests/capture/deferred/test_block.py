@@ -1,0 +1,81 @@
+"""The block of ``deferred_init``: what it leaves behind, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+from pipepart import CaptureError, deferred_init
+from pipepart.capture import deferred
+
+
+def test_nothing_has_memory_and_nothing_is_drawn():
+    state = torch.get_rng_state()
+    generator = torch.Generator().manual_seed(7)
+    with deferred_init():
+        model = nn.Sequential(nn.Linear(1 << 17, 1 << 17), nn.BatchNorm1d(4))  # 64 GiB
+        torch.randn(3, generator=generator)
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(7).get_state())
+    assert not torch.empty(1).is_meta
+
+
+def test_generators_are_restored_after_an_error():
+    state = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), deferred_init():
+        nn.Linear(int(1 / 0), torch.rand(3).numel())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_only_the_memories_that_are_asked_for_are_computed():
+    torch.manual_seed(0)
+    with deferred_init():
+        layers = [nn.Linear(3, 3) for _ in range(4)]
+    torch.manual_seed(0)
+    expected = [nn.Linear(3, 3) for _ in range(4)][2].weight
+    got = []
+    deferred.values_of([layers[2].weight], lambda tensor, values: got.append(values))
+    assert len(got) == 1
+    assert torch.equal(got[0], expected)
+
+
+_THERE = torch.ones(3)
+
+
+def under_autocast() -> None:
+    with torch.autocast("cpu"):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (lambda: nn.Linear(2, 2).to("cuda"), "puts a tensor on cuda"),
+        (lambda: torch.empty(2, device="cuda"), "puts a tensor on cuda"),
+        (lambda: torch.rand(3).to_sparse(), "no plain memory"),
+        (lambda: _THERE.uniform_(), "made outside of the block"),
+        (under_autocast, "autocast"),
+    ],
+)
+def test_what_cannot_be_deferred_is_refused(refused, why):
+    with pytest.raises(CaptureError, match=why), deferred_init():
+        refused()
+
+
+AFTERWARDS = {
+    "init": lambda model: nn.init.zeros_(model.weight),
+    "init of data": lambda model: nn.init.normal_(model.weight.data, 0.0, 0.02),
+    "in place": lambda model: model.weight.data.mul_(2),
+    "dtype": lambda model: model.half(),
+    "new data": lambda model: setattr(model.weight, "data", model.weight.data * 2),
+}
+
+
+@pytest.mark.parametrize("change", AFTERWARDS)
+def test_changes_after_the_block_are_refused(change):
+    with deferred_init():
+        model = nn.Linear(3, 3)
+    deferred.refuse_unknown([("parameter 'weight'", model.weight)], weights=False)
+    AFTERWARDS[change](model)
+    with pytest.raises(CaptureError, match=r"parameter 'weight'.* (in|into) the block"):
+        deferred.refuse_unknown([("parameter 'weight'", model.weight)], weights=False)

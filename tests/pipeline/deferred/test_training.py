@@ -1,0 +1,130 @@
+"""Pipelines of deferred models: they train as the pipeline of the plainly constructed model does, bit for bit."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import CaptureError, Pipeline, deferred_init
+from pipepart.capture import RecordedChain
+from tests.capture.families import FAMILIES
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.deferred import pipelines
+from tests.support.recorded import chain_for
+
+
+class Tied(nn.Module):
+    """Has tied weights, a buffer that is not saved, a table in an attribute, and a parameter that no call uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(3))
+        self.head = nn.Linear(6, 12, bias=False)
+        self.head.weight = self.embed.weight
+        self.spare = nn.Parameter(torch.randn(2))
+        self.register_buffer("places", torch.linspace(0, 1, 6).cos(), persistent=False)
+        self.table = torch.rand(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) + self.places
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.table
+        return self.head(x)
+
+
+def trained(pipe: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Losses, gradients of the last step and the state after it."""
+    optimizer = torch.optim.Adam(pipe.parameters())
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        losses.append(pipe.step(x, target=y))
+        optimizer.step()
+    return losses + [p.grad for p in pipe.parameters() if p.grad is not None] + [*pipe.state_dict().values()]
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}], ids=["plain", "strict"])
+def test_training_of_a_recorded_model(options):
+    batches = [(torch.randint(12, (8,)), torch.randint(12, (8,))) for _ in range(3)]
+    plain, pipe = pipelines(Tied, batches[0][0], loss_fn=nn.functional.cross_entropy, **options)
+    with plain, pipe:
+        found, expected = trained(pipe, batches), trained(plain, batches)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", "whisper"])
+def test_step_of_families(family):
+    make, sample = FAMILIES[family]
+    plain, pipe = pipelines(make, sample())
+    with plain, pipe:
+        assert torch.equal(pipe.step(**sample()), plain.step(**sample()))
+        gradients = [(p.grad, q.grad) for p, q in zip(pipe.parameters(), plain.parameters(), strict=True)]
+        assert all(one is other or torch.equal(one, other) for one, other in gradients)
+
+
+def test_parameters_stay_the_same_objects():
+    with deferred_init():
+        model = Tied()
+    weight, table = model.embed.weight, model.table
+    weight.tag = "mine"  # type: ignore[attr-defined]
+    weight.register_hook(lambda gradient: gradient * 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randint(12, (8,))
+    chain = chain_for(Tied(), x, loss_fn=nn.functional.cross_entropy)
+    plan = plan_by_hand([name for name, _ in chain.layers], [1, 3], micro_batches=2)
+    same = RecordedChain(model, chain.groups, split_loss=False)
+    with Pipeline(same, plan, nn.functional.cross_entropy) as pipe:  # type: ignore[arg-type]
+        assert pipe.module is model
+        assert model.embed.weight is weight is model.head.weight
+        assert type(weight) is nn.Parameter
+        assert weight.tag == "mine"  # type: ignore[attr-defined]
+        assert model.table is table
+        assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), table))
+        before = {name: tensor.clone() for name, tensor in pipe.state_dict().items()}
+        pipe.step(x, target=x)
+        optimizer.step()
+        after = pipe.state_dict()
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed.isdisjoint({"embed.weight", "head.weight", "spare"})  # by the hook; not used
+        assert "blocks.1.0.weight" in changed
+        pipe.load_state_dict(before)
+        assert all(torch.equal(before[name], tensor) for name, tensor in pipe.state_dict().items())
+
+
+def test_replicas_of_a_deferred_model():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    torch.manual_seed(0)
+    with deferred_init():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    losses = []
+    for one in (plain, model):
+        with cut_by_hand(one, [1], loss_fn=nn.functional.mse_loss, micro_batches=4, replicas=2) as pipe:
+            losses.append(pipe.step(x, target=y))
+    assert torch.equal(*losses)
+    assert torch.equal(model[0].weight, plain[0].weight)
+
+
+def test_models_with_unknown_values_are_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    with pytest.raises(CaptureError, match=r"parameter '0.weight'.*deferred_init.*weights=.*to_empty"):
+        Pipeline(model, plan, nn.functional.mse_loss)
+    with pytest.raises(CaptureError, match=r"parameter '0.weight'"):
+        Pipeline.auto(model, torch.randn(4, 4), target=torch.randn(4, 4), loss_fn=nn.functional.mse_loss)
+
+
+def test_a_parameter_that_a_graph_holds_is_replaced():
+    torch.manual_seed(0)
+    with deferred_init():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    held = model(torch.empty(2, 3, device="meta"))
+    torch.manual_seed(0)
+    expected = nn.Linear(3, 3).weight
+    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
+        assert torch.equal(next(pipe.parameters()), expected)
+        pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
+    assert held.is_meta
