@@ -95,7 +95,8 @@ def check(
 
     Raises:
         TypeError, CaptureError: the model cannot be recorded or copied.
-        ValueError: an unknown name, a number out of range, or a schedule that needs more stages than there are layers.
+        ValueError: an unknown name, a number out of range, a model on the meta device, or a schedule that needs more
+            stages than there are layers.
         Exception: whatever a layer, the loss or the pipeline raises.
     """
     given = Arguments.of(sample)
@@ -104,6 +105,11 @@ def check(
     samples = sum(micro_batches_of(value, target, 1, split).sizes)
     _require(steps >= 1, f"steps must be at least 1, got {steps}")
     _require_known("optimizer", optimizer, get_args(Optimizer))
+    _require(
+        not any(tensor.is_meta for tensor in model.parameters()),
+        "the model is on the meta device, and check trains it as a whole: construct a smaller one plainly to check, or "
+        "check pipe.module after the pipeline was made",
+    )
     labels = _labels(dtypes, own_dtype(model, value))
     if plan is None:
         chain = chain_of(model, split_loss=loss_fn is None)

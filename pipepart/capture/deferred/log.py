@@ -88,10 +88,20 @@ class GeneratorRef(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """Data that the construction was given: its memory gets a copy."""
+    """Data that the construction was given: its memory gets a copy.
+
+    Attributes:
+        source: the memory of an array that ``data`` was copied from, and that may change; None if there is none.
+    """
 
     view: View
     data: Tensor
+    source: Tensor | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the array has other values now."""
+        return self.source is not None and self.source.numpy().tobytes() != self.data.numpy().tobytes()
 
 
 class Seeding(NamedTuple):

@@ -141,11 +141,15 @@ class Recorder(TorchDispatchMode):
         return [view.on(storages[view.memory]) for view in views]
 
     def _constant(self, data: Tensor, own: bool = False) -> Tensor:
-        """Return a deferred tensor with this data. The data is copied if it is not ``own``: numpy may change it."""
+        """Return a deferred tensor with this data, which is copied if it is not the recorder's ``own``."""
         _check_kind("a tensor of data", data)
+        data = data.detach()
         made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=_META)
-        data = data.detach() if own else data.detach().clone()
-        self._log.entries.append(Constant(self._log.new_memory(made), data))
+        shared = not data.untyped_storage().resizable()  # with an array of numpy
+        constant = Constant(
+            self._log.new_memory(made), data if own else data.clone(), data if shared and not own else None
+        )
+        self._log.entries.append(constant)
         return made
 
     def _deferred(self, leaf: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..recorded.refusal import CaptureError
 from .log import Constant, Entry, GeneratorRef, Log, Operation, Seeding, View
 
 Deliver = Callable[[int, torch.UntypedStorage], None]
@@ -27,6 +28,9 @@ def replay(log: Log, wanted: Collection[int], deliver: Deliver) -> None:
         wanted: numbers of memories.
         deliver: called with the number of each wanted memory and a host storage with its values, as soon as they are
             final. The storage is the receiver's.
+
+    Raises:
+        CaptureError: the values depend on an array of numpy, which has changed.
     """
     slice_ = _Slice.of(log, wanted)
     run = _Replay(log, slice_)
@@ -115,6 +119,11 @@ class _Replay:
             self._seed(entry, position)
         elif position in self._slice.needed:
             if isinstance(entry, Constant):
+                if entry.view.memory in self._slice.wanted and entry.changed:
+                    raise CaptureError(
+                        "a tensor of the model shares the memory of a numpy array that was changed after the tensor "
+                        "was made: copy it, torch.tensor(array)"
+                    )
                 entry.view.on(self._memory(entry.view.memory)).copy_(entry.data)
             else:
                 self._keep(entry, self._run(entry, self._memory))

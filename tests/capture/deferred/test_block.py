@@ -62,6 +62,20 @@ def test_what_cannot_be_deferred_is_refused(refused, why):
         refused()
 
 
+def test_an_array_that_changes_later_is_refused():
+    array = torch.ones(3).numpy()
+    with deferred_init():
+        model = nn.Module()
+        model.register_buffer("shared", torch.from_numpy(array))
+        model.register_buffer("doubled", torch.from_numpy(array) * 2)
+        array[:] = 5
+    got = []
+    deferred.values_of([model.doubled], lambda tensor, values: got.append(values))
+    assert torch.equal(got[0], torch.full((3,), 2.0))
+    with pytest.raises(CaptureError, match="numpy array that was changed"):
+        deferred.values_of([model.shared], lambda tensor, values: got.append(values))
+
+
 AFTERWARDS = {
     "init": lambda model: nn.init.zeros_(model.weight),
     "init of data": lambda model: nn.init.normal_(model.weight.data, 0.0, 0.02),

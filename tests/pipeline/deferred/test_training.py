@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import CaptureError, Pipeline, deferred_init
+from pipepart import CaptureError, Pipeline, check, deferred_init
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -69,6 +69,7 @@ def test_parameters_stay_the_same_objects():
     weight, table = model.embed.weight, model.table
     weight.tag = "mine"  # type: ignore[attr-defined]
     weight.register_hook(lambda gradient: gradient * 0)
+    model.blocks[2].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randint(12, (8,))
     chain = chain_for(Tied(), x, loss_fn=nn.functional.cross_entropy)
@@ -86,7 +87,7 @@ def test_parameters_stay_the_same_objects():
         optimizer.step()
         after = pipe.state_dict()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
-        assert changed.isdisjoint({"embed.weight", "head.weight", "spare"})  # by the hook; not used
+        assert changed.isdisjoint({"embed.weight", "head.weight", "spare", "blocks.2.0.weight"})
         assert "blocks.1.0.weight" in changed
         pipe.load_state_dict(before)
         assert all(torch.equal(before[name], tensor) for name, tensor in pipe.state_dict().items())
@@ -128,3 +129,13 @@ def test_a_parameter_that_a_graph_holds_is_replaced():
         assert torch.equal(next(pipe.parameters()), expected)
         pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
     assert held.is_meta
+
+
+def test_check_needs_a_model_with_values():
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    with deferred_init():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"on the meta device.*pipe\.module"):
+        check(model, x, target=y, loss_fn=nn.functional.mse_loss)
+    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
+        assert check(pipe.module, x, target=y, loss_fn=nn.functional.mse_loss, schedules=["1f1b"]).ok
