@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .loss import LossError, add_loss, collect_losses
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
-    from .profiling import Profile, profile
+    from .profiling import Profile, Roofline, calibrate, profile
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
 
@@ -33,9 +33,11 @@ _HOMES = {
     "Pipeline": "pipeline",
     "Plan": "planning",
     "Profile": "profiling",
+    "Roofline": "profiling",
     "Trace": "runtime.observe.trace",
     "Whole": "data.split",
     "add_loss": "loss",
+    "calibrate": "profiling",
     "check": "verify",
     "collect_losses": "loss",
     "deferred_init": "capture.deferred",
@@ -58,9 +60,11 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Profile",
+    "Roofline",
     "Trace",
     "Whole",
     "add_loss",
+    "calibrate",
     "capture",
     "check",
     "collect_losses",

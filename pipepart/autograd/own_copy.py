@@ -30,7 +30,9 @@ def own_copy(message: Any, copy: Copy = Tensor.clone) -> Any:
     groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for tensor in tensors(message):
         if tensor.layout is torch.strided:
-            groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(tensor)
+            storage = tensor.untyped_storage()
+            # A storage on the meta device has no address.
+            groups.setdefault((storage.data_ptr() or storage._cdata, tensor.dtype), []).append(tensor)
     copies = {id(old): new for group in groups.values() for old, new in _copies(group, copy)}
 
     def copied(tensor: Tensor) -> Tensor:

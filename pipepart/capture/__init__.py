@@ -6,7 +6,7 @@ from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.recording import Recording, own_loss
-from .recorded.refusal import CaptureError
+from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay import Live, Unfinished, finish, loss_of
 from .restore import bindings_restored, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
@@ -38,6 +38,7 @@ __all__ = [
     "shadow_parameters",
     "state_of",
     "tensor_specs",
+    "values_refused",
 ]
 
 

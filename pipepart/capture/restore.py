@@ -13,15 +13,21 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def shadow_parameters(model: nn.Module) -> Iterator[None]:
+def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
     """Run the model on copies of its parameters and buffers within the block; afterwards it is :func:`restored`.
 
     Gradients are accumulated in the copies. Layers that write into their parameters or buffers write into the copies.
     Hooks on a parameter or its gradient are not called. Each trained copy starts with a gradient of zeros, so that a
     backward adds to it.
+
+    Args:
+        model: the model.
+        device: where the copies are; by default where the model is.
     """
-    shadows: dict[Tensor, Tensor] = {parameter: _shadow(parameter) for parameter in model.parameters()}
-    shadows |= {buffer: buffer.clone() for buffer in model.buffers()}
+    shadows: dict[Tensor, Tensor] = {
+        parameter: _shadow(parameter, device) for parameter in model.parameters()
+    }
+    shadows |= {buffer: buffer.to(device or buffer.device, copy=True) for buffer in model.buffers()}
     try:
         _exchange(model, shadows)
         with restored(model):
@@ -102,8 +108,9 @@ def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
                 setattr(module, name, tensors[tensor])
 
 
-def _shadow(parameter: nn.Parameter) -> nn.Parameter:
-    shadow = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+def _shadow(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    copied = parameter.detach().to(device or parameter.device, copy=True)
+    shadow = nn.Parameter(copied, requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
         shadow.grad = shadow.new_zeros(shadow.shape)
     return shadow

@@ -11,6 +11,7 @@ from schedules import Schedule, ScheduleError, Timeline
 
 from ..document import Document
 from ..planning import Plan
+from ..profiling import Roofline
 from .errors import UsageError
 
 _Kind = TypeVar("_Kind", bound=Document)
@@ -22,6 +23,7 @@ _KINDS = {
     "links": "cluster",
     "traceEvents": "trace",
     "actions": "schedule",
+    "flops_per_second": "roofline",
 }
 
 
@@ -42,6 +44,18 @@ def read(kind: type[_Kind], path: Path) -> _Kind:
     if found != wanted:
         raise UsageError(f"{path} is a {found}, and this command takes a {wanted}")
     return kind.load(path)
+
+
+def read_roofline(text: str | None) -> Roofline | None:
+    """Read a roofline from its text form, or from a file if the text ends in ``.json``.
+
+    Raises:
+        UsageError: there is no such file, or it is a file of another kind.
+        ValueError: the text is not of that form, or the file has faults.
+    """
+    if text is None:
+        return None
+    return read(Roofline, Path(text)) if text.endswith(".json") else Roofline.parse(text)
 
 
 def read_schedule(path: Path) -> Schedule:

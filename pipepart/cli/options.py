@@ -123,6 +123,22 @@ Threads = Annotated[int | None, option("N", "CPU threads per operation while mea
 TimeBudget = Annotated[
     float, option("SECONDS", "Time to measure each micro-batch size for.", min=0, show_default=True)
 ]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Run the layers to time them; or estimate times, also for a model on the meta device.",
+    ),
+]
+RooflineOf = Annotated[
+    str | None,
+    option(
+        "TEXT|FILE",
+        "With --no-measure, the device to estimate for: 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', or a file made by "
+        "Roofline.save; this machine if not given.",
+        names=("--roofline",),
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", names=("--output", "-o"))]
 # The parsers of these make pairs and lists, which Typer has no annotation for.

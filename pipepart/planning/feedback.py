@@ -54,7 +54,13 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
             one / other if other else 1.0 for one, other in zip(seconds, map(float, predicted), strict=True)
         )
         factors += [(forward_factor, backward_factor)] * len(stage.layers)
-    return profile.model_copy(update={"costs": tuple(_scaled(each, factors) for each in profile.costs)})
+    found = {"costs": tuple(_scaled(each, factors) for each in profile.costs)}
+    if profile.roofline is not None:  # the times were estimates
+        found |= {
+            "roofline": None,
+            "notes": tuple(note for note in profile.notes if note != profile.roofline.note),
+        }
+    return profile.model_copy(update=found)
 
 
 def replan(

@@ -1,7 +1,9 @@
-"""Measures what each layer of a model costs in time and memory; the result is a Profile."""
+"""Measures or estimates what each layer of a model costs in time and memory; the result is a Profile."""
 
+from .calibration import calibrate
 from .costs import Costs, LayerCost, SavedTensor, Timing
 from .profile_document import Profile
 from .profiler import profile
+from .roofline import Roofline
 
-__all__ = ["Costs", "LayerCost", "Profile", "SavedTensor", "Timing", "profile"]
+__all__ = ["Costs", "LayerCost", "Profile", "Roofline", "SavedTensor", "Timing", "calibrate", "profile"]

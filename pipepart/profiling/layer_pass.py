@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..autograd.own_copy import own_copy
 from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..capture import values_refused
 from ..data.arguments import call
 
 Layers = Sequence[tuple[str, nn.Module]]
@@ -190,7 +191,8 @@ def fresh(nest: Any) -> Any:
 @contextmanager
 def _naming(layer: str, part: str) -> Iterator[None]:
     try:
-        yield
+        with values_refused(layer):
+            yield
     except Exception as error:
         error.add_note(f"pipepart: in the {part} of layer {layer!r}, while it was profiled")
         raise

@@ -13,6 +13,7 @@ from ..capture import LayerInfo, TensorSpec
 from ..document import Document
 from ..units import counted
 from .costs import Costs
+from .roofline import Roofline
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph
@@ -30,10 +31,12 @@ class Profile(Document):
             chain, in which each layer feeds the next one.
         costs: one entry for each number of micro-batches that was measured.
         optimizer: name of the optimizer whose state :meth:`optimizer_bytes` counts.
-        device: the device that it was measured on.
+        device: the device that it was measured on, or is estimated for.
         threads: intra-operation threads that each layer had; None on an accelerator.
         torch_version: the version of torch that ran.
-        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for others.
+        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for others;
+            whether times are estimates.
+        roofline: if times are estimates, what they were estimated from; None if they were measured.
     """
 
     model: str
@@ -48,6 +51,7 @@ class Profile(Document):
     threads: int | None
     torch_version: str
     notes: tuple[str, ...] = ()
+    roofline: Roofline | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

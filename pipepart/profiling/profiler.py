@@ -7,7 +7,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,15 +20,20 @@ from ..data.split import Splitter, least_samples, micro_batches_of
 from ..loss import sum_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
+from .analytic import estimate_times
 from .background_load import background_load
+from .calibration import roofline_of
 from .costs import Costs, LayerCost
 from .equal_layers import equal_layers, sharing_notes
 from .layer_pass import LayerPass, Loss, fresh
 from .memory import Memory, count_memory
+from .meta_tensors import META, on_meta, to_meta
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
+from .roofline import Roofline
 from .timing import LayerTimer, LayerTimes
 
+_Result = TypeVar("_Result")
 LossFunction = Callable[..., Any]  # returns a scalar tensor, or (sum, count)
 
 _PASSES = (5, 50)  # of each kind, least and most
@@ -49,6 +55,8 @@ def profile(
     seconds: float = 1.0,
     share: bool = True,
     progress: bool | None = None,
+    measure: bool = True,
+    roofline: Roofline | None = None,
 ) -> Profile:
     """Measure the time and memory of each layer of ``model`` on micro-batches of ``sample``.
 
@@ -77,6 +85,10 @@ def profile(
         seconds: time to spend on each size; each layer is timed at least 20 times, whatever that takes.
         share: whether to time only one of several equal layers; ``notes`` say how many there were.
         progress: show a progress bar on standard error; by default if that is a terminal.
+        measure: with False no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
+            on the meta device; the sample may be, too, if the model reads no values of it.
+        roofline: with ``measure=False``, the device to estimate for; by default one that is fitted to a few layers
+            measured where the model is, or on this machine's accelerator or CPU if it is on the meta device.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
@@ -98,7 +110,7 @@ def profile(
     if split is None:
         most = max(1, batch // least_samples(model.modules(), training=True))
         counts = sorted({min(count, most) for count in counts})
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = _device(model, measure, roofline)
     on_cpu = device.type == "cpu"
     cores = os.cpu_count() or 1
     threads = _checked_threads(threads, devices, cores) if on_cpu else None
@@ -113,10 +125,15 @@ def profile(
     everything = nn.ModuleList([model, loss_fn]) if isinstance(loss_fn, nn.Module) else model
     stop = threading.Event()
     modes = Modes.current()
+    if roofline is not None:
+        threads = None  # which a stated speed does not depend on
+    elif not measure:
+        fit = partial(roofline_of, device, _dtype(model))
+        roofline = _on_own_thread(fit, threading.Event(), device, threads)
 
     def work() -> list[_Measured]:
         with (
-            shadow_parameters(everything),
+            shadow_parameters(everything) if roofline is None else on_meta(everything, roofline.device),
             modes.autocasting(),
             progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):
@@ -124,16 +141,21 @@ def profile(
                 model.train()
             found = []
             for count in counts:
-                part = _largest_micro_batch(layered, given.input, target, count, split, loss_fn)
+                part = _largest_micro_batch(layered, given.input, target, count, split, loss_fn, roofline)
                 chain = LayerPass(layered.layers, part.loss, stop)
                 memory = count_memory(everything, len(layered.layers), chain, part.value)
                 if share:
                     like = equal_layers(layered.layers, part.value, memory.runs)
                     chain = LayerPass(layered.layers, part.loss, stop, like)
-                timer = LayerTimer(chain, device)
-                with background_load(layered.layers, part.value, others, threads):
-                    timer.measure(part.value, budget=seconds, passes=_PASSES)
-                found.append(_Measured(part, _costs(count, part, timer, memory), memory, chain.like))
+                if roofline is None:
+                    timer = LayerTimer(chain, device)
+                    with background_load(layered.layers, part.value, others, threads):
+                        timer.measure(part.value, budget=seconds, passes=_PASSES)
+                    times, repeats = timer.timings(part.parts), timer.repeats
+                else:
+                    times, repeats = estimate_times(chain, part.value, part.parts, roofline), 0
+                costs = _costs(count, part, times, repeats, memory)
+                found.append(_Measured(part, costs, memory, chain.like))
                 tick(len(found) / len(counts))
             return found
 
@@ -147,16 +169,19 @@ def profile(
         layers=tuple(describe(layered, outputs)),
         costs=tuple(one.costs for one in measured),
         optimizer=optimizer,
-        device=str(device),
+        device=str(device) if roofline is None else roofline.device,
         threads=threads,
         torch_version=torch.__version__,
-        notes=tuple(_notes(layered, [one.like for one in measured])),
+        notes=tuple(_notes(layered, [one.like for one in measured], roofline)),
+        roofline=roofline,
     )
 
 
-def _notes(layered: Chain, likes: Sequence[Sequence[int]]) -> list[str]:
-    """Say which modules were opened or left whole, and which layers were timed for others."""
+def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | None) -> list[str]:
+    """Say which modules were opened or left whole, and which layers were timed for others, or that none was."""
     notes = list(layered.opening.notes) if isinstance(layered, RecordedChain) else []
+    if roofline is not None:
+        return [*notes, roofline.note]
     return [*notes, *dict.fromkeys(note for like in likes for note in sharing_notes(layered.layers, like))]
 
 
@@ -183,27 +208,50 @@ def _largest_micro_batch(
     count: int,
     split: Splitter | None,
     loss_fn: LossFunction | None,
+    roofline: Roofline | None,
 ) -> _MicroBatch:
-    """The micro-batch with the most samples."""
+    """The micro-batch with the most samples; on the meta device if there is a roofline."""
+    place = to_meta if roofline is not None else _as_it_is
     parts = micro_batches_of(value, target, count, split)
     samples = max(parts.sizes)
     index = parts.sizes.index(samples)
     largest = parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
     taken = entered(layered, largest)
+    value = fresh(place(taken.inputs[0]))
     if loss_fn is None and taken.targets is largest.targets:
-        return _MicroBatch(fresh(taken.inputs[0]), None, samples, len(parts.sizes))
+        return _MicroBatch(value, None, samples, len(parts.sizes))
     loss_fn = loss_fn or loss_of
-    target = taken.targets[0]
+    target = place(taken.targets[0])
     targets = () if target is None else (fresh(target),)
 
     def loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *targets))
 
-    return _MicroBatch(fresh(taken.inputs[0]), loss, samples, len(parts.sizes))
+    return _MicroBatch(value, loss, samples, len(parts.sizes))
 
 
-def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> Costs:
-    *times, last = timer.timings(part.parts)
+def _as_it_is(nest: Any) -> Any:
+    return nest
+
+
+def _device(model: nn.Module, measure: bool, roofline: Roofline | None) -> torch.device:
+    """The device to measure on; without measuring, the one whose speed counts if none is stated."""
+    if measure and roofline is not None:
+        raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device != META:
+        return device
+    if measure:
+        raise ValueError("the layers of a model on the meta device cannot be timed: write measure=False")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _costs(count: int, part: _MicroBatch, found: Sequence[LayerTimes], repeats: int, memory: Memory) -> Costs:
+    *times, last = found
     if len(times) < len(memory.layers):  # there is no loss
         times, last = [*times, last], LayerTimes()
     pairs = zip(times, memory.layers, strict=True)
@@ -213,7 +261,7 @@ def _costs(count: int, part: _MicroBatch, timer: LayerTimer, memory: Memory) -> 
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
         loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
         saved=memory.saved,
-        repeats=timer.repeats,
+        repeats=repeats,
     )
 
 
@@ -236,10 +284,10 @@ def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
 
 
 def _on_own_thread(
-    work: Callable[[], list[_Measured]], stop: threading.Event, device: torch.device, threads: int | None
-) -> list[_Measured]:
+    work: Callable[[], _Result], stop: threading.Event, device: torch.device, threads: int | None
+) -> _Result:
     """Run ``work`` as a pipeline's worker would: on a thread of its own with ``threads`` intra-operation threads."""
-    outcome: Future[list[_Measured]] = Future()
+    outcome: Future[_Result] = Future()
 
     def run() -> None:
         try:

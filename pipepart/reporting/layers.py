@@ -30,10 +30,11 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         timings: list[Timing] = [getattr(row, part) for row in rows]
         total = sum(timing.seconds for timing in timings)
         spreads = [f"{timing.spread / timing.seconds:.0%}" if timing.seconds else "" for timing in timings]
-        return [
-            Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(total)]),
-            Column("±", [*spreads, ""], rank=6, name="spread" if part == "forward" else "", style="dim"),
-        ]
+        shown = [Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(total)])]
+        if profile.roofline is None:
+            name = "spread" if part == "forward" else ""
+            shown.append(Column("±", [*spreads, ""], rank=6, name=name, style="dim"))
+        return shown
 
     def memory(header: str, part: str, total: int | None, rank: int) -> Column:
         cells = [size(getattr(cost, part)) for cost in costs.layers]
@@ -55,14 +56,11 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         memory("output\nbytes", "output_bytes", None, rank=5),
         memory("workspace", "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), rank=5),
     ]
-    threads = f", {counted(profile.threads, 'thread')}" if profile.threads else ""
-    notes = [
-        f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
-        "± is half the distance between the quartiles."
-    ]
+    notes = [_origin(profile, costs)]
     if sum(cost.saved_bytes for cost in costs.layers) != saved_bytes:
         notes.append("What several layers save is in the row of each of them, and once in the total.")
-    title = f"Layers of {profile.model}: forward and backward of one micro-batch of"
+    estimated = "" if profile.roofline is None else "estimated "
+    title = f"Layers of {profile.model}: {estimated}forward and backward of one micro-batch of"
     return FittingTable(f"{title} {counted(costs.samples, 'sample')}", columns, totals=1, notes=notes)
 
 
@@ -72,6 +70,7 @@ def size_table(profile: Profile) -> FittingTable:
     whole = [seconds * costs.micro_batches for seconds, costs in zip(each, profile.costs, strict=True)]
     unit, whole_unit = TimeUnit.for_all(each), TimeUnit.for_all(whole)
     saved = [size(sum(piece.bytes for piece in costs.saved)) for costs in profile.costs]
+    repeats = Column("repeats", [str(costs.repeats) for costs in profile.costs], rank=1)
     return FittingTable(
         f"Sizes profiled: a mini-batch of {counted(profile.batch, 'sample')}, on one device",
         [
@@ -80,8 +79,19 @@ def size_table(profile: Profile) -> FittingTable:
             Column(f"micro-batch\n{unit.name}", list(map(unit.text, each))),
             Column(f"mini-batch\n{whole_unit.name}", list(map(whole_unit.text, whole))),
             Column("saved for\nbackward", saved),
-            Column("repeats", [str(costs.repeats) for costs in profile.costs], rank=1),
+            *([] if profile.roofline else [repeats]),
         ],
+    )
+
+
+def _origin(profile: Profile, costs: Costs) -> str:
+    """Where the times are from."""
+    if profile.roofline is not None:
+        return f"Times are estimates for {profile.roofline}; nothing was measured. Bytes are exact."
+    threads = f", {counted(profile.threads, 'thread')}" if profile.threads else ""
+    return (
+        f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
+        "± is half the distance between the quartiles."
     )
 
 

@@ -116,6 +116,12 @@ def _shared(plan: Plan) -> _Lines:
     return [("shared", text)] if split else []
 
 
+def _estimates(plan: Plan) -> _Lines:
+    """What the times of the layers were estimated from, if they were not measured."""
+    speed = plan.profile.roofline if plan.profile else None
+    return [] if speed is None else [("layers", f"estimated for {speed}; not measured")]
+
+
 def _prediction(plan: Plan) -> _Lines:
     predicted, stages = plan.predicted, plan.all_stages
     speed_up = predicted.serial_seconds / predicted.step_seconds if predicted.step_seconds else 1.0
@@ -124,6 +130,7 @@ def _prediction(plan: Plan) -> _Lines:
     )
     return [
         ("step", f"{format_seconds(predicted.step_seconds)} predicted, forward and backward of a mini-batch"),
+        *_estimates(plan),
         (
             "speed-up",
             f"{speed_up:.2f}, against {format_seconds(predicted.serial_seconds)} "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...autograd.own_copy import tensors
 from .numbers import Integer, Real, Ref, plain
 from .refusal import CaptureError
 from .surroundings import state_of
@@ -157,11 +158,16 @@ class Call:
             CaptureError: it returned other values than when it was recorded.
         """
         args, kwargs = self.given.filled(env, device)
-        if self.autocast == ambient and (self.grad or not torch.is_grad_enabled()):
-            result = func(*args, **kwargs)
-        else:
-            with self._modes(ambient):
+        try:
+            if self.autocast == ambient and (self.grad or not torch.is_grad_enabled()):
                 result = func(*args, **kwargs)
+            else:
+                with self._modes(ambient):
+                    result = func(*args, **kwargs)
+        except RuntimeError:
+            if self.reads and any(tensor.is_meta for tensor in tensors((args, kwargs))):
+                return  # the recording was made from real arguments, of which it was asked
+            raise
         if self.spec is None:
             env[self.outs[0].number] = result
             return
@@ -233,7 +239,16 @@ def _opened(leaf: Any, env: Env) -> Any:
         return env[leaf.number]
     if type(leaf) is torch.Size:
         return torch.Size([_opened(size, env) for size in leaf])
-    return leaf.source.value(env) if isinstance(leaf, Integer | Real) else leaf
+    return _read_again(leaf, env) if isinstance(leaf, Integer | Real) else leaf
+
+
+def _read_again(number: Integer | Real, env: Env) -> Any:
+    try:
+        return number.source.value(env)
+    except RuntimeError:
+        if any(env[one].is_meta for one in number.source.numbers()):
+            return number.plain  # tensors on the meta device have no values
+        raise
 
 
 def _pattern(leaf: Any, rank: Callable[[int], int]) -> Hashable:

@@ -14,7 +14,7 @@ from ...autograd.own_copy import own_copy, tensors
 from ..chain import Chain
 from .calls import Call, Env, autocast_now, same_value
 from .opening import Opening
-from .placing import at, home, together
+from .placing import at, home, to_meta, together
 from .recording import Group, Recording, same_outputs
 from .refusal import CaptureError
 from .replay import Live, finish, held, recorded_layer
@@ -113,7 +113,7 @@ class RecordedChain(Chain):
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        if found.fresh and not any(tensor.is_meta for tensor in passed):
+        if found.fresh and not found.on_meta:
             if self._verify != "never":
                 self._check(found, args, kwargs)
             found.fresh = self._verify == "always"
@@ -121,6 +121,8 @@ class RecordedChain(Chain):
         return self._entered(found, passed)
 
     def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:
+        if recording.on_meta:
+            passed = [to_meta(tensor) for tensor in passed]
         values = dict(zip(recording.inputs, passed, strict=True))
         return Entered(
             Live(recording, tuple([values[number] for number in recording.parts[0].takes])),

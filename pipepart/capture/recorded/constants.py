@@ -1,8 +1,11 @@
-"""Values of tensors that depend on no input, parameter or draw, for models on the meta device, which have no values."""
+"""Computes what a model on the meta device reads from tensors, which have no values there.
+
+Known are the values of inputs of which the caller has passed real tensors, and what is computed from them alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +17,19 @@ from .numbers import Ref
 from .refusal import CaptureError, line_of_user
 
 
-def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call]) -> Any:
+def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mapping[int, Tensor]) -> Any:
     """Return the result of a call on meta tensors that reads their values, by computing these on the CPU.
 
+    Args:
+        func, given: the call.
+        calls: those before it.
+        values: the known inputs, by their numbers.
+
     Raises:
-        CaptureError: the values depend on an input or a parameter.
+        CaptureError: the values depend on an unknown input, a module, a parameter or a draw.
     """
     made = {number: call for call in calls for number in call.new}
-    known: dict[int, Tensor] = {}
+    known = dict(values)
 
     def compute(numbers: Any) -> None:
         for number in numbers:
@@ -30,8 +38,9 @@ def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call]) -> Any:
             call = made.get(number)
             if call is None or call.module or call.draws:
                 raise CaptureError(
-                    f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have: "
-                    "record it on a real device, or without the argument that is read"
+                    f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have. If it "
+                    "is that of an argument, pass the sample on the CPU, or leave that argument out. Otherwise record "
+                    "the model on a real device"
                 )
             own = call.given.settled()
             compute(own.numbers())

@@ -14,6 +14,16 @@ def home(module: nn.Module) -> torch.device | None:
     return next((t.device for t in (*module.parameters(), *module.buffers())), None)
 
 
+def is_on_meta(model: nn.Module) -> bool:
+    """Return True if the parameters of a model are on the meta device."""
+    return next((parameter.is_meta for parameter in model.parameters()), False)
+
+
+def to_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor on the meta device."""
+    return tensor.to("meta")
+
+
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
     devices = [

@@ -36,7 +36,7 @@ from .calls import HOOKS, Call, Given, autocast_now
 from .constants import computed_on_cpu
 from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
 from .placing import at, home, together
-from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user
+from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -54,6 +54,7 @@ class Recorder(TorchFunctionMode):
         state: path of each parameter and buffer that was used, by its number.
         constants: other tensors of the model that were used, by their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
+        values: of inputs whose tensors are on the meta device: real ones, from which reads are answered.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Recorder(TorchFunctionMode):
         self.state: dict[int, str] = {}
         self.constants: dict[int, Tensor] = {}
         self.aliases: list[tuple[int, frozenset[int]]] = []
+        self.values: dict[int, Tensor] = {}
         self.inside = ""
         self._thread = threading.get_ident()
         self._paths, self._held, self._whole = state, held, whole
@@ -186,7 +188,7 @@ class Recorder(TorchFunctionMode):
         except RuntimeError:
             if not any(tensor.is_meta for tensor in passed):
                 raise
-            result = computed_on_cpu(func, given, self.calls)
+            result = computed_on_cpu(func, given, self.calls, self.values)
         written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
@@ -213,7 +215,7 @@ class Recorder(TorchFunctionMode):
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *passed))
         self.inside = path
         try:
-            with self._stepped_aside(), torch.no_grad():
+            with self._stepped_aside(), torch.no_grad(), values_refused(path):
                 result = call(module, *args, **kwargs)
             if pytree.tree_structure((args, kwargs)) != spec:
                 raise SkeletonError(

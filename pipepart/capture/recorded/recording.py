@@ -197,6 +197,11 @@ class Recording:
         return found
 
     @property
+    def on_meta(self) -> bool:
+        """Whether it was recorded on the meta device, where tensors have no values."""
+        return any(device.type == "meta" for device in self.devices)
+
+    @property
     def hooks(self) -> bool:
         """Whether functions put hooks on tensors, which need gradients."""
         return any(call.name in HOOKS for call in self.calls)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,6 +13,7 @@ import torch
 _HERE = Path(__file__).parent
 _OURS = (_HERE, _HERE.parent / "deferred", _HERE.parents[1] / "loss")
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
+_OF_META_TENSORS = re.compile(r"\b(register_)?meta\b", re.IGNORECASE)
 _CALLS = str(_HERE / "calls.py")
 
 
@@ -29,6 +33,26 @@ class LeftAsideError(CaptureError):
 
 class SkeletonError(CaptureError):
     """The forward of a module does what a replay would not repeat, so it must be left whole."""
+
+
+@contextmanager
+def values_refused(layer: str) -> Iterator[None]:
+    """Turn an error of torch that only tensors on the meta device raise into one that names the layer.
+
+    Raises:
+        CaptureError: the layer reads values of tensors, or an operation whose sizes depend on them.
+    """
+    try:
+        yield
+    except CaptureError:
+        raise
+    except (RuntimeError, TypeError) as error:
+        if not _OF_META_TENSORS.search(text := str(error)):
+            raise
+        raise CaptureError(
+            f"layer {layer!r} needs the values of tensors, and tensors on the meta device have none "
+            f"({text.splitlines()[0]:.120}): profile the model on a real device and measure it (measure=True)"
+        ) from error
 
 
 def line_of_user() -> str:

@@ -14,6 +14,7 @@ from ..restore import draws_restored, restored
 from .calls import autocast_now
 from .interception import called_whole, patched_functions
 from .opening import Opening
+from .placing import is_on_meta, to_meta
 from .recorder import Recorder
 from .recording import Recording
 from .refusal import LeftAsideError, SkeletonError
@@ -111,12 +112,15 @@ class _Run(NamedTuple):
 def _run(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
 ) -> _Run:
-    args, kwargs = own_copy((args, kwargs))
+    values = tensors((args, kwargs))
+    args, kwargs = own_copy((args, kwargs), to_meta if is_on_meta(model) else Tensor.clone)
     paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
     recorder = Recorder(paths, _held(model), opening.whole, tracking)
     inputs = list(tensors((args, kwargs)))
-    for tensor in inputs:
-        recorder.input(tensor)
+    for tensor, value in zip(inputs, values, strict=True):
+        number = recorder.input(tensor)
+        if tensor.is_meta and not value.is_meta:
+            recorder.values[number] = value
     watched = Watched(opening.opened())
     with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
         result = model(*args, **kwargs)

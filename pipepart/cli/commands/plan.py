@@ -111,6 +111,8 @@ def plan_command(
     optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
+    measure_times: options.Measure = True,
+    roofline: options.RooflineOf = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -128,7 +130,7 @@ def plan_command(
     from ...profiling import Profile
     from ...reporting import plan_reports
     from ..devices import make_cluster
-    from ..files import read
+    from ..files import read, read_roofline
     from ..model import measure
     from ..output import check_writable, deliver
 
@@ -142,7 +144,8 @@ def plan_command(
         return sorted({min(each, max_micro_batches or each) for each in worth})
 
     if model_or_profile.endswith(".json"):
-        if ignored := options.given(context, "sample", "optimizer", "threads", "time_budget"):
+        profiling = ("sample", "optimizer", "threads", "time_budget", "measure_times", "roofline")
+        if ignored := options.given(context, *profiling):
             raise UsageError(
                 f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
             )
@@ -156,6 +159,8 @@ def plan_command(
             threads=threads or where.devices[0].threads,
             seconds=time_budget,
             devices=len(where),
+            measure=measure_times,
+            roofline=read_roofline(roofline),
         )
     try:
         made = plan(

@@ -30,15 +30,18 @@ def profile_command(
     share: Annotated[
         bool, typer.Option("--share/--no-share", help="Time only one of several equal layers.")
     ] = True,
+    measure_times: options.Measure = True,
+    roofline: options.RooflineOf = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
-    """Measure time and memory of each layer of MODEL.
+    """Measure time and memory of each layer of MODEL, or estimate the time.
 
     MODEL names a function without arguments that returns (model, sample, target, loss_fn), or the first one, two or
     three of these. The model may be any module; of one that is no nn.Sequential the blocks are the layers.
     """
     from ...reporting import layer_table, size_table
+    from ..files import read_roofline
     from ..model import measure
     from ..output import check_writable, deliver
 
@@ -51,6 +54,8 @@ def profile_command(
         threads=threads,
         seconds=time_budget,
         share=share,
+        measure=measure_times,
+        roofline=read_roofline(roofline),
     )
     sizes = [size_table(found)] if len(found.costs) > 1 else []
     deliver(

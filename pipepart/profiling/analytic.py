@@ -1,0 +1,103 @@
+"""Estimates what each layer costs without running a kernel: bytes are counted on meta tensors, seconds from a roofline.
+
+::
+
+    layers on the meta device ──▶ a pass: torch's operations of each layer ──▶ flops, bytes ──Roofline──▶ seconds
+                                  forward │ backward for inputs │ for weights
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..autograd.split_backward import WeightGradients
+from .costs import Timing
+from .layer_pass import LayerPass, Observer
+from .roofline import Roofline
+from .timing import LayerTimes
+from .work import Work, work_of
+
+_PARTS = ("forward", "backward_input", "backward_weight")
+
+
+class WorkOfLayers(TorchDispatchMode, Observer):
+    """Lists the operations of each part of each layer while a pass with a split backward runs.
+
+    Attributes:
+        work: by part and index of the layer, of which the loss is the last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: dict[tuple[str, int], list[Work]] = defaultdict(list)
+        self._into: list[Work] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports all of its compiler, for seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        work = work_of(func, args, kwargs, result)
+        if work is not None:
+            self._into.append(work)
+        return result
+
+    def forward_starts(self, index: int, value: Any) -> None:
+        self._into = self.work["forward", index]
+
+    def forward_ends(self, index: int, output: Any) -> None:
+        self._into = []  # what the pass itself does between layers
+
+    def backward_starts(self, index: int) -> None:
+        self._into = self.work["backward_input", index]
+
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        self._into = self.work["backward_weight", index]
+
+    def backward_ends(self, index: int) -> None:
+        self._into = []
+
+
+def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkOfLayers, WorkOfLayers]:
+    """Return the work of the first micro-batch of a step, which finds no gradients, and of a later one."""
+    for index in chain.runs:
+        if isinstance(call := chain.calls[index], nn.Module):
+            call.zero_grad()
+    first, later = WorkOfLayers(), WorkOfLayers()
+    for observed in (first, later):
+        with observed:
+            chain.run(micro_batch, observed, split=True)
+    return first, later
+
+
+def estimate_times(
+    chain: LayerPass, micro_batch: Any, micro_batches: int, roofline: Roofline
+) -> list[LayerTimes]:
+    """Estimate the times of each layer of a chain that runs on the meta device, and of its loss as the last.
+
+    Args:
+        chain: the layers with their loss.
+        micro_batch: the input of the first layer.
+        micro_batches: of a step. A backward counts as the mean over them.
+        roofline: the device.
+    """
+    first, later = work_of_step(chain, micro_batch)
+
+    def timing(part: str, index: int) -> Timing:
+        one, other = (roofline.seconds(found.work[part, index]) for found in (first, later))
+        return Timing(seconds=(one + (micro_batches - 1) * other) / micro_batches)
+
+    found = {
+        index: LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)
+        for index in chain.runs
+    }
+    return [found[first] for first in chain.like]

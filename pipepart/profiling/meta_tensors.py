@@ -1,0 +1,119 @@
+"""Lets layers run on the meta device: no kernel runs, and sizes and memory are those of a real device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ..capture import shadow_parameters
+
+META = torch.device("meta")
+_FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
+
+_aten = torch.ops.aten
+
+
+def to_meta(nest: Any) -> Any:
+    """Return a nest with its tensors on the meta device."""
+    return pytree.tree_map_only(Tensor, _moved, nest)
+
+
+@contextmanager
+def on_meta(model: nn.Module, device: str) -> Iterator[None]:
+    """Run a model on the meta device within the block, with the operations that another device has.
+
+    The model runs on copies of its parameters and buffers, as in :func:`shadow_parameters`. A real tensor beside a meta
+    one is moved there: a layer may hold constants. Attention becomes a fused kernel where the device has one; on the
+    meta device torch decomposes it, which needs other memory.
+
+    Args:
+        model: the model.
+        device: type of device, as in ``"cpu"``. Any other one stands for an accelerator.
+
+    Raises:
+        ValueError: under autocast, which has no effect on meta tensors.
+    """
+    if torch.is_autocast_enabled(device):
+        raise ValueError(
+            "autocast has no effect on the meta device, so sizes under it are not known: estimate a model of the lower "
+            "precision, as in model.to(torch.bfloat16), or measure (measure=True)"
+        )
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", partial(_attention, device == "cpu"), "AutogradMeta")
+        with _Moving(), shadow_parameters(model, META):
+            yield
+
+
+class _Moving(TorchDispatchMode):
+    """Moves real tensors to the meta device if an operation has them beside meta ones."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports all of its compiler, for seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        on_meta = {leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if len(on_meta) > 1:
+            args, kwargs = to_meta((args, kwargs))
+        if func is _aten.native_layer_norm_backward.default and True in on_meta:
+            args = (
+                args[0].contiguous(),
+                *args[1:],
+            )  # as kernels do: otherwise its result has the strides of this
+        return func(*args, **kwargs)
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    if tensor.is_meta:
+        return tensor
+    return tensor.detach().to(META).requires_grad_(tensor.requires_grad)
+
+
+def _attention(
+    on_cpu: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Call the kernels that ``scaled_dot_product_attention`` chooses on the CPU, or on an accelerator."""
+    if on_cpu:
+        with _disable_current_modes(), torch.no_grad():
+            mask = None if attn_mask is None else _untouched(attn_mask)
+            given = (*map(_untouched, (query, key, value)), mask, dropout_p, is_causal)
+            choose: Any = torch._fused_sdp_choice  # type: ignore[attr-defined]
+            fused = choose(*given, scale=scale, enable_gqa=enable_gqa) == _FLASH
+    else:
+        fused = query.dim() == 4 and not (attn_mask is not None and attn_mask.requires_grad)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # as before any kernel
+        zero, least = (
+            torch.scalar_tensor(number, dtype=query.dtype, device=META) for number in (0.0, -torch.inf)
+        )
+        attn_mask = torch.where(attn_mask, zero, least)
+    if fused:
+        return _aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _untouched(tensor: Tensor) -> Tensor:
+    """Return a CPU tensor of the same layout, whose memory is never written and so takes no room."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return made.requires_grad_(tensor.requires_grad)

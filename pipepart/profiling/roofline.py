@@ -1,0 +1,82 @@
+"""Roofline: how fast a kind of device computes and moves bytes, from which the time of operations is estimated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from ..document import Document
+from ..units import format_seconds
+from .work import Work
+
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_PARTS = re.compile(
+    r"\s*(?P<device>[a-z]+)\s*:\s*(?P<flops>[0-9.]+)\s*(?P<order>[GTP])FLOP/s\s*,\s*(?P<bytes>[0-9.]+)\s*(?P<unit>[GT])B/s"
+    r"(\s*,\s*(?P<seconds>[0-9.]+)\s*us)?\s*"
+)
+_ORDERS = {"G": 1e9, "T": 1e12, "P": 1e15}
+
+
+class Roofline(Document):
+    """The speed of one kind of device.
+
+    An operation takes ``max(flops / flops_per_second, bytes / bytes_per_second) + seconds_per_operation``: the roofline
+    model of Williams, Waterman and Patterson (CACM 52(4), 2009) with a fixed cost.
+
+    Attributes:
+        device: type of the device, as torch names it: ``"cuda"`` or ``"cpu"``.
+        flops_per_second: of matrix products, in the dtype in which the model computes them.
+        bytes_per_second: between the device and its memory.
+        seconds_per_operation: to start one operation.
+    """
+
+    device: str = Field(pattern="^[a-z]+$")
+    flops_per_second: _Rate
+    bytes_per_second: _Rate
+    seconds_per_operation: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text form: device, speed of matrix products, bandwidth and, if it counts, microseconds an operation.
+
+        Raises:
+            ValueError: the text is not of this form.
+
+        >>> Roofline.parse("cuda: 312 TFLOP/s, 2.0 TB/s, 4 us").bytes_per_second
+        2000000000000.0
+        """
+        match = _PARTS.fullmatch(text)
+        if not match:
+            raise ValueError(
+                f"{text!r} is not a roofline: write for example 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us'"
+            )
+        return cls(
+            device=match["device"],
+            flops_per_second=float(match["flops"]) * _ORDERS[match["order"]],
+            bytes_per_second=float(match["bytes"]) * _ORDERS[match["unit"]],
+            seconds_per_operation=float(match["seconds"] or 0) * 1e-6,
+        )
+
+    def seconds(self, operations: Sequence[Work]) -> float:
+        """Return the estimated time of operations, one after the other."""
+        return sum(
+            max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
+            + self.seconds_per_operation
+            for work in operations
+        )
+
+    @property
+    def note(self) -> str:
+        """What a profile notes whose times were estimated."""
+        return f"times are estimates for {self}; nothing was measured"
+
+    def __str__(self) -> str:
+        rates = [
+            f"{self.flops_per_second / 1e12:.3g} TFLOP/s",
+            f"{self.bytes_per_second / 1e9:.3g} GB/s",
+            f"{format_seconds(self.seconds_per_operation)} an operation",
+        ]
+        return f"{self.device}: {', '.join(rates)}"

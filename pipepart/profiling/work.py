@@ -1,0 +1,95 @@
+"""Tells how many floating point operations an operation of torch does, and how many bytes it reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from ..autograd.sparse import dense_parts
+
+_aten = torch.ops.aten
+
+
+class Work(NamedTuple):
+    """What one operation does: floating point operations of matrix products, and bytes read and written."""
+
+    flops: float
+    bytes: float
+
+
+def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work | None:
+    """Return the work of a call that a ``TorchDispatchMode`` sees; None if it runs no kernel, like a view.
+
+    Floating point operations are those that ``torch.utils.flop_counter`` knows, and those of attention. Each tensor is
+    read or written once; an expanded one counts the memory that it has.
+    """
+    name = func.overloadpacket.__name__
+    if name in _ALLOCATES:
+        return None
+    given, made = _tensors((args, kwargs)), _tensors(result)
+    if not func._schema.is_mutable and _is_view(given, made):
+        return None
+    if name in _OVERWRITES:
+        moved = _bytes(given)
+    elif name in _GATHERS:
+        moved = _bytes(given[1:]) + 2 * _bytes(made)  # of the table only what is taken
+    else:
+        moved = _bytes(given) + _bytes(made)
+    return Work(_flops(func, args, kwargs, result), moved)
+
+
+def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
+    formula: Callable[..., float] | None = _ATTENTION.get(func) or flop_registry.get(func.overloadpacket)
+    return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> float:
+    return 2 * _attention_pairs(query, key, _is_causal(args)) * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> float:
+    # The scores once more, and two products for each of the forward's two.
+    wide = 3 * query.shape[-1] + 2 * value.shape[-1]
+    return 2 * _attention_pairs(query, key, _is_causal(args[2:])) * wide  # after the output and its logsumexp
+
+
+def _attention_pairs(query: Tensor, key: Tensor, causal: bool) -> float:
+    """Pairs of a query and a key whose score is computed, in all heads of all samples."""
+    return math.prod(query.shape[:-1]) * key.shape[-2] * (0.5 if causal else 1.0)
+
+
+def _is_causal(args: Sequence[Any]) -> bool:
+    return len(args) > 1 and bool(args[1])  # after the probability of dropout
+
+
+def _is_view(given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    memory = {tensor.untyped_storage()._cdata for tensor in given}
+    return bool(made) and all(tensor.untyped_storage()._cdata in memory for tensor in made)
+
+
+def _bytes(parts: Sequence[Tensor]) -> int:
+    return sum(min(part.nbytes, part.untyped_storage().nbytes()) for part in parts)
+
+
+def _tensors(nest: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(nest)
+    return [part for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf)]
+
+
+_ALLOCATES = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+_OVERWRITES = frozenset(
+    ("copy_", "fill_", "zero_", "bernoulli_", "exponential_", "normal_", "random_", "uniform_")
+)
+_GATHERS = frozenset(("embedding", "gather", "index", "index_select"))
+_ATTENTION: Mapping[Any, Callable[..., float]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+}
