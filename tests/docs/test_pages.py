@@ -120,7 +120,7 @@ def test_every_option_that_pages_write_about_exists() -> None:
         option
         for sub in getattr(command, "commands", {}).values()
         for parameter in sub.params
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--version", "--seed"}
     for page in PAGES:
