@@ -19,7 +19,20 @@ from torch.utils import _pytree as pytree
 from ..autograd.in_place import version
 from ..capture.recorded.refusal import line_of_user
 from ..data.split import MicroBatches
-from .operations import ALIKE, RULES, Call, Entry, Lost, LostError, Rows, State, combined, elementwise, names
+from .operations import (
+    ALIKE,
+    RULES,
+    Call,
+    Entry,
+    Lost,
+    LostError,
+    Positions,
+    Rows,
+    State,
+    combined,
+    elementwise,
+    names,
+)
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_one, loss_of
 
@@ -184,10 +197,7 @@ class Follower(TorchFunctionMode):
         states = [state for state in call.states if state is not None]
         if any(isinstance(state, Lost) for state in states):
             return None
-        if any(isinstance(argument, Shape) for argument in (*call.args, *call.kwargs.values())):
-            raise LostError("takes the number of samples: use a function such as ones_like or view_as")
-        if call.kwargs.get("out") is not None:
-            raise LostError("writes into out=")
+        _check_arguments(call)
         if not states:
             if call.name not in ALIKE:
                 raise LostError("is not known to give the same for every micro-batch")
@@ -309,6 +319,16 @@ class Follower(TorchFunctionMode):
 
     def _note(self, tensor: Tensor, key: int, state: State = None, replay: Replay | None = None) -> None:
         self._entries[id(tensor)] = Entry(tensor, version(tensor), tensor.grad_fn, key, state, replay)
+
+
+def _check_arguments(call: Call) -> None:
+    """Raise for arguments that no function may be given."""
+    if any(isinstance(argument, Shape) for argument in (*call.args, *call.kwargs.values())):
+        raise LostError("takes the number of samples: use a function such as ones_like or view_as")
+    if call.kwargs.get("out") is not None:
+        raise LostError("writes into out=")
+    if any(isinstance(state, Positions) for state in call.states) and call.name != "__getitem__":
+        raise LostError("takes the numbers of samples for anything else than to pick values of each sample")
 
 
 def _token(leaf: Any) -> Hashable:

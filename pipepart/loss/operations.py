@@ -40,7 +40,11 @@ class Lost(NamedTuple):
     reason: str
 
 
-State = Rows | Terms | Lost | None  # None for a constant, the same for all micro-batches
+class Positions(NamedTuple):
+    """Marks the numbers 0, 1, ... of the samples of a micro-batch, which serve to pick values of each sample."""
+
+
+State = Rows | Terms | Lost | Positions | None  # None for a constant, the same for all micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,10 @@ class Call:
     def replay_of(self, tensor: Any) -> Replay | None:
         """Return what computes one of the arguments for another micro-batch."""
         return next((entry.replay for entry in self.entries if entry and entry.tensor is tensor), None)
+
+    def state_of(self, leaf: Any) -> State:
+        """Return what is known of one of the arguments."""
+        return next((state for one, state in zip(self.leaves, self.states, strict=True) if one is leaf), None)
 
     def single(self) -> tuple[Tensor, Rows]:
         """Return the first operand, which must be the only one with samples."""
@@ -224,6 +232,8 @@ def _reshaped(call: Call) -> Rows:
 def _indexed(call: Call) -> Rows | list[Rows]:
     """Slices of dimensions other than that of the samples, or a mask over samples."""
     tensor, index = call.args
+    if isinstance(index, tuple) and index and isinstance(call.state_of(index[0]), Positions):
+        return _picked(call)
     if not isinstance(index, Tensor):
         if any(isinstance(part, Tensor | list) for part in (index if isinstance(index, tuple) else (index,))):
             raise LostError("picks by tensors of indices: use a mask")
@@ -232,6 +242,27 @@ def _indexed(call: Call) -> Rows | list[Rows]:
     if index.dtype is not torch.bool or whose != [0, 0] or tensor.shape[0] != index.shape[0]:
         raise LostError("picks samples by an index")
     return Rows(0, False)
+
+
+def _picked(call: Call) -> Rows:
+    """Some values of each sample: ``tensor[positions, column]``."""
+    tensor, (numbers, *columns) = call.args
+    rows = call.state_of(tensor)
+    fits = all(
+        isinstance(column, int)
+        or (isinstance(column, Tensor) and column.dim() == 1 and isinstance(call.state_of(column), Rows))
+        for column in columns
+    )
+    if not isinstance(rows, Rows) or rows.dim or not fits or len(numbers) != len(tensor):
+        raise LostError("picks samples by an index")
+    return rows
+
+
+def _numbered(call: Call) -> Positions:
+    """The numbers of the samples."""
+    if call.single()[1].dim:
+        raise LostError("is not known to give the same for every micro-batch")
+    return Positions()
 
 
 def _padded(call: Call) -> Rows:
@@ -256,7 +287,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | list[Rows]]]]:
+def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | Positions | list[Rows]]]]:
     yield (
         names(
             "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
@@ -283,6 +314,7 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | list[Rows
     )
     yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield names("__getitem__"), _indexed
+    yield names("positions"), _numbered
     yield names("pad"), _padded
     yield names("masked_select"), _masked
 

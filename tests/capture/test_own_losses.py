@@ -41,12 +41,16 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "a loss module": Criterion(),
     "two terms": lambda x, y: F.cross_entropy(x, y, ignore_index=-1) + 0.1 * x.square().mean(),
     "a sum": lambda x, y: x.square().sum(),
+    "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
 }
 REFUSED: dict[str, Callable[..., Any]] = {
     "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
     "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
     "divided by a value that is read": lambda x, y: x.square().sum() / (y >= 0).sum().item(),
+    "computes with numbers of samples": lambda x, y: (x[:, 0] * torch.arange(len(x))).mean(),
+    "computes with an extent": lambda x, y: (x[:, 0] * torch.arange(x.shape[0])).mean(),
+    "picks other samples": lambda x, y: x[torch.arange(x.shape[0] - 1, -1, -1), 0].mean(),
     "a product of means": lambda x, y: x.mean() * x.square().mean(),
 }
 

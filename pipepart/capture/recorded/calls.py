@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import tensors
-from .numbers import Integer, Real, Ref, plain
+from .numbers import Integer, Real, Ref, extent, plain, positions
 from .refusal import CaptureError
 from .surroundings import state_of
 
@@ -74,6 +74,16 @@ class Given:
             yield number
         for _, leaf in self._others:
             yield from _numbers(leaf, sizes)
+
+    def with_rows(self) -> Given | None:
+        """Return the arguments with a tensor in place of the first one, if that is its extent along dimension 0."""
+        first = self._leaves[0] if self._positional == 1 and self._spec is None else None
+        if not isinstance(first, Integer) or first.source.operation is not extent or first.source.operands[1]:
+            return None
+        made = copy(self)
+        made._leaves = [first.source.operands[0], *self._leaves[1:]]
+        made._sort()
+        return made
 
     def settled(self) -> Given:
         """Return a copy whose numbers are constants."""
@@ -143,6 +153,11 @@ class Call:
     def name(self) -> str:
         """The name of the function or the path of the module."""
         return self.module or getattr(self.func, "__name__", repr(self.func))
+
+    def following_rows(self) -> Call:
+        """Return ``torch.arange(x.shape[0])`` as one call on ``x``, so that a loss shows that it numbers samples."""
+        given = self.given.with_rows() if self.func is torch.arange else None
+        return self if given is None else replace(self, func=positions, given=given)
 
     @property
     def reads(self) -> bool:

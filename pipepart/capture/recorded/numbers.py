@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class Ref(NamedTuple):
@@ -81,6 +82,13 @@ def with_source(value: Any, source: Source) -> Any:
 def extent(tensor: Tensor, dimension: int) -> int:
     """Return the extent of a tensor in one dimension."""
     return tensor.shape[dimension]
+
+
+def positions(tensor: Tensor, **options: Any) -> Tensor:
+    """Return ``torch.arange(len(tensor), **options)``, as one call that modes of torch see."""
+    if has_torch_function((tensor,)):
+        return handle_torch_function(positions, (tensor,), tensor, **options)
+    return torch.arange(len(tensor), **options)
 
 
 def plain(value: Any) -> Any:

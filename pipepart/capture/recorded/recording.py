@@ -119,8 +119,10 @@ class Recording:
     def settle(self, split_loss: bool) -> None:
         """Decide whether the model's own loss is split off, and drop what nobody needs."""
         self.loss = self._number_of_loss() if split_loss else None
-        for call in self.calls[: self._end_of_layers() if self.loss is not None else None]:
+        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
+        for call in self.calls[:stop]:
             call.given.settle()
+        self.calls[stop:] = [call.following_rows() for call in self.calls[stop:]]
         self._drop_unused()
 
     def arrange(self, layers: Sequence[Group]) -> None:
