@@ -73,7 +73,8 @@ class StepLoss:
             )
         if loss_fn is None and reduction is Reduction.BATCH:
             raise LossError(
-                "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch"
+                "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "
+                "it beside the model, from its output, and do not pass the model what makes it compute one (labels)"
             )
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..autograd.in_place import version
+from ..capture import Unfinished
 from ..capture.recorded.refusal import line_of_user
 from ..data.split import MicroBatches
 from .operations import (
@@ -129,9 +130,10 @@ class Follower(TorchFunctionMode):
 
     def begin(self, output: Any, target: Any) -> None:
         """Name the tensors of the output and the target of the micro-batch."""
+        border = output.recording.border if isinstance(output, Unfinished) else ""
         for place, leaf in enumerate(pytree.tree_leaves(output)):
             if isinstance(leaf, Tensor):
-                self._give(leaf, ("output", place), None)
+                self._give(leaf, ("output", place), None, border)
         for place, leaf in enumerate(pytree.tree_leaves(target)):
             if not isinstance(leaf, Tensor):
                 continue
@@ -161,11 +163,14 @@ class Follower(TorchFunctionMode):
         entry = self._entry(value) if isinstance(value, Tensor) else None
         return (entry.replay, entry.key) if entry and entry.replay else (None, None)
 
-    def _give(self, leaf: Tensor, name: Hashable, replay: Replay | None) -> None:
-        """Note a tensor of the batch."""
+    def _give(self, leaf: Tensor, name: Hashable, replay: Replay | None, border: str = "") -> None:
+        """Note a tensor of the batch; ``border`` is what the last layer ends with, if the model computes its loss."""
         samples, state = self._sizes[self._micro_batch], None
         if not leaf.dim():
-            state = Lost("it uses a scalar that the model returned, and what that is a mean of is not known")
+            where = f", as {border} belongs to the last layer with all before it" if border else ""
+            state = Lost(
+                f"it uses a scalar that the model returned, and what that is a mean of is not known{where}"
+            )
         elif leaf.shape[0] % samples == 0 or self._trusted:
             state = Rows(0, self._shared.regular)
         elif leaf.dim() > 1 and leaf.shape[1] == samples:  # steps first, samples second

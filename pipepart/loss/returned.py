@@ -22,6 +22,16 @@ The loss is called once for each micro-batch, and these calls must add up to the
   - compute it once on the whole mini-batch, whatever it is: Pipeline(..., reduction="batch"), with a schedule that runs
     all forwards first, such as schedule="gpipe\""""
 
+_CHOICES_OF_OWN = """
+The model computes its loss once for each micro-batch, and these must add up to the loss of the mini-batch. Choose one:
+  - declare that it is a mean (or a sum) over samples: each micro-batch then counts by its number of samples:
+        Pipeline(..., reduction="mean")
+  - compute it beside the model, on its output for the whole mini-batch, whatever it is, with a schedule that runs all
+    forwards first, such as schedule="gpipe". Do not pass the model what makes it compute one (labels, return_loss):
+        def loss_fn(output, labels): ...               # from output.logits, output.router_logits, output.text_embeds
+        pipe = Pipeline(..., loss_fn=loss_fn, reduction="batch")
+        pipe.step(**inputs, target=labels)"""
+
 
 class LossError(ValueError):
     """The loss of the mini-batch cannot be put together from those of the micro-batches."""
@@ -29,7 +39,8 @@ class LossError(ValueError):
 
 def refusal(loss_fn: Any, reason: str) -> LossError:
     """The error for a loss whose terms are not known, with the choices that its user has."""
-    return LossError(f"{title(loss_fn)} cannot be split into micro-batches: {reason}.{_CHOICES}")
+    choices = _CHOICES_OF_OWN if loss_fn in (None, loss_of) else _CHOICES
+    return LossError(f"{title(loss_fn)} cannot be split into micro-batches: {reason}.{choices}")
 
 
 def title(loss_fn: Any) -> str:

@@ -244,7 +244,10 @@ class Recorder(TorchFunctionMode):
         )
         if "cache" in type(leaf).__name__.lower():
             # Not a SkeletonError: that would leave the whole model as one layer, where a word is enough.
-            raise CaptureError(f"{what}: pass use_cache=False, or set model.config.use_cache = False")
+            raise CaptureError(
+                f"{what}: pass use_cache=False, or set model.config.use_cache = False. Where the model makes a cache "
+                "all the same, keep the module whole that passes it on: layers=[...]"
+            )
         raise SkeletonError(f"{what}: pass tensors and numbers")
 
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:

@@ -116,6 +116,17 @@ class Recording:
         loss = self._number_of_loss()
         return next((call.module for call in self.calls if loss in call.new), "")
 
+    @property
+    def border(self) -> str:
+        """Describe the last call of the layers, before the end."""
+        call = self.calls[self._end_of_layers() - 1]
+        if call.module:
+            return f"module {call.module!r}"
+        why = (
+            "writes in place" if call.writes else "draws random numbers" if call.draws else "uses a parameter"
+        )
+        return f"{call.name.strip('_')}() at {call.line}, which {why},"
+
     def settle(self, split_loss: bool) -> None:
         """Decide whether the model's own loss is split off, and drop what nobody needs."""
         self.loss = self._number_of_loss() if split_loss else None

@@ -17,7 +17,7 @@ from .opening import Opening
 from .placing import is_on_meta, to_meta
 from .recorder import Recorder
 from .recording import Recording
-from .refusal import LeftAsideError, SkeletonError
+from .refusal import CaptureError, LeftAsideError, SkeletonError
 from .skeleton import Change, Watched, innermost
 
 
@@ -109,9 +109,24 @@ class _Run(NamedTuple):
     changes: list[Change]
 
 
+def _check_not_compiled(opening: Opening) -> None:
+    """Check that no module whose forward is recorded is compiled.
+
+    Raises:
+        CaptureError: one is.
+    """
+    for path, module in opening.opened():
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+            raise CaptureError(
+                f"{f'module {path!r}' if path else 'the model'} is compiled by torch.compile, whose graphs cannot be "
+                "cut: pass the model as it was before. Pipeline(..., compile=True) compiles the layers of each stage"
+            )
+
+
 def _run(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
 ) -> _Run:
+    _check_not_compiled(opening)
     values = tensors((args, kwargs))
     args, kwargs = own_copy((args, kwargs), to_meta if is_on_meta(model) else Tensor.clone)
     paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
