@@ -141,6 +141,9 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), label_smoothing=0.1), tokens),
     (lambda o, t: F.cross_entropy(o.flatten(0, 1).unflatten(0, (-1, 5)).mT, t), tokens),
     (lambda o, t: F.cross_entropy(o.mT, t, reduction="none")[t != -100].mean(), tokens),
+    (lambda o, t: (o.pow(2) * (t > 0)).sum() / (t > 0).sum(), numbers),
+    (lambda o, t: 3 * (o.pow(2) * (o > 0)).sum() / (0.5 * (o > 0).double().sum()), numbers),
+    (lambda o, t: F.l1_loss(o, t, reduction="sum") / t.abs().sum() + 1, numbers),
     *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half, pair_of_target)),
     *((loss, numbers) for loss in (in_place, aliased, doubled_before_more_is_added, written_before)),
     *((loss, numbers) for loss in (dice_of_each_sample, distilled)),
@@ -263,7 +266,7 @@ def hooked_at_the_end(o: Tensor, t: Tensor) -> Tensor:
 DIVISORS: list[Callable[[Tensor, Tensor], Any]] = [
     *(lambda o, t: o.shape[0], lambda o, t: o.size(0), lambda o, t: o.numel(), lambda o, t: len(o)),
     *(lambda o, t: o.shape.numel(), lambda o, t: math.prod(o.shape), lambda o, t: float(np.prod(o.shape))),
-    *(lambda o, t: torch.tensor(o.shape[0]), lambda o, t: (t > 0).sum(), lambda o, t: (t > 0).sum().item()),
+    *(lambda o, t: torch.tensor(o.shape[0]), lambda o, t: (t > 0).sum().item()),
     *(lambda o, t: (t > 0).nonzero().shape[0], lambda o, t: len(t.unique()), lambda o, t: o[t > 0].shape[0]),
 ]
 
@@ -309,7 +312,10 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: (F.mse_loss(o, t) * torch.ones(3)).sum(), numbers),
     (lambda o, t: F.mse_loss(o, t) * torch.exp(-SCALE) + SCALE, numbers),
     (lambda o, t: F.mse_loss(o, t) * torch.rand(()), numbers),
-    (lambda o, t: (o.pow(2) * (t > 0)).sum() / (t > 0).sum(), numbers),
+    (lambda o, t: (o.pow(2) * (t > 0)).sum() / (o.abs() * (t > 0)).sum(), numbers),
+    (lambda o, t: (o.pow(2) * (t > 0)).sum() / ((t > 0).sum() + 1), numbers),
+    (lambda o, t: (o.pow(2).sum() + 1) / (t > 0).sum(), numbers),
+    (lambda o, t: F.mse_loss(o, t) / (t > 0).sum(), numbers),
     (lambda o, t: F.cross_entropy(o.reshape(-1, CLASSES), t.T.reshape(-1)), tokens),
     (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.reshape(-1)), tokens),
     (lambda o, t: F.cross_entropy(o, t, ignore_index=int(t[0])), classes),

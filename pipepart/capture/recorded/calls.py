@@ -85,6 +85,19 @@ class Given:
         made._sort()
         return made
 
+    def with_free_size(self) -> Given | None:
+        """Return the arguments of a view with -1 as the first size, if that was computed from the sizes of tensors."""
+        sizes = self._leaves[1:]
+        if len(sizes) == 1 and type(sizes[0]) is torch.Size:
+            sizes = list(sizes[0])
+        if not sizes or not isinstance(sizes[0], Integer) or any(size == -1 for size in sizes[1:]):
+            return None
+        made = copy(self)
+        made._leaves = [self._leaves[0], -1, *sizes[1:]]
+        made._spec, made._positional, made._names = None, len(made._leaves), ()
+        made._sort()
+        return made
+
     def settled(self) -> Given:
         """Return a copy whose numbers are constants."""
         made = copy(self)
@@ -154,10 +167,17 @@ class Call:
         """The name of the function or the path of the module."""
         return self.module or getattr(self.func, "__name__", repr(self.func))
 
-    def following_rows(self) -> Call:
-        """Return ``torch.arange(x.shape[0])`` as one call on ``x``, so that a loss shows that it numbers samples."""
-        given = self.given.with_rows() if self.func is torch.arange else None
-        return self if given is None else replace(self, func=positions, given=given)
+    def for_any_samples(self) -> Call:
+        """Return the call without the number of samples, where that makes no difference.
+
+        ``torch.arange(len(x))`` becomes one call on ``x``, and ``x.view(len(x) * n, 5)`` becomes ``x.view(-1, 5)``. A
+        loss that is followed shows then what it does with its samples.
+        """
+        if self.func is torch.arange and (given := self.given.with_rows()) is not None:
+            return replace(self, func=positions, given=given)
+        if self.name in ("view", "reshape") and (given := self.given.with_free_size()) is not None:
+            return replace(self, func=getattr(Tensor, self.name), given=given)
+        return self
 
     @property
     def reads(self) -> bool:

@@ -133,7 +133,7 @@ class Recording:
         stop = self._end_of_layers() if self.loss is not None else len(self.calls)
         for call in self.calls[:stop]:
             call.given.settle()
-        self.calls[stop:] = [call.following_rows() for call in self.calls[stop:]]
+        self.calls[stop:] = [call.for_any_samples() for call in self.calls[stop:]]
         self._drop_unused()
 
     def arrange(self, layers: Sequence[Group]) -> None:
