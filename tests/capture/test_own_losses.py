@@ -1,6 +1,7 @@
 """Losses that models compute themselves: those of micro-batches add up to that of the mini-batch, or are refused."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,20 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "a loss module": Criterion(),
     "two terms": lambda x, y: F.cross_entropy(x, y, ignore_index=-1) + 0.1 * x.square().mean(),
     "a sum": lambda x, y: x.square().sum(),
+    "a view of computed size": lambda x, y: x.view(x.shape[0] * 2, 3).logsumexp(1).mean(),
+    "a sum and a count": lambda x, y: (x.square().sum(1) * (y >= 0)).sum() / (y >= 0).sum(),
     "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
 }
 REFUSED: dict[str, Callable[..., Any]] = {
     "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
     "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
+    "divided by a length": lambda x, y: x.square().sum() / len(y),
+    "divided by a float of the number of samples": lambda x, y: x.square().sum() / float(x.shape[0]),
+    "divided by what math makes of it": lambda x, y: x.square().mean() / math.log(x.shape[0] + 1),
+    "a tensor of it": lambda x, y: x.square().sum() / torch.tensor(float(len(x))),
+    "samples taken one by one": lambda x, y: torch.stack([x[i].sum() for i in range(len(x))]).mean(),
+    "a view across samples": lambda x, y: x.reshape(6, x.shape[0]).logsumexp(1).mean(),
     "divided by a value that is read": lambda x, y: x.square().sum() / (y >= 0).sum().item(),
     "computes with numbers of samples": lambda x, y: (x[:, 0] * torch.arange(len(x))).mean(),
     "computes with an extent": lambda x, y: (x[:, 0] * torch.arange(x.shape[0])).mean(),

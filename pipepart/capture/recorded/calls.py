@@ -98,6 +98,12 @@ class Given:
         made._sort()
         return made
 
+    def same_constants(self, other: Given) -> bool:
+        """Return True if no plain number or value differs from that of another call; numbers with a source may."""
+        return len(self._leaves) == len(other._leaves) and all(
+            map(_same_constant, self._leaves, other._leaves)
+        )
+
     def settled(self) -> Given:
         """Return a copy whose numbers are constants."""
         made = copy(self)
@@ -148,6 +154,7 @@ class Call:
         module: path of the module in the user's model; empty for a function.
         line: of the user's code.
         draws: whether it draws random numbers.
+        counts: whether it is given a number that depends on the number of samples and does not say so.
     """
 
     func: Callable[..., Any]
@@ -161,6 +168,7 @@ class Call:
     module: str = ""
     line: str = ""
     draws: bool = False
+    counts: bool = False
 
     @property
     def name(self) -> str:
@@ -193,6 +201,8 @@ class Call:
             CaptureError: it returned other values than when it was recorded.
         """
         args, kwargs = self.given.filled(env, device)
+        if self.counts:  # who follows a loss must see it
+            next((len(tensor) for tensor in env.values() if tensor.dim()), None)
         try:
             if self.autocast == ambient and (self.grad or not torch.is_grad_enabled()):
                 result = func(*args, **kwargs)
@@ -259,6 +269,14 @@ def _stored(leaf: Any, ref: Callable[[Tensor], int]) -> Any:
     if isinstance(leaf, slice):
         return Slice(*(_stored(part, ref) for part in (leaf.start, leaf.stop, leaf.step)))
     return leaf
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, Slice | torch.Size) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_same_constant, one, other))
+    if type(one) in (Ref, Integer, Real) or type(other) in (Ref, Integer, Real):
+        return type(one) is type(other)
+    return same_value(one, other)
 
 
 def _is_open(leaf: Any) -> bool:

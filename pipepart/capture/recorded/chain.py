@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ...autograd.own_copy import own_copy, tensors
 from ..chain import Chain
 from .calls import Call, Env, autocast_now, same_value
+from .counting import counting, with_another_sample
 from .opening import Opening
 from .placing import at, home, to_meta, together
 from .recording import Group, Recording, same_outputs
@@ -70,6 +71,7 @@ class RecordedChain(Chain):
         self._split_loss = split_loss
         self._groups: list[Group] = []
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
+        self._counting: dict[Hashable, frozenset[int]] = {}
         if groups is not None:
             self._set_layers(groups)
 
@@ -136,11 +138,29 @@ class RecordedChain(Chain):
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, args, kwargs)
         recording.settle(self._split_loss)
+        self._mark_counting(recording, args, kwargs)
         if not self.layers:
             groups = recording.groups()
             self._set_layers(dict(zip(_names(groups, self.model), groups, strict=True)))
         recording.arrange(self._groups)
         return recording
+
+    def _mark_counting(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Mark the calls of the model's own loss that are given numbers which depend on the number of samples.
+
+        The same code is looked through once. A model that does not take another sample is taken at its word.
+        """
+        calls = recording.calls_of_loss
+        code = tuple([(call.name, call.line) for call in calls])
+        if calls and code not in self._counting:
+            try:
+                other = record(self.model, *with_another_sample(args, kwargs), self.opening.copy())
+                other.settle(self._split_loss)
+                self._counting[code] = counting(calls, other.calls_of_loss)
+            except Exception:
+                self._counting[code] = frozenset()
+        for place in self._counting.get(code, ()):
+            calls[place].counts = True
 
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]

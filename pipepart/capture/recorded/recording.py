@@ -136,6 +136,11 @@ class Recording:
         self.calls[stop:] = [call.for_any_samples() for call in self.calls[stop:]]
         self._drop_unused()
 
+    @property
+    def calls_of_loss(self) -> list[Call]:
+        """The calls of the end, if the loss is split off."""
+        return self.calls[self._end_of_layers() :] if self.loss is not None else []
+
     def arrange(self, layers: Sequence[Group]) -> None:
         """Deal the calls out to layers.
 
