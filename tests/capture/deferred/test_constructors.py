@@ -78,9 +78,9 @@ def data_of_numpy_and_python(m: Module) -> None:
 def values_are_read(m: Module) -> None:
     rates = [rate.item() for rate in torch.linspace(0, 0.3, 4)]
     m.layers = nn.ModuleList(nn.Linear(2 + int(10 * rate), 2) for rate in rates)
-    m.sizes = torch.linspace(1, 3, 3).tolist()
+    sizes = torch.linspace(1, 3, 3).tolist()
     if torch.rand(1).item() > 0.3:
-        m.more = nn.Linear(4, int(m.sizes[2]))
+        m.more = nn.Linear(4, int(sizes[2]))
     m.p = nn.Parameter(torch.randn(int(torch.arange(5).numpy().sum())))
     assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2]))
     assert m.p.device == torch.device("cpu")

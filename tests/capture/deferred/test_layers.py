@@ -14,7 +14,7 @@ LAYERS = {
     "bilinear": lambda: nn.Bilinear(3, 4, 5),
     "convolution": lambda: nn.Conv2d(3, 4, 3, groups=1),
     "transposed convolution": lambda: nn.ConvTranspose1d(3, 4, 3),
-    "channels last": lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),
+    "channels last": lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
     "padded embedding": lambda: nn.Embedding(10, 5, padding_idx=2),
     "bag": lambda: nn.EmbeddingBag(10, 3),
     "batch norm": lambda: nn.BatchNorm2d(4),
