@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from ...capture import deferred
+from ...capture import deferred, state_of
 from ..state.shadow import Layers
 from .exchange import in_place_of
 from .weights import WeightFiles
@@ -54,7 +56,7 @@ class InitialValues:
 
     @classmethod
     def of(cls, model: nn.Module, weights: Weights | None) -> Self | None:
-        """Return the values of a model; None if it has all of its tensors and ``weights`` is None.
+        """Return the values of a model; None if it has its parameters and buffers, and ``weights`` is None.
 
         Args:
             weights: a file or a folder of safetensors.
@@ -64,10 +66,9 @@ class InitialValues:
             ValueError: the files have other tensors than the model.
             FileNotFoundError, ImportError: there are no such files, or safetensors is not installed.
         """
-        held = list(_held(model))
-        if weights is None and not any(one.tensor.is_meta for one in held):
+        if weights is None and not any(tensor.is_meta for tensor in state_of(model)):
             return None
-        found = cls(model, held, None if weights is None else WeightFiles(weights))
+        found = cls(model, list(_held(model)), None if weights is None else WeightFiles(weights))
         unread = ((what, tensor) for tensor, what in found._computed.items())
         deferred.refuse_unknown(unread, weights is not None)
         if found._files is not None:
@@ -97,11 +98,25 @@ class InitialValues:
             if now is not tensor:
                 replaced[tensor] = now
 
-        deferred.values_of(self._computed, put)
-        if self._files is not None:
-            self._files.read(self._read, places, put)
-        if replaced:
-            _rebind(self._model, replaced)
+        with _without_weak_references(self._model):
+            deferred.values_of(self._computed, put)
+            if self._files is not None:
+                self._files.read(self._read, places, put)
+            if replaced:
+                self._replace(replaced)
+
+    def _replace(self, replaced: Mapping[Tensor, Tensor]) -> None:
+        """Bind new tensors wherever a module has one that could not stay the same object."""
+        for path, module in self._model.named_modules():
+            own = {**module._parameters, **module._buffers, **vars(module)}
+            for name, value in own.items():
+                if isinstance(value, Tensor) and value in replaced:
+                    setattr(module, name, replaced[value])
+                    warnings.warn(
+                        f"{path + '.' if path else ''}{name} is another tensor since it has values, as a graph or a "
+                        "weak reference holds the one without: an optimizer that was made before has the wrong one",
+                        stacklevel=5,
+                    )
 
 
 def _held(model: nn.Module) -> Iterator[_Held]:
@@ -131,10 +146,14 @@ def _places(groups: Sequence[Layers], homes: Sequence[torch.device]) -> dict[Ten
     return found
 
 
-def _rebind(model: nn.Module, replaced: Mapping[Tensor, Tensor]) -> None:
-    """Bind new tensors wherever a module has one that could not stay the same object."""
-    for module in model.modules():
-        own = {**module._parameters, **module._buffers, **vars(module)}
-        for name, value in own.items():
-            if isinstance(value, Tensor) and value in replaced:
-                setattr(module, name, replaced[value])  # an LSTM updates its list of parameters then
+@contextmanager
+def _without_weak_references(model: nn.Module) -> Iterator[None]:
+    """Have the recurrent layers of torch let go of their parameters, which could not be exchanged otherwise."""
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for module in recurrent:
+            module._init_flat_weights()

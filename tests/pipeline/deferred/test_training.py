@@ -121,13 +121,43 @@ def test_a_parameter_that_a_graph_holds_is_replaced():
     torch.manual_seed(0)
     with deferred_init():
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    held = model(torch.empty(2, 3, device="meta"))
+    held = model(torch.empty(2, 3, device="meta", requires_grad=True))
     torch.manual_seed(0)
     expected = nn.Linear(3, 3).weight
-    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
+    with pytest.warns(UserWarning, match=r"0\.weight is another tensor"):
+        pipe = cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss)
+    with pipe:
         assert torch.equal(next(pipe.parameters()), expected)
         pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
     assert held.is_meta
+
+
+class Recurrent(nn.Module):
+    """Takes the last state of an LSTM, which keeps its parameters in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0][:, -1]
+
+
+def test_recurrent_layers():
+    torch.manual_seed(0)
+    plain = nn.Sequential(Recurrent(), nn.Linear(4, 3))
+    torch.manual_seed(0)
+    with deferred_init():
+        model = nn.Sequential(Recurrent(), nn.Linear(4, 3))
+    parameters = list(model.parameters())
+    x, y = torch.randn(6, 5, 3), torch.randn(6, 3)
+    losses = []
+    for one in (plain, model):
+        with cut_by_hand(one, [1], loss_fn=nn.functional.mse_loss) as pipe:
+            losses.append(pipe.step(x, target=y))
+    assert torch.equal(*losses)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert differing(model, plain) == []
 
 
 def test_check_needs_a_model_with_values():
