@@ -24,7 +24,10 @@ from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_scalar, is_pair, refusal, title
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
-_NO_LOSS = "the model computes no scalar loss of its own and no loss_fn is given: its output"
+_NO_LOSS = (
+    "no loss_fn is given, and the model returns no loss of its own, which is its output, 'loss' in a dict or an "
+    "object, or the only scalar in a tuple: its output"
+)
 
 
 class Taken(NamedTuple):

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,9 +34,21 @@ class Criterion(nn.Module):
         return F.cross_entropy(x, y, ignore_index=-1)
 
 
+class Found(NamedTuple):
+    logits: Tensor
+    largest: Tensor
+    loss: Tensor
+
+
 RIGHT: dict[str, Callable[..., Any]] = {
     "a scalar": lambda x, y: F.cross_entropy(x, y, ignore_index=-1),
     "a tuple": lambda x, y: (F.cross_entropy(x, y, ignore_index=-1), x),
+    "a tuple with the loss at its end": lambda x, y: (x, F.cross_entropy(x, y, ignore_index=-1)),
+    "a tuple that begins with the loss": lambda x, y: (
+        F.cross_entropy(x, y, ignore_index=-1),
+        x.detach().max(),
+    ),
+    "a named tuple": lambda x, y: Found(x, x.detach().max(), F.cross_entropy(x, y, ignore_index=-1)),
     "a dict": lambda x, y: {"loss": F.cross_entropy(x, y, ignore_index=-1), "logits": x},
     "a loss module of torch": nn.CrossEntropyLoss(ignore_index=-1),
     "a loss module": Criterion(),
@@ -72,7 +84,10 @@ def test_add_up_to_that_of_the_mini_batch(name):
     with piped(model, (X, Y), parts=3) as pipe:
         loss = pipe.step(X, Y)
     expected = plain(X, Y)
-    expected = expected[0] if isinstance(expected, tuple) else own_loss(expected)
+    if isinstance(expected, tuple):
+        expected = next(one for one in expected if one.requires_grad and not one.dim())
+    else:
+        expected = own_loss(expected)
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
@@ -87,3 +102,12 @@ def test_are_refused(name):
         pytest.raises(LossError, match="the loss that the model computes"),
     ):
         pipe.step(Arguments(X, Y))
+
+
+def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
+    model = Model(lambda x, y: (x, x.mean(), F.cross_entropy(x, y, ignore_index=-1))).double()
+    with (
+        piped(model, (X, Y), parts=3) as pipe,
+        pytest.raises(LossError, match="'loss' in a dict or an object"),
+    ):
+        pipe.step(X, Y)

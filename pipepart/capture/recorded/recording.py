@@ -13,7 +13,7 @@ one; otherwise it belongs to the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -295,9 +295,13 @@ class Recording:
         return stop
 
     def _number_of_loss(self) -> int | None:
-        """Return the number of the scalar that the model returns: its output, the first of a tuple, or ``loss``."""
-        found = own_loss(self.completed(_Marks()))
-        return found.number if isinstance(found, Ref) and found.number in self.scalars else None
+        """Return the number of the loss that the model returns; None if it returns none."""
+
+        def is_scalar(leaf: Any) -> bool:
+            return isinstance(leaf, Ref) and leaf.number in self.scalars
+
+        found = own_loss(self.completed(_Marks()), is_scalar)
+        return found.number if is_scalar(found) else None
 
     def _computed_from_arguments(
         self, call: Call, made: dict[int, Call], written: set[int]
@@ -358,13 +362,24 @@ def _other_calls(path: str, calls: int, planned: int) -> str:
     return f"{text}{path!r} where its layers do not: make the plan with a sample for which it does"
 
 
-def own_loss(output: Any) -> Any:
-    """Return the loss in what a model returns: its output, the first of a tuple, or ``loss``; it may be none."""
-    if isinstance(output, tuple | list) and not isinstance(output, Ref):
-        return output[0] if output else None
+def _is_scalar(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.dim()
+
+
+def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
+    """Return the loss in what a model returns; it may be none.
+
+    The loss is called ``loss`` in a dict or an object. In a tuple it is the first entry if that is a scalar, as in
+    ``(loss, logits)``, or the only scalar, as in ``(logits, loss)``. Any other output is the loss itself.
+    """
     if isinstance(output, dict):
         return output.get("loss")
-    return getattr(output, "loss", output)
+    if hasattr(output, "loss"):
+        return output.loss
+    if not isinstance(output, tuple | list) or isinstance(output, Ref):
+        return output
+    scalars = [one for one in output if is_scalar(one)]
+    return scalars[0] if len(scalars) == 1 or (scalars and scalars[0] is output[0]) else None
 
 
 class _Marks(dict[int, Any]):
