@@ -8,7 +8,7 @@ from .recorded.chain import RecordedChain, Verify
 from .recorded.recording import Recording, own_loss
 from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay import Live, Unfinished, finish, loss_of
-from .restore import bindings_restored, restored, shadow_parameters
+from .restore import bindings_restored, copied, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "bindings_restored",
     "capture",
     "chain_of",
+    "copied",
     "describe",
     "finish",
     "flatten",

@@ -22,39 +22,66 @@ def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> I
 
     Args:
         model: the model.
-        device: where the copies are; by default where the model is.
+        device: where the copies are; by default where the model is. A tensor on the meta device becomes a real one on
+            another device, as in :func:`copied`, and so does one that is a plain attribute of a module.
     """
-    shadows: dict[Tensor, Tensor] = {
-        parameter: _shadow(parameter, device) for parameter in model.parameters()
-    }
-    shadows |= {buffer: buffer.to(device or buffer.device, copy=True) for buffer in model.buffers()}
-    try:
-        _exchange(model, shadows)
-        with restored(model):
-            yield
-    finally:
-        _exchange(model, {shadow: original for original, shadow in shadows.items()})
+    with draws_restored(model, device):
+        shadows: dict[Tensor, Tensor] = {
+            parameter: _shadow(parameter, device) for parameter in model.parameters()
+        }
+        shadows |= {buffer: copied(buffer, device) for buffer in model.buffers()}
+        try:
+            _exchange(model, shadows)
+            with bindings_restored(model):
+                _make_attributes_real(model, device)
+                yield
+        finally:
+            _exchange(model, {shadow: original for original, shadow in shadows.items()})
+
+
+def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """Copy a tensor to a device, without asking for gradients.
+
+    One on the meta device has no values; its copy on another device gets small random numbers if it is of a floating
+    point or complex dtype that torch can draw, and zeros otherwise.
+
+    Args:
+        tensor: the tensor.
+        device: where to; None for where it is.
+    """
+    device = tensor.device if device is None else device
+    if not tensor.is_meta or device.type == "meta":
+        return tensor.detach().to(device, copy=True)
+    made = torch.empty_like(tensor, device=device, requires_grad=False)
+    if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+        # As layers start: their outputs neither overflow nor vanish.
+        return made.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
+    return made.zero_()
 
 
 @contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
+def restored(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
     """After the block, restore the random states and what each module's attributes were bound to.
 
     The random states are those of torch, ``random`` and numpy. Attributes are parameters, buffers, the mode and
     anything that a ``forward`` assigns, such as a counter. A value that is changed in place, such as a list that is
-    appended to, stays changed.
+    appended to, stays changed. ``device`` is one that the model is not on, whose random state is restored as well.
     """
-    with draws_restored(model), bindings_restored(model):
+    with draws_restored(model, device), bindings_restored(model):
         yield
 
 
 @contextmanager
-def draws_restored(model: nn.Module) -> Iterator[None]:
-    """After the block, restore the random states of torch, ``random`` and numpy."""
+def draws_restored(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
+    """After the block, restore the random states of torch, ``random`` and numpy.
+
+    Args:
+        model: the model. The generators of the devices that it is on are restored.
+        device: another device whose generator is restored.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(
-        {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
-    )
+    used = {device or torch.device("cpu"), *(tensor.device for tensor in model.parameters())}
+    devices = [one for one in used if one.type not in ("cpu", "meta")]
     kind = devices[0].type if devices else "cuda"
     with torch.random.fork_rng(devices=devices, device_type=kind):
         try:
@@ -109,8 +136,16 @@ def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
 
 
 def _shadow(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
-    copied = parameter.detach().to(device or parameter.device, copy=True)
-    shadow = nn.Parameter(copied, requires_grad=parameter.requires_grad)
+    shadow = nn.Parameter(copied(parameter, device), requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
         shadow.grad = shadow.new_zeros(shadow.shape)
     return shadow
+
+
+def _make_attributes_real(model: nn.Module, device: torch.device | None) -> None:
+    if device is None or device.type == "meta":
+        return
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                vars(module)[name] = copied(value, device)

@@ -34,25 +34,35 @@ _TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buf
 _DEPTH = 5  # of nests in settings
 
 
-def equal_layers(layers: Layers, value: Any, runs: Sequence[Hashable]) -> list[int]:
-    """Return for each layer the index of the first layer that is equal to it; its own if there is none before it.
+class EqualLayers:
+    """Compares the layers of a chain with each other.
 
     Args:
         layers: names and modules, in execution order.
         value: the input of the first layer.
-        runs: for each layer a key of what it did: see :class:`Memory`.
     """
-    holders: dict[Tensor, set[int]] = {}
-    for index, (_, layer) in enumerate(layers):
-        for tensor in state_of(layer):
-            holders.setdefault(tensor, set()).add(index)
-    first: dict[Hashable, int] = {}
-    found = []
-    for index, ((_, layer), run) in enumerate(zip(layers, runs, strict=True)):
-        structure = _structure(layer, index, holders)
-        key = structure, replay_pattern(layer, value), run
-        found.append(index if structure is None else first.setdefault(key, index))
-    return found
+
+    def __init__(self, layers: Layers, value: Any) -> None:
+        holders: dict[Tensor, set[int]] = {}
+        for index, (_, layer) in enumerate(layers):
+            for tensor in state_of(layer):
+                holders.setdefault(tensor, set()).add(index)
+        self._keys: list[Hashable] = []
+        for index, (_, layer) in enumerate(layers):
+            structure = _structure(layer, index, holders)
+            self._keys.append(None if structure is None else (structure, replay_pattern(layer, value)))
+        self._first: dict[Hashable, int] = {}
+
+    def first_like(self, index: int, run: Hashable) -> int:
+        """Return the index of the first layer, of those asked for so far, that a layer is equal to; maybe its own.
+
+        Args:
+            index: of the layer.
+            run: a key of what it did: see :class:`Memory`.
+        """
+        if self._keys[index] is None:
+            return index
+        return self._first.setdefault((self._keys[index], run), index)
 
 
 def sharing_notes(layers: Layers, like: Sequence[int]) -> Iterator[str]:

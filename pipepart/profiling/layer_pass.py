@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..autograd.own_copy import own_copy
 from ..autograd.split_backward import WeightGradients, backward_inputs
-from ..capture import values_refused
+from ..capture import copied, values_refused
 from ..data.arguments import call
 
 Layers = Sequence[tuple[str, nn.Module]]
@@ -146,6 +146,14 @@ class LayerPass:
                     index, steps.pop(index), _take(gradients, left, source), observer, split
                 )
 
+    def output(self, micro_batch: Any) -> Any:
+        """Run the forwards alone, of a chain without equal layers, and return the output as a message."""
+        value = own_copy(micro_batch)
+        with torch.enable_grad():
+            for index in range(len(self.calls)):
+                value, _ = self._forward(index, value, Observer())
+        return value
+
     def _forward(self, index: int, value: Any, observer: Observer) -> tuple[Any, _Step]:
         """Run the forward of one layer. Return its output as a message, and what its backward needs."""
         if self._stop is not None and self._stop.is_set():
@@ -183,9 +191,14 @@ def _take(values: dict[int | None, Any], left: Counter[int | None], key: int | N
     return values[key] if left[key] else values.pop(key)
 
 
-def fresh(nest: Any) -> Any:
-    """Copy the tensors of a nest, without asking for gradients."""
-    return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), nest)
+def fresh(nest: Any, device: torch.device | None = None) -> Any:
+    """Copy the tensors of a nest, without asking for gradients.
+
+    Args:
+        nest: the tensors.
+        device: where to, as for :func:`pipepart.capture.copied`.
+    """
+    return pytree.tree_map_only(Tensor, lambda t: copied(t, device), nest)
 
 
 @contextmanager

@@ -62,27 +62,60 @@ def count_memory(model: nn.Module, layers: int, chain: LayerPass, micro_batch: A
         chain: the layers with their loss.
         micro_batch: the input of the first layer.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    state = {part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor)}
-    counter = _Counter(layers, state)
-    with counter, saved_tensors_hooks(counter.pack, _Kept.unpack):
-        chain.run(micro_batch, counter)
-    chain.run(micro_batch, _DeferredCounter(counter.layers, state), split=True)
-    return counter.memory()
+    count = MemoryCount(layers)
+    count.add(model, chain, micro_batch)
+    return count.memory()
+
+
+class MemoryCount:
+    """Counts the memory of a chain part by part, each in its turn.
+
+    Args:
+        layers: the number of layers in the whole chain, without its loss.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._counter = _Counter(layers)
+
+    def add(self, model: nn.Module, part: LayerPass, value: Any, first: int = 0) -> None:
+        """Count a part of the chain, as :func:`count_memory` does.
+
+        Args:
+            model: the module that holds its parameters and buffers.
+            part: some layers, or the loss.
+            value: their input; behind the first part, the output of the part before, or a copy of it.
+            first: the index of its first layer in the chain.
+        """
+        tensors = (*model.parameters(), *model.buffers())
+        state = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
+        counter = self._counter
+        counter.starts(first, state)
+        with counter, saved_tensors_hooks(counter.pack, _Kept.unpack):
+            part.run(value, counter)
+        part.run(value, _DeferredCounter(counter.layers, state, first), split=True)
+
+    def run_of(self, index: int) -> Hashable:
+        """Return a key of what a layer did: see ``Memory.runs``."""
+        return self._counter.run_of(index)
+
+    def memory(self) -> Memory:
+        """Return what was counted."""
+        return self._counter.memory()
 
 
 class _DeferredCounter(Observer):
     """Counts what each layer keeps between the two parts of its backward."""
 
-    def __init__(self, layers: list[LayerBytes], state: set[int]) -> None:
+    def __init__(self, layers: list[LayerBytes], state: set[int], first: int) -> None:
         self._layers = layers
         self._state = state
+        self._first = first
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
         assert deferred is not None
         parts = (part for tensor in deferred.tensors() for part in dense_parts(tensor))
         storages = {storage._cdata: storage for storage in (part.untyped_storage() for part in parts)}
-        self._layers[min(index, len(self._layers) - 1)].deferred_bytes += sum(
+        self._layers[min(self._first + index, len(self._layers) - 1)].deferred_bytes += sum(
             storage.nbytes() for key, storage in storages.items() if key not in self._state
         )
 
@@ -123,21 +156,39 @@ class _Kept:
 
 
 class _Counter(TorchDispatchMode, Observer):
-    """Observes when each storage is allocated and freed, and which storages autograd saves for the backward."""
+    """Observes when each storage is allocated and freed, and which storages autograd saves for the backward.
 
-    def __init__(self, layers: int, state: set[int]) -> None:
+    Storages are known by their addresses. Within a pass none is used twice before the first backward, because the pass
+    keeps every input and graph. From one pass to the next, the inputs of the first layer are known by their places in
+    the output of the layer before.
+    """
+
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.layers = [LayerBytes() for _ in range(layers)]
         self.allocated = self.peak = 0
         self._loss_workspace = 0
-        self._state = state
+        self._first = 0
+        self._state: set[int] = set()
         self._start = 0
         self._in_forward = False
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces: list[_Piece] = []
+        self._by_address: dict[int, _Piece] = {}
+        self._passed: list[_Piece] = []
         self._packed: list[weakref.ref[_Kept]] = []
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
         self._operations = OperationLog()
         self._forms: dict[int, tuple[Hashable, ...]] = {}
+
+    def starts(self, first: int, state: set[int]) -> None:
+        """Expect a pass over a part of the chain.
+
+        Args:
+            first: the index of the first layer in the part.
+            state: the addresses of the storages of its parameters and buffers.
+        """
+        self._first, self._state = first, state
+        self._by_address.clear()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -154,9 +205,14 @@ class _Counter(TorchDispatchMode, Observer):
         return result
 
     def forward_starts(self, index: int, value: Any) -> None:
+        index += self._first
+        tensors = _tensors(value)
+        if index:
+            for tensor, piece in zip(tensors, self._passed, strict=True):
+                self._by_address.setdefault(tensor.untyped_storage()._cdata, piece)
         if index < len(self.layers):
-            self.layers[index].input_bytes = sum(tensor.nbytes for tensor in _tensors(value))
-            for tensor in _tensors(value):
+            self.layers[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
+            for tensor in tensors:
                 self._piece(tensor).input_of.add(index)
         self._forms[index] = (form_of(value),)
         self._operations.enter(index)
@@ -164,11 +220,14 @@ class _Counter(TorchDispatchMode, Observer):
         self._start = self.peak = self.allocated
 
     def forward_ends(self, index: int, output: Any) -> None:
+        index += self._first
         self._in_forward = False
         self._operations.enter(None)
         self._forms[index] += (form_of(output),)
+        tensors = _tensors(output)
+        self._passed = [self._piece(tensor) for tensor in tensors]
         if index < len(self.layers):
-            self.layers[index].output_bytes = sum(tensor.nbytes for tensor in _tensors(output))
+            self.layers[index].output_bytes = sum(tensor.nbytes for tensor in tensors)
             self._specs[index] = tensor_specs(output)
         newly_saved = 0
         for kept in filter(None, (reference() for reference in self._packed)):
@@ -181,12 +240,12 @@ class _Counter(TorchDispatchMode, Observer):
         self._note_workspace(index, self.peak - self._start - newly_saved)
 
     def backward_starts(self, index: int) -> None:
-        self._operations.enter(index)
+        self._operations.enter(self._first + index)
         self._start = self.peak = self.allocated
 
     def backward_ends(self, index: int) -> None:
         self._operations.enter(None)
-        self._note_workspace(index, self.peak - self._start)
+        self._note_workspace(self._first + index, self.peak - self._start)
 
     def pack(self, tensor: Tensor) -> _Kept:
         """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
@@ -195,18 +254,23 @@ class _Counter(TorchDispatchMode, Observer):
             self._packed.append(weakref.ref(kept))
         return kept
 
+    def run_of(self, index: int) -> Hashable:
+        """Return a key of the input, the output and the operations of a layer."""
+        return *self._forms[index], self._operations.of(index)
+
     def memory(self) -> Memory:
-        """Return the counts of the pass."""
-        for piece in self._pieces.values():
+        """Return the counts of all passes."""
+        kept = [piece for piece in self._pieces if piece.layers or piece.input_of]
+        for piece in kept:
             for layer in piece.layers:
                 self.layers[layer].saved_bytes += piece.bytes
         saved = tuple(
             SavedTensor(
                 bytes=piece.bytes, layers=tuple(sorted(piece.layers)), input_of=tuple(sorted(piece.input_of))
             )
-            for piece in self._pieces.values()
+            for piece in kept
         )
-        runs = [(*self._forms[index], self._operations.of(index)) for index in range(len(self.layers))]
+        runs = [self.run_of(index) for index in range(len(self.layers))]
         return Memory(self.layers, self._loss_workspace, saved, self._specs, runs)
 
     def _note_workspace(self, index: int, size: int) -> None:
@@ -222,8 +286,11 @@ class _Counter(TorchDispatchMode, Observer):
 
     def _piece(self, tensor: Tensor) -> _Piece:
         storage = tensor.untyped_storage()
-        # A pass keeps every input and graph until the backward, so no address is used again during the forward.
-        return self._pieces.setdefault(storage._cdata, _Piece(storage.nbytes()))
+        piece = self._by_address.get(storage._cdata)
+        if piece is None:
+            piece = self._by_address[storage._cdata] = _Piece(storage.nbytes())
+            self._pieces.append(piece)
+        return piece
 
 
 def _tensors(value: Any) -> list[Tensor]:

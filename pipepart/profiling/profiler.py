@@ -8,35 +8,31 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from ..capture import Chain, RecordedChain, chain_of, describe, loss_of, shadow_parameters, tensor_specs
+from ..capture import Chain, RecordedChain, chain_of, describe, tensor_specs
 from ..data.arguments import Arguments, check_arguments
-from ..data.recorded import entered
 from ..data.split import Splitter, least_samples, micro_batches_of
-from ..loss import sum_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
-from .analytic import estimate_times
-from .background_load import background_load
+from .all_at_once import AllAtOnce, Estimated
 from .calibration import roofline_of
 from .costs import Costs, LayerCost
-from .equal_layers import equal_layers, sharing_notes
-from .layer_pass import LayerPass, Loss, fresh
-from .memory import Memory, count_memory
-from .meta_tensors import META, on_meta, to_meta
+from .equal_layers import sharing_notes
+from .meta_tensors import META
+from .method import Measured, Method, Task, largest_micro_batch
+from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
 from .roofline import Roofline
-from .timing import LayerTimer, LayerTimes
+from .timing import LayerTimes
 
 _Result = TypeVar("_Result")
 LossFunction = Callable[..., Any]  # returns a scalar tensor, or (sum, count)
 
-_PASSES = (5, 50)  # of each kind, least and most
 _THREADS_A_CORE = 16  # beyond some thousands, OpenMP ends the process by a segmentation fault
 
 
@@ -50,6 +46,7 @@ def profile(
     micro_batches: int | Sequence[int] = 1,
     split: Splitter | None = None,
     optimizer: str = "adam",
+    device: torch.device | str | None = None,
     devices: int = 2,
     threads: int | None = None,
     seconds: float = 1.0,
@@ -77,9 +74,12 @@ def profile(
             most one a sample, and one for two samples if a BatchNorm needs two: more of these are measured as fewer.
         split: a function that splits the mini-batch, if not along dimension 0; as for :class:`pipepart.Pipeline`.
         optimizer: the optimizer whose state counts: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
+        device: where to measure; by default where the model is, or the CPU if that is the meta device. If the model is
+            elsewhere, each layer is measured on copies of its tensors, one layer at a time, and the model stays where
+            it is. Tensors on the meta device become small random numbers or zeros.
         devices: the number of virtual devices that will share the CPU. While layers are timed, copies of the model
             keep as many cores busy as the other devices will, as far as there are cores: at most
-            ``cores // threads - 1`` copies. Not used on an accelerator.
+            ``cores // threads - 1`` copies. Not used on an accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
         seconds: time to spend on each size; each layer is timed at least 20 times, whatever that takes.
@@ -110,11 +110,12 @@ def profile(
     if split is None:
         most = max(1, batch // least_samples(model.modules(), training=True))
         counts = sorted({min(count, most) for count in counts})
-    device = _device(model, measure, roofline)
+    device_given = device is not None
+    device = _place(model, device, measure, roofline)
+    one_at_a_time = measure and needs_copies(model, device, device_given)
     on_cpu = device.type == "cpu"
     cores = os.cpu_count() or 1
     threads = _checked_threads(threads, devices, cores) if on_cpu else None
-    others = min(devices, cores // (threads or 1)) - 1 if on_cpu else 0
     if not model.training:
         warnings.warn(
             "the model is in evaluation mode and was profiled in training mode: its costs are those of training. "
@@ -122,7 +123,6 @@ def profile(
             stacklevel=2,
         )
 
-    everything = nn.ModuleList([model, loss_fn]) if isinstance(loss_fn, nn.Module) else model
     stop = threading.Event()
     modes = Modes.current()
     if roofline is not None:
@@ -130,33 +130,24 @@ def profile(
     elif not measure:
         fit = partial(roofline_of, device, _dtype(model))
         roofline = _on_own_thread(fit, threading.Event(), device, threads)
+    task = Task(layered, loss_fn, device, threads, devices, seconds, share, stop)
+    if roofline is not None:
+        method: Method = Estimated(task, roofline)
+    else:
+        method = OneAtATime(task) if one_at_a_time else AllAtOnce(task)
 
-    def work() -> list[_Measured]:
+    def work() -> list[Measured]:
         with (
-            shadow_parameters(everything) if roofline is None else on_meta(everything, roofline.device),
+            method.running(),
             modes.autocasting(),
             progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):
             if not model.training:
                 model.train()
-            found = []
+            found: list[Measured] = []
             for count in counts:
-                part = _largest_micro_batch(layered, given.input, target, count, split, loss_fn, roofline)
-                chain = LayerPass(layered.layers, part.loss, stop)
-                memory = count_memory(everything, len(layered.layers), chain, part.value)
-                if share:
-                    like = equal_layers(layered.layers, part.value, memory.runs)
-                    chain = LayerPass(layered.layers, part.loss, stop, like)
-                if roofline is None:
-                    timer = LayerTimer(chain, device)
-                    with background_load(layered.layers, part.value, others, threads):
-                        timer.measure(part.value, budget=seconds, passes=_PASSES)
-                    times, repeats = timer.timings(part.parts), timer.repeats
-                else:
-                    times, repeats = estimate_times(chain, part.value, part.parts, roofline), 0
-                costs = _costs(count, part, times, repeats, memory)
-                found.append(_Measured(part, costs, memory, chain.like))
-                tick(len(found) / len(counts))
+                part = largest_micro_batch(method, given.input, target, count, split)
+                found.append(method.measure(part, lambda done: tick((len(found) + done) / len(counts))))
             return found
 
     measured = _on_own_thread(work, stop, device, threads)
@@ -167,7 +158,7 @@ def profile(
         inputs=tensor_specs(measured[0].part.value),
         outputs=outputs[-1],
         layers=tuple(describe(layered, outputs)),
-        costs=tuple(one.costs for one in measured),
+        costs=tuple(_costs(*pair) for pair in zip(counts, measured, strict=True)),
         optimizer=optimizer,
         device=str(device) if roofline is None else roofline.device,
         threads=threads,
@@ -185,83 +176,46 @@ def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | 
     return [*notes, *dict.fromkeys(note for like in likes for note in sharing_notes(layered.layers, like))]
 
 
-class _MicroBatch(NamedTuple):
-    """The micro-batch that is measured, with the loss of its output, and how many micro-batches there are."""
-
-    value: Any
-    loss: Loss
-    samples: int
-    parts: int
-
-
-class _Measured(NamedTuple):
-    part: _MicroBatch
-    costs: Costs
-    memory: Memory
-    like: Sequence[int]
-
-
-def _largest_micro_batch(
-    layered: Chain,
-    value: Any,
-    target: Any,
-    count: int,
-    split: Splitter | None,
-    loss_fn: LossFunction | None,
-    roofline: Roofline | None,
-) -> _MicroBatch:
-    """The micro-batch with the most samples; on the meta device if there is a roofline."""
-    place = to_meta if roofline is not None else _as_it_is
-    parts = micro_batches_of(value, target, count, split)
-    samples = max(parts.sizes)
-    index = parts.sizes.index(samples)
-    largest = parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
-    taken = entered(layered, largest)
-    value = fresh(place(taken.inputs[0]))
-    if loss_fn is None and taken.targets is largest.targets:
-        return _MicroBatch(value, None, samples, len(parts.sizes))
-    loss_fn = loss_fn or loss_of
-    target = place(taken.targets[0])
-    targets = () if target is None else (fresh(target),)
-
-    def loss(output: Any) -> torch.Tensor:
-        return sum_of(loss_fn(output, *targets))
-
-    return _MicroBatch(value, loss, samples, len(parts.sizes))
-
-
-def _as_it_is(nest: Any) -> Any:
-    return nest
-
-
-def _device(model: nn.Module, measure: bool, roofline: Roofline | None) -> torch.device:
-    """The device to measure on; without measuring, the one whose speed counts if none is stated."""
+def _place(
+    model: nn.Module, device: torch.device | str | None, measure: bool, roofline: Roofline | None
+) -> torch.device:
+    """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
     if measure and roofline is not None:
         raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device != META:
-        return device
-    if measure:
-        raise ValueError("the layers of a model on the meta device cannot be timed: write measure=False")
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if device is None:
+        home = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if home != META:
+            return home
+        found = None if measure else torch.accelerator.current_accelerator(check_available=True)
+        return found or torch.device("cpu")
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is no torch device: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise ValueError('device="meta" has nothing to measure: name the device whose times are wanted')
+    if device.type == "cpu" or device.index is not None:
+        return torch.device("cpu") if device.type == "cpu" else device
+    return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def _costs(count: int, part: _MicroBatch, found: Sequence[LayerTimes], repeats: int, memory: Memory) -> Costs:
-    *times, last = found
+def _costs(count: int, measured: Measured) -> Costs:
+    memory = measured.memory
+    *times, last = measured.times
     if len(times) < len(memory.layers):  # there is no loss
         times, last = [*times, last], LayerTimes()
     pairs = zip(times, memory.layers, strict=True)
     return Costs(
         micro_batches=count,
-        samples=part.samples,
+        samples=measured.part.samples,
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
         loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
         saved=memory.saved,
-        repeats=repeats,
+        repeats=measured.repeats,
     )
 
 

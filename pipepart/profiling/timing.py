@@ -20,6 +20,8 @@ from .layer_pass import LayerPass, Observer, entrance
 
 Seconds = NDArray[np.float64]
 
+PASSES = (5, 50)  # of each kind, least and most
+
 
 class LayerTimes(NamedTuple):
     """Times of one layer, with the field names of :class:`LayerCost`."""

@@ -1,7 +1,6 @@
 """Equal layers are timed once, and what was measured stands for all; layers that may differ are timed each."""
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,58 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart.profiling import Costs, timing
+from pipepart.profiling import Costs
+from tests.support.counted_work import Block, D, calls, counted_in_place_of_time
 
-N, D = 8, 16
-
-
-class _Clock:
-    """In place of the host's clock: shows the work that layers have done, and nothing else."""
-
-    def __init__(self) -> None:
-        self.work = 0.0
-
-    def perf_counter(self) -> float:
-        return self.work
-
-
-clock = _Clock()
-
-
-class _Works(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        clock.work += seconds * x.numel()
-        ctx.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        clock.work += 3 * ctx.seconds * gradients[0].numel()
-        return gradients[0], None
-
-
-class Block(nn.Module):
-    """Works for ``seconds`` an element, forward, and three times as long backward. Counts its calls."""
-
-    def __init__(self, seconds: float = 1.0, width: int = D) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        self.seconds = seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        calls[self] += 1
-        y = self.linear(x)
-        return _Works.apply(y, self.seconds)
-
-
-calls: Counter[nn.Module] = Counter()
+N = 8
 
 
 @pytest.fixture(autouse=True)
 def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "time", clock)
-    calls.clear()
+    counted_in_place_of_time(monkeypatch)
 
 
 def profile(model: nn.Module, sample: Any = None, **options: Any) -> pipepart.Profile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class RecordedLayer(nn.Module):
         env: Env = dict(zip(part.takes, live.tensors, strict=True))
         for number, owner, name in part.state:
             env[number] = held(self._modules[_KEY + owner], name)
-        rule = self._device_rule(live) if part.placed else _as_it_is
+        rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else _as_it_is
         for number in part.constants:
             env[number] = rule(recording.constants[number])
         for call in part.calls:
@@ -113,19 +113,6 @@ class RecordedLayer(nn.Module):
             assert module is not None
             yield from module.named_modules(memo, key.removeprefix(_KEY), remove_duplicate)
 
-    def _device_rule(self, live: Live) -> DeviceRule:
-        """Return what puts the device of this layer in place of those where the model was recorded."""
-        tensors = (*self.parameters(), *live.tensors)
-        here = next((tensor.device for tensor in tensors if tensor is not None), torch.device("cpu"))
-        recorded = live.recording.devices
-
-        def rule(leaf: Any) -> Any:
-            if isinstance(leaf, torch.device):
-                return here if leaf in recorded else leaf
-            return leaf.to(here) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-
-        return rule
-
     def __repr__(self) -> str:
         return type(self).__name__ if self.main is None else repr(self.main)
 
@@ -134,6 +121,18 @@ def held(owner: Any, name: str) -> Tensor:
     """Return the parameter or buffer that a module holds under a name."""
     found = owner._parameters.get(name)
     return owner._buffers[name] if found is None else found
+
+
+def _device_rule(tensors: Iterable[Tensor | None], recording: Recording) -> DeviceRule:
+    """Return what puts the device of the first tensor in place of those where the model was recorded."""
+    here = next((tensor.device for tensor in tensors if tensor is not None), torch.device("cpu"))
+
+    def rule(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return here if leaf in recording.devices else leaf
+        return leaf.to(here) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+    return rule
 
 
 def _as_it_is(leaf: Any) -> Any:
@@ -211,8 +210,9 @@ def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Mapping[int, Any]:
     part: Part = recording.end
     env: Env = dict(zip(part.takes, unfinished.tensors, strict=True))
     env.update(zip(recording.end_inputs, arguments, strict=True))
+    rule = _device_rule(unfinished.tensors, recording) if part.placed else _as_it_is
     for number in part.constants:
-        env[number] = recording.constants[number]
+        env[number] = rule(recording.constants[number])
     for call in part.calls:
-        call.run(env, call.func, recording.autocast, None)
+        call.run(env, call.func, recording.autocast, rule if call.given.has_device else None)
     return env

@@ -25,6 +25,12 @@ def profile_command(
     ] = "1",
     sample: options.Sample = None,
     optimizer: options.Optimizer = "adam",
+    device: Annotated[
+        str | None,
+        option(
+            "NAME", "Measure on this torch device, as cuda:0, one layer at a time if the model is elsewhere."
+        ),
+    ] = None,
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
     share: Annotated[
@@ -51,6 +57,7 @@ def profile_command(
         sample,
         lambda _: micro_batches,
         optimizer=optimizer,
+        device=device,
         threads=threads,
         seconds=time_budget,
         share=share,

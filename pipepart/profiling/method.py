@@ -1,0 +1,130 @@
+"""A method of profiling: how layers come to where they run, and how their times and memory are found out."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..capture import Chain, Live, loss_of
+from ..data.recorded import entered
+from ..data.split import MicroBatches, Splitter, micro_batches_of
+from ..loss import sum_of
+from .layer_pass import Loss, fresh
+from .memory import Memory
+from .timing import LayerTimes
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be profiled.
+
+    Attributes:
+        chain: the layers of the model.
+        loss_fn: the loss; None for that of the model, or for none.
+        device: where to measure.
+        threads: intra-operation threads; None on an accelerator.
+        devices: how many virtual devices will share the CPU.
+        seconds: time to spend on each size.
+        share: whether to time only one of several equal layers.
+        stop: a pass ends once this event is set.
+    """
+
+    chain: Chain
+    loss_fn: Callable[..., Any] | None
+    device: torch.device
+    threads: int | None
+    devices: int
+    seconds: float
+    share: bool
+    stop: threading.Event
+
+    @property
+    def loss_module(self) -> nn.Module | None:
+        """The loss, if it is a module."""
+        return self.loss_fn if isinstance(self.loss_fn, nn.Module) else None
+
+    @property
+    def everything(self) -> nn.Module:
+        """The model, together with a loss that is a module."""
+        return nn.ModuleList([self.chain.model, *filter(None, [self.loss_module])])
+
+
+class MicroBatch(NamedTuple):
+    """The micro-batch that is profiled, with the loss of its output, and how many micro-batches there are."""
+
+    value: Any
+    loss: Loss
+    samples: int
+    parts: int
+
+
+class Measured(NamedTuple):
+    """What was found out for one size.
+
+    Attributes:
+        part: the micro-batch.
+        times: of each layer, and of the loss as the last if there is one.
+        memory: of each layer.
+        like: for each layer the index of the one that was timed for it, mostly its own.
+        repeats: how often each of these was timed, at least.
+    """
+
+    part: MicroBatch
+    times: list[LayerTimes]
+    memory: Memory
+    like: list[int]
+    repeats: int
+
+
+class Method(ABC):
+    """A way to profile the layers of a chain."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @abstractmethod
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context within which layers can run. Behind it the model is as it was before."""
+
+    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+        """Return copies of input and target of a micro-batch, as the first layer and the loss take them."""
+        taken = entered(self.task.chain, given)
+        return fresh(taken.inputs[0]), fresh(taken.targets[0])
+
+    @abstractmethod
+    def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
+        """Find out times and memory.
+
+        Args:
+            part: the micro-batch.
+            done: called with the part that is done, from 0 to 1.
+        """
+
+
+def largest_micro_batch(
+    method: Method, value: Any, target: Any, count: int, split: Splitter | None
+) -> MicroBatch:
+    """Return the micro-batch with the most samples, where the method needs it."""
+    parts = micro_batches_of(value, target, count, split)
+    samples = max(parts.sizes)
+    index = parts.sizes.index(samples)
+    value, target = method.brought(
+        parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
+    )
+    loss_fn = method.task.loss_fn
+    if loss_fn is None and not (isinstance(value, Live) and value.recording.loss is not None):
+        return MicroBatch(value, None, samples, len(parts.sizes))
+    loss_fn = loss_fn or loss_of
+    targets = () if target is None else (target,)
+
+    def loss(output: Any) -> torch.Tensor:
+        return sum_of(loss_fn(output, *targets))
+
+    return MicroBatch(value, loss, samples, len(parts.sizes))

@@ -1,0 +1,131 @@
+"""Measures the layers of a chain one after the other on a device that has no room for all.
+
+::
+
+    where the model is       layer 0     layer 1     layer 2   ...     its parameters and buffers stay there
+                                │ copy      │ copy
+    device                   measured ─▶ measured ─▶ ...               one layer's copies at a time, and
+                                      output     output                the output that goes on
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..autograd.own_copy import tensors
+from ..capture import CaptureError, Live, restored, shadow_parameters, state_of
+from ..data.arguments import Arguments
+from ..data.recorded import entered
+from ..data.split import MicroBatches
+from .equal_layers import EqualLayers
+from .layer_pass import LayerPass, fresh
+from .memory import MemoryCount
+from .method import Measured, Method, MicroBatch, Task
+from .timing import PASSES, LayerTimer, LayerTimes
+
+
+class OneAtATime(Method):
+    """Measures one layer after the other, on copies of its tensors on the device."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._values_made_up = any(tensor.is_meta for tensor in state_of(task.chain.model))
+
+    def running(self) -> AbstractContextManager[None]:
+        """Leave the model where it is."""
+        return restored(self.task.everything, self.task.device)
+
+    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+        """Return copies of input and target of a micro-batch on the device.
+
+        Live values of a recorded model on the meta device have no values: those of the arguments take their places.
+        """
+        device = self.task.device
+        taken = entered(self.task.chain, given)
+        live = taken.inputs[0]
+        if not isinstance(live, Live):
+            return fresh(live, device), fresh(taken.targets[0], device)
+        recording = live.recording
+        call = Arguments.of_input(given.inputs[0])
+        passed = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
+        values = dict(zip(recording.inputs, passed, strict=True))
+        here = dataclasses.replace(
+            recording, constants={number: fresh(one, device) for number, one in recording.constants.items()}
+        )
+        value = Live(here, tuple(values[number] for number in recording.parts[0].takes))
+        if recording.loss is None:
+            return value, fresh(taken.targets[0], device)
+        return value, tuple(values[number] for number in recording.end_inputs)
+
+    def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
+        """Measure each layer: its memory, then its times unless an equal layer has been timed before."""
+        task, layers, value = self.task, self.task.chain.layers, part.value
+        equal = EqualLayers(layers, value)
+        count = MemoryCount(len(layers))
+        times: list[LayerTimes] = []
+        like: list[int] = []
+        repeats: list[int] = []
+
+        def timed(one: LayerPass) -> LayerTimes:
+            timer = LayerTimer(one, task.device)
+            timer.measure(value, budget=task.seconds / len(layers), passes=PASSES)
+            repeats.append(timer.repeats)
+            return timer.timings(part.parts)[0]
+
+        for index, (name, layer) in enumerate(layers):
+            one = LayerPass([(name, layer)], None, task.stop)
+            with shadow_parameters(layer, task.device):
+                with self._reads_refused(name):
+                    count.add(layer, one, value, index)
+                first = equal.first_like(index, count.run_of(index)) if task.share else index
+                like.append(first)
+                times.append(timed(one) if first == index else times[first])
+                value = one.output(value)
+            done((index + 1) / len(layers))
+        if part.loss is not None:
+            module = task.loss_module or nn.Module()
+            one = LayerPass([], part.loss, task.stop)
+            with shadow_parameters(module, task.device):
+                with self._reads_refused("loss"):
+                    count.add(module, one, value, len(layers))
+                times.append(timed(one))
+        return Measured(part, times, count.memory(), like, min(repeats))
+
+    def _reads_refused(self, layer: str) -> AbstractContextManager[Any]:
+        return _Reads(layer) if self._values_made_up else nullcontext()
+
+
+def needs_copies(model: nn.Module, device: torch.device, device_given: bool) -> bool:
+    """Return True if layers must be copied to a device to be measured there, one at a time."""
+    state = list(state_of(model))
+    return (device_given or any(one.is_meta for one in state)) and any(one.device != device for one in state)
+
+
+class _Reads(TorchDispatchMode):
+    """Refuses operations that read values of tensors: those of a model on the meta device are made up."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self._layer = layer
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports all of its compiler, for seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            raise CaptureError(
+                f"layer {self._layer!r} reads values of tensors ({func.name()}), and the model is on the meta device, "
+                "where tensors have none: load its weights on the CPU and profile it with device=..., which needs "
+                "room for one layer there, or compute with tensors (torch.where) in place of reading values"
+            )
+        return func(*args, **(kwargs or {}))
