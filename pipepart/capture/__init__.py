@@ -7,7 +7,7 @@ from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.recording import Recording, own_loss
 from .recorded.refusal import CaptureError, values_refused
-from .recorded.replay import Live, Unfinished, finish, loss_of
+from .recorded.replay import Live, Unfinished, finish, loss_of, used_by
 from .restore import bindings_restored, copied, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
@@ -39,6 +39,7 @@ __all__ = [
     "shadow_parameters",
     "state_of",
     "tensor_specs",
+    "used_by",
     "values_refused",
 ]
 

@@ -236,7 +236,9 @@ class PlanRecord(Document):
         assert self.profile is not None
         if costs is None:
             gathers = self.constraints.reduction == "batch"
-            costs = ChainCosts(self.profile, self.profile.at(self.micro_batches), gathers_outputs=gathers)
+            measured = self.profile.at(self.micro_batches)
+            relays = bool(self.cluster.links)
+            costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         counts = StashCounts(self.build_schedule())
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
         fresh = self.model_copy(update={"stages": stages})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +11,21 @@ from pydantic import Field
 from ..cluster import Cluster
 from ..document import ByteCount, Seconds, Value
 from ..profiling import Profile
+from .costs.crossings import Crossings
 from .costs.layer_ranges import ChainCosts
 from .costs.stage_memory import Ints, Recompute, StashCounts
+
+
+class Skip(Value):
+    """Live values that a stage sends straight to a stage behind the next one, for one micro-batch.
+
+    Attributes:
+        target: the stage that uses them.
+        bytes: of all of them.
+    """
+
+    target: int = Field(ge=2)
+    bytes: ByteCount
 
 
 class StagePlan(Value):
@@ -26,10 +39,11 @@ class StagePlan(Value):
             not measured.
         transfer_seconds: to move its inputs, its outputs and their gradients.
         output_bytes: sent to the next stage, or returned.
+        skips: live values that it sends past the next stage.
         static_bytes: parameters, gradients, optimizer state and buffers, whatever the number of micro-batches. The
             parameters count once a version under an asynchronous schedule.
         gradient_bytes, optimizer_bytes, buffer_bytes: parts of ``static_bytes``.
-        stash_bytes: kept for the backward of each micro-batch in flight.
+        stash_bytes: kept for the backward of each micro-batch in flight, with what waits for the users of ``skips``.
         recompute: the micro-batches for which only the input is kept and the forward is repeated: none, all but the
             last of a step, or all.
         recompute_seconds: of the repeated forward; 0 if it is never repeated.
@@ -50,6 +64,7 @@ class StagePlan(Value):
     split_seconds: float | None = Field(default=None, allow_inf_nan=False)
     transfer_seconds: Seconds = 0.0
     output_bytes: ByteCount = 0
+    skips: tuple[Skip, ...] = ()
     static_bytes: ByteCount = 0
     gradient_bytes: ByteCount = 0
     optimizer_bytes: ByteCount = 0
@@ -113,17 +128,33 @@ def predict_stages(
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
     layers = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
-    transfers = [0.0]
-    for (before, stage), own in zip(itertools.pairwise(stages), layers[1:], strict=True):
-        link = cluster.link_between(before.device, stage.device)
-        transfers.append(0.0 if before.device == stage.device else costs.crossing_seconds(own.start, link))
-    transfers.append(0.0)
+    crossings = Crossings(costs, cluster, [stage.device for stage in stages])
+    borders = np.array([[own.start for own in layers[1:]]], dtype=np.int64)
+    seconds = crossings.seconds(borders, range(len(stages)))[0].tolist()
+    outputs = [*crossings.message_bytes(borders)[0].tolist(), int(costs.output_bytes[-1])]
+    past: list[Counter[int]] = [Counter() for _ in stages]
+    for source, target, size in crossings.past(borders):
+        past[int(source[0])][int(target[0])] += int(size[0])
     return tuple(
         _predicted(
-            stage, own, profile, costs, cluster.device(stage.device).speed, before + behind, of_stage, older
+            stage.model_copy(
+                update={
+                    "transfer_seconds": crossing,
+                    "output_bytes": output,
+                    "skips": tuple(
+                        Skip(target=t, bytes=size) for t, size in sorted(own_past.items()) if size
+                    ),
+                }
+            ),
+            own,
+            profile,
+            costs,
+            cluster.device(stage.device).speed,
+            of_stage,
+            older,
         )
-        for stage, own, (before, behind), of_stage, older in zip(
-            stages, layers, itertools.pairwise(transfers), counts.by_stage, counts.older, strict=False
+        for stage, own, crossing, output, own_past, of_stage, older in zip(
+            stages, layers, seconds, outputs, past, counts.by_stage, counts.older, strict=False
         )
     )
 
@@ -134,14 +165,15 @@ def _predicted(
     profile: Profile,
     costs: ChainCosts,
     speed: float,
-    transfer_seconds: float,
     counts: Ints,
     older: int,
 ) -> StagePlan:
+    """Return a stage, which has the figures of its messages, with all others."""
     infos = profile.layers[layers]
     forward = float(costs.forward[layers].sum()) / speed
     recomputes = stage.recompute != "never"
-    sizes = costs.sizes(layers)
+    waiting = sum(skip.bytes for skip in stage.skips) if costs.has_backward[layers.stop - 1] else 0
+    sizes = costs.sizes(layers).with_waiting(np.array([[waiting]]))
     stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
     boundary = boundary if recomputes else 0
     # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
@@ -150,12 +182,13 @@ def _predicted(
     return StagePlan(
         layers=stage.layers,
         device=stage.device,
+        transfer_seconds=stage.transfer_seconds,
+        output_bytes=stage.output_bytes,
+        skips=stage.skips,
         forward_seconds=forward,
         backward_input_seconds=float(costs.backward_input[layers].sum()) / speed,
         backward_weight_seconds=float(costs.backward_weight[layers].sum()) / speed,
         split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / speed,
-        transfer_seconds=transfer_seconds,
-        output_bytes=int(costs.output_bytes[layers.stop - 1]),
         static_bytes=int(sizes.static[0, 0] + older * sizes.version[0, 0]),
         gradient_bytes=sum(info.gradient_bytes for info in infos),
         optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),

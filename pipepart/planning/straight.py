@@ -34,8 +34,8 @@ class StageLinks:
 
         The seconds for a byte decide: the size of a value is not known to the stage that waits for it.
         """
-        relayed = sum(self._seconds_per_byte(stage, stage + 1) for stage in range(source, target))
-        return self._seconds_per_byte(source, target) <= relayed
+        relayed = sum(self.seconds_per_byte(stage, stage + 1) for stage in range(source, target))
+        return self.seconds_per_byte(source, target) <= relayed
 
     def hops(self, stages: Sequence[int]) -> list[tuple[int, int]]:
         """Return the hops of a value between the stages that make or use it, in order; relayed ones stage by stage."""
@@ -47,7 +47,8 @@ class StageLinks:
                 found += [(stage, stage + 1) for stage in range(source, target)]
         return found
 
-    def _seconds_per_byte(self, one: int, other: int) -> float:
+    def seconds_per_byte(self, one: int, other: int) -> float:
+        """Return what a byte takes from the device of a stage to that of another; 0 on one device."""
         here, there = self._devices[one], self._devices[other]
         bandwidth = None if here == there else self._cluster.link_between(here, there).bandwidth
         return 1 / bandwidth if bandwidth else 0.0

@@ -63,11 +63,25 @@ class SavedTensor(Value):
         layers: indices of the layers whose backward needs it, increasing. A stage that holds several of them keeps
             it once.
         input_of: indices of the layers that it is an input of. A stage that starts with one of them keeps it, too.
+        passed_by: those of ``input_of`` that do not use it. Live values may go past a stage of such layers only.
     """
 
     bytes: ByteCount
     layers: tuple[int, ...]
     input_of: tuple[int, ...] = ()
+    passed_by: tuple[int, ...] = ()
+
+
+class SkippingValue(Value):
+    """A live value that layers between its maker and a user do not use.
+
+    Attributes:
+        bytes: its size.
+        layers: indices of the layers that make or use it, increasing. Arguments of the model count as made by layer 0.
+    """
+
+    bytes: ByteCount
+    layers: tuple[int, ...] = Field(min_length=2)
 
 
 class Costs(Value):
@@ -79,6 +93,7 @@ class Costs(Value):
         layers: one cost a layer, in execution order.
         loss: the seconds of the loss function, and its workspace. All its memory also counts in the last layer.
         saved: the memory kept for the backward.
+        skips: of a recorded model, the live values that skip layers.
         repeats: how often each layer was timed.
     """
 
@@ -87,4 +102,5 @@ class Costs(Value):
     layers: tuple[LayerCost, ...]
     loss: LayerCost = LayerCost()
     saved: tuple[SavedTensor, ...] = ()
+    skips: tuple[SkippingValue, ...] = ()
     repeats: int = Field(default=0, ge=0)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..autograd.sparse import dense_parts
 from ..autograd.split_backward import WeightGradients
-from ..capture import TensorSpec, tensor_specs
+from ..capture import TensorSpec, tensor_specs, used_by
 from .costs import SavedTensor
 from .layer_pass import LayerPass, Observer
 from .operations import OperationLog, form_of
@@ -122,11 +122,12 @@ class _DeferredCounter(Observer):
 
 @dataclass
 class _Piece:
-    """One storage: the layers that save it, and those that it is an input of."""
+    """One storage: the layers that save it, those that it is an input of, and those of them that use it."""
 
     bytes: int
     layers: set[int] = field(default_factory=set)
     input_of: set[int] = field(default_factory=set)
+    used_by: set[int] = field(default_factory=set)
 
 
 class _Token:
@@ -214,6 +215,8 @@ class _Counter(TorchDispatchMode, Observer):
             self.layers[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
             for tensor in tensors:
                 self._piece(tensor).input_of.add(index)
+            for tensor in _tensors(used_by(value, index)):
+                self._piece(tensor).used_by.add(index)
         self._forms[index] = (form_of(value),)
         self._operations.enter(index)
         self._in_forward = True
@@ -266,7 +269,10 @@ class _Counter(TorchDispatchMode, Observer):
                 self.layers[layer].saved_bytes += piece.bytes
         saved = tuple(
             SavedTensor(
-                bytes=piece.bytes, layers=tuple(sorted(piece.layers)), input_of=tuple(sorted(piece.input_of))
+                bytes=piece.bytes,
+                layers=tuple(sorted(piece.layers)),
+                input_of=tuple(sorted(piece.input_of)),
+                passed_by=tuple(sorted(piece.input_of - piece.used_by)),
             )
             for piece in kept
         )

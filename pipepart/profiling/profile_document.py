@@ -172,6 +172,9 @@ def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
             continue
         for index in tensor.layers:
             kept[index] += tensor.bytes
+    for number, value in enumerate(costs.skips):
+        if list(value.layers) != sorted({index for index in value.layers if 0 <= index < layers}):
+            yield f"skips.{number} names layers {list(value.layers)}: indices increase, from 0 to {layers - 1}"
     unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
     if unlisted:
         first, others = unlisted[0], len(unlisted) - 1

@@ -28,6 +28,7 @@ from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
 from .roofline import Roofline
+from .skips import skipping_values
 from .timing import LayerTimes
 
 _Result = TypeVar("_Result")
@@ -215,6 +216,7 @@ def _costs(count: int, measured: Measured) -> Costs:
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
         loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
         saved=memory.saved,
+        skips=skipping_values(measured.part.value, memory.outputs),
         repeats=measured.repeats,
     )
 

@@ -49,6 +49,15 @@ for _kind in (Live, Unfinished):
     )
 
 
+def used_by(value: Any, layer: int) -> Any:
+    """Return the input of a layer, by its index in the chain, without live values that it does not use."""
+    if not isinstance(value, Live):
+        return value
+    recording = value.recording
+    pairs = zip(recording.parts[layer].takes, value.tensors, strict=True)
+    return [tensor for number, tensor in pairs if layer in recording.touched[number]]
+
+
 class RecordedLayer(nn.Module):
     """One layer of a recorded model. Its modules are the user's, under the names that they have in the model.
 

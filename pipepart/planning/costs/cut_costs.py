@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster import Cluster
+from .crossings import Crossings
 from .layer_ranges import ChainCosts
 from .stage_memory import Floats, Ints, Recompute, StageSizes, StashCounts, device_peak_bytes
 
@@ -77,15 +77,12 @@ class CutCosts:
 
     def crossing_seconds(self, borders: Borders, order: Sequence[int]) -> Floats:
         """[cuts, devices]: seconds to send and receive for one micro-batch."""
-        names = [self.cluster.devices[index].name for index in order]
-        seconds = np.zeros((len(borders), len(order)))
-        for border, (one, other) in enumerate(itertools.pairwise(self.rows)):
-            if one != other:
-                link = self.cluster.link_between(names[one], names[other])
-                crossing = self._costs.border_seconds(link)[borders[:, border]]
-                seconds[:, one] += crossing
-                seconds[:, other] += crossing
-        return seconds
+        return self.crossings(order).seconds(borders, self.rows.tolist())
+
+    def crossings(self, order: Sequence[int]) -> Crossings:
+        """Return what crosses the borders of cuts whose schedule rows are on these devices."""
+        devices = [self.cluster.devices[order[row]].name for row in self.rows]
+        return Crossings(self._costs, self.cluster, devices)
 
     def _per_device(self, of_stage: Floats) -> Floats:
         return np.stack([of_stage[:, own].sum(axis=1) for own in self._own], axis=1)
@@ -99,6 +96,9 @@ class CutCosts:
         )
         table = np.array([self._sizes_of(piece) for piece in pieces.tolist()])
         sizes = table[inverse.reshape(len(edges), -1)]
+        if self._costs.skips:
+            waiting = self._costs.skips.waiting_of(edges[:, 1:-1])
+            sizes[:, :, 3:5] += np.where(self._costs.has_backward[edges[:, 1:] - 1], waiting, 0)[:, :, None]
         needs = []
         for own, counts in zip(self._own, self._counts, strict=True):
             static, version, transient = np.moveaxis(sizes[:, own, :3], 2, 0)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ...cluster import Link
 from ...profiling import Costs, Profile
-from .stage_memory import Floats, StageSizes
+from .skips import Skips
+from .stage_memory import Floats, Ints, StageSizes
 
 TOLERANCE = 1e-9  # predicted seconds that differ by less, relative to them, are equal
 
@@ -24,12 +25,16 @@ class Row:
         seconds: forward and backward of one micro-batch on a device of speed 1.
         recompute_seconds: the forward once more; 0 where the stage has no backward.
         sizes: bytes, one row for each end and one column.
+        passing, waiting: bytes of live values that go past the stage, and an upper bound of those that wait there for
+            each micro-batch in flight, which ``sizes`` does not count; None if no values of the chain skip layers.
     """
 
     start: int
     seconds: Floats
     recompute_seconds: Floats
     sizes: StageSizes
+    passing: Ints | None = None
+    waiting: Ints | None = None
 
 
 class ChainCosts:
@@ -45,12 +50,14 @@ class ChainCosts:
         gathers_outputs: the loss is computed once, on the outputs of all micro-batches (``reduction="batch"``). The
             last stage then also holds all outputs twice, in parts and gathered, and the workspace of that loss, which
             includes the gradient.
+        may_relay: links differ, so stages may relay live values that they do not use.
 
     Attributes:
         micro_batches, layers: their numbers.
         forward, backward_input, backward_weight: seconds of each layer; the loss counts in the last one.
         split: extra seconds of a split backward of each layer; None if it was not measured.
-        output_bytes: of each layer.
+        output_bytes: of each layer, with the live values that go on behind it.
+        skips: the live values that may go past stages.
         trained: for each layer, True if it or a layer before it has trained parameters.
         has_backward: for each layer, True if a stage that ends there has a backward.
         sums: running sums of ``forward``, ``backward_input``, ``backward_weight`` and ``split`` (zeros if that was not
@@ -66,6 +73,7 @@ class ChainCosts:
         no_border: Collection[int] = (),
         allow_split_ties: bool = True,
         gathers_outputs: bool = False,
+        may_relay: bool = False,
     ) -> None:
         self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
@@ -93,10 +101,11 @@ class ChainCosts:
         # which a loss of a micro-batch may release, also as one tensor, and its workspace grows with the samples.
         gathered = costs.micro_batches * (2 * costs.layers[-1].output_bytes + costs.loss.workspace_bytes)
         self._incoming_gradient = np.r_[self.output_bytes[:-1], gathered if gathers_outputs else 0]
-        self._saved = costs.saved
-        self._saved_bytes = np.array([piece.bytes for piece in costs.saved], dtype=np.int64)
-        self._kept = _Uses([piece.layers for piece in costs.saved], self.layers)
-        self._inputs = _Uses([piece.input_of for piece in costs.saved], self.layers)
+        self.skips = Skips(costs, may_relay)
+        self._saved = tuple(piece for piece in costs.saved if not piece.passed_by)
+        self._saved_bytes = np.array([piece.bytes for piece in self._saved], dtype=np.int64)
+        self._kept = _Uses([piece.layers for piece in self._saved], self.layers)
+        self._inputs = _Uses([piece.input_of for piece in self._saved], self.layers)
         gradients = [info.gradient_bytes for info in profile.layers]
         static = [
             info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
@@ -134,13 +143,16 @@ class ChainCosts:
         return np.flatnonzero(~self._no_border[1:-1]) + 1
 
     def sizes(self, layers: slice) -> StageSizes:
-        """The bytes of one stage: one cut, one stage."""
+        """The bytes of one stage: one cut, one stage. Live values that wait there are not counted."""
         start, stop = layers.start, layers.stop
         stash = boundary = 0
         if self.has_backward[stop - 1]:
             inputs = self._inputs.of(start, start + 1)
             boundary = int(self._saved_bytes[inputs].sum())
             stash = int(self._saved_bytes[np.union1d(inputs, self._kept.of(start, stop))].sum())
+            if self.skips:
+                skipping = self.skips.kept(start, stop)
+                stash, boundary = stash + int(skipping[0][-1]), boundary + int(skipping[1][-1])
         last = slice(stop - start - 1, stop - start)
         return self._sizes(start, stop, np.array([stash]), boundary, last)
 
@@ -160,11 +172,6 @@ class ChainCosts:
         seconds[1:-1] = np.where(self.trained[:-1], 2 * once, once)
         seconds[self._no_border] = np.inf
         return seconds
-
-    def crossing_seconds(self, border: int, link: Link) -> float:
-        """Seconds to cross one border, forward and back."""
-        once = link.seconds(int(self.output_bytes[border - 1]))
-        return 2 * once if self.trained[border - 1] else once
 
     def last_end_within_seconds(self, start: int, seconds: float) -> int:
         """The last end of a stage from ``start`` on that computes for at most ``seconds``; at least one layer."""
@@ -199,6 +206,12 @@ class ChainCosts:
             for number in self._inputs.of(start, start + 1).tolist():
                 stash[: first_keeper.get(number, count) - start] += self._saved[number].bytes
                 boundary += self._saved[number].bytes
+            waiting = passing = None
+            if self.skips:
+                passing = self.skips.passing(start, end)
+                waiting = np.where(self.has_backward[start:end], self.skips.waiting(start, end), 0)
+                skipping = self.skips.kept(start, end)
+                stash, boundary = stash + skipping[0], boundary + skipping[1]
             ends = slice(start + 1, end + 1)
             forward = self.forward_sums[ends] - self.forward_sums[start]
             yield Row(
@@ -206,10 +219,12 @@ class ChainCosts:
                 self.compute_sums[ends] - self.compute_sums[start],
                 np.where(self.has_backward[start:end], forward, 0.0),
                 self._sizes(start, end, stash, boundary),
+                passing,
+                waiting,
             )
 
     def _sizes(
-        self, start: int, stop: int, stash: Floats, boundary: int, which: slice = slice(None)
+        self, start: int, stop: int, stash: Floats, boundary: Ints | int, which: slice = slice(None)
     ) -> StageSizes:
         """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
         ends = np.arange(start + 1, stop + 1)[which]
@@ -219,6 +234,8 @@ class ChainCosts:
         transient = (
             np.maximum.accumulate(self._workspace[start:stop])[which] + self._incoming_gradient[ends - 1]
         )
+        if self.skips:
+            transient = transient - self.skips.passing(start, stop)[which]
         kept = np.empty((len(ends), 1, 3))
         kept[:, 0, 0] = stash
         kept[:, 0, 1] = boundary

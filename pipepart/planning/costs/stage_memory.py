@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -43,6 +43,12 @@ class StageSizes:
     version: Floats
     transient: Floats
     per_micro_batch: Floats
+
+    def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
+        """Return the sizes with further bytes, [cuts, stages], for each micro-batch in flight."""
+        kept = self.per_micro_batch.copy()
+        kept[..., :2] += waiting[..., None]
+        return replace(self, per_micro_batch=kept)
 
 
 def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:

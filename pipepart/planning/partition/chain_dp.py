@@ -196,8 +196,13 @@ class ChainProblem:
         return np.where(np.isfinite(view.transfer(row)), deficit, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
-        """[edges, ends]: the peak bytes of a stage."""
-        return self._counts[mode].peak_bytes_of_stages(row.sizes)[self._stages - view.left]
+        """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
+        counts, place = self._counts[mode], self._stages - view.left
+        need = counts.peak_bytes_of_stages(row.sizes)[place]
+        if row.waiting is None:
+            return need
+        most = counts.peak_bytes_of_stages(row.sizes.with_waiting(row.waiting[:, None]))[place]
+        return np.where((view.left > 2)[:, None], most, need)  # the last two stages have none behind the next
 
 
 class _View:
@@ -211,12 +216,23 @@ class _View:
         self.unlimited = bool(np.isinf(self.memory).all())
         self.left = orders.left
         self._links, self._before, self._after = _links(costs, cluster, types, orders)
+        rate = cluster.link.bandwidth
+        self._per_byte = (
+            np.r_[0.0, np.where(costs.trained, 2, 1)] / rate if rate else np.zeros(costs.layers + 1)
+        )
 
     def transfer(self, row: Row) -> Floats:
-        """Seconds of a stage's borders."""
+        """Seconds of a stage's borders, without values that go past it.
+
+        Exact where all links are alike: then every value goes straight. Else an upper bound, as a value that is not
+        used may be relayed, which hangs on the devices before and behind.
+        """
         ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
         if len(self._links) == 1:
-            return (self._links[0, row.start] + self._links[0, ends])[None, :]
+            seconds = self._links[0, row.start] + self._links[0, ends]
+            if row.passing is not None:
+                seconds = seconds - row.passing * (self._per_byte[row.start] + self._per_byte[ends])
+            return seconds[None, :]
         return self._links[self._before, row.start][:, None] + self._links[self._after, ends]
 
 

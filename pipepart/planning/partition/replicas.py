@@ -9,6 +9,7 @@ import schedules
 
 from ...cluster import Cluster
 from ..stage_plan import StagePlan
+from ..straight import StageLinks
 
 # Gradients summed, or parameters copied, on one CPU core: 64 MiB take 13 ms.
 _CPU_BYTES_PER_SECOND = 5e9
@@ -92,10 +93,17 @@ def _moved(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluste
 
 def _transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster) -> list[float]:
     """Seconds to move the inputs and outputs of each stage and their gradients between these devices."""
-    borders = [0.0]
-    trains = False
+    borders, links = [0.0], StageLinks(cluster, names)
+    trains, ways = False, []
     for stage, (one, other) in zip(stages, pairwise(names), strict=False):
         trains = trains or stage.gradient_bytes > 0
+        ways.append(2 if trains else 1)
         once = 0.0 if one == other else cluster.link_between(one, other).seconds(stage.output_bytes)
-        borders.append(2 * once if trains else once)
-    return [before + behind for before, behind in pairwise([*borders, 0.0])]
+        borders.append(ways[-1] * once)
+    found = [before + behind for before, behind in pairwise([*borders, 0.0])]
+    for number, stage in enumerate(stages):
+        for skip in stage.skips:
+            once = skip.bytes * links.seconds_per_byte(number, skip.target)
+            found[number] += ways[number] * once
+            found[skip.target] += ways[skip.target - 1] * once
+    return found

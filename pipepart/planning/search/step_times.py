@@ -29,6 +29,8 @@ class StepTimes:
 
         end[action] = max(end[action before it on its device], end[its source] + delay) + seconds
 
+    Values that go past stages are taken to be there in time: they left before the output of the stage before.
+
     Args:
         costs: of the layers.
         cuts: the devices, the schedule rows, and the recompute modes.
@@ -86,11 +88,13 @@ class StepTimes:
             np.zeros((len(borders), 1)),
         )
         delays = np.zeros((len(borders), len(homes)))
+        sizes = self._cuts.crossings(order).message_bytes(borders)
         for border, (one, other) in enumerate(itertools.pairwise(homes)):
             if one != other:
                 link = cluster.link_between(one.name, other.name)
-                sizes = costs.output_bytes[borders[:, border] - 1]
-                delays[:, border] = link.latency + (sizes / link.bandwidth if link.bandwidth else 0.0)
+                delays[:, border] = link.latency + (
+                    sizes[:, border] / link.bandwidth if link.bandwidth else 0.0
+                )
         return np.hstack(tables).T, delays.T
 
     def steps(self, columns: Sequence[Columns]) -> Floats:

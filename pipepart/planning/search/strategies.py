@@ -85,7 +85,15 @@ def choices(request: Request) -> list[Choice]:
         measured = request.profile.at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
         costs = [
-            ChainCosts(profile, measured, limits.colocate, limits.no_border, split, request.gathers_outputs)
+            ChainCosts(
+                profile,
+                measured,
+                limits.colocate,
+                limits.no_border,
+                split,
+                request.gathers_outputs,
+                may_relay=bool(request.cluster.links),
+            )
             for split in ways
         ]
         most = min(len(groups.cluster), len(profile.layers))

@@ -1,0 +1,219 @@
+"""Plans of chains whose values skip layers: loads, messages and memory of every cut, against a model hop by hop."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import pipepart
+import schedules
+from pipepart import Cluster, Pipeline, Profile
+from pipepart.cluster import PairLink
+from pipepart.planning.constraints import read_constraints
+from pipepart.planning.costs.crossings import Crossings
+from pipepart.planning.costs.cut_costs import CutCosts
+from pipepart.planning.costs.layer_ranges import ChainCosts
+from pipepart.planning.costs.stage_memory import StashCounts
+from pipepart.planning.partition.chain_dp import ChainProblem
+from pipepart.profiling import SavedTensor, SkippingValue
+from tests.capture import handwritten
+from tests.planning.problems import Layer, profile_of
+
+LATENCY, BANDWIDTH = 0.01, 1000.0
+Values = Sequence[tuple[int, tuple[int, ...]]]  # bytes, and the layers that make or use it
+
+
+def problem(seed: int, count: int = 8) -> tuple[list[Layer], Values, Profile]:
+    """Layers, the values that skip some of them, and their profile."""
+    pick = random.Random(seed)
+    layers = [
+        Layer(
+            forward=pick.random(),
+            backward_input=pick.random(),
+            output=pick.randrange(100),
+            parameters=pick.randrange(1, 50),
+            trained=index > 1 or seed % 2 == 0,
+            saved=pick.randrange(200),
+        )
+        for index in range(count)
+    ]
+    values = [
+        (pick.randrange(1, 2000), tuple(sorted(pick.sample(range(count), pick.randrange(2, 5)))))
+        for _ in range(pick.randrange(1, 6))
+    ]
+    profile = profile_of(layers, (1,), optimizer="sgd")
+    (costs,) = profile.costs
+    sizes = [layer.output_bytes for layer in costs.layers]
+    saved = list(costs.saved)
+    for size, used in values:
+        crossed = range(used[0], used[-1])
+        for index in crossed:
+            sizes[index] += size
+        into = tuple(index + 1 for index in crossed)
+        passed = tuple(index for index in into if index not in used)
+        saved.append(SavedTensor(bytes=size, layers=used[1:2], input_of=into, passed_by=passed))
+    timed = [
+        layer.model_copy(update={"output_bytes": size})
+        for layer, size in zip(costs.layers, sizes, strict=True)
+    ]
+    skips = tuple(SkippingValue(bytes=size, layers=used) for size, used in values)
+    costs = costs.model_copy(update={"layers": tuple(timed), "saved": tuple(saved), "skips": skips})
+    return layers, values, profile.model_copy(update={"costs": (costs,)})
+
+
+def hops(used: Sequence[int], edges: Sequence[int]) -> list[tuple[int, int]]:
+    """The stages that a value hops between, one hop after the other."""
+    stages = sorted({next(s for s, end in enumerate(edges[1:]) if layer < end) for layer in used})
+    return list(itertools.pairwise(stages))
+
+
+def loads(
+    layers: list[Layer], values: Values, edges: Sequence[int], devices: Sequence[str], cluster: Cluster
+) -> list[float]:
+    """Transfer seconds of each stage: each message and each hop costs both of its ends."""
+    found = [0.0] * (len(edges) - 1)
+
+    def send(one: int, other: int, size: float, latency: float = 0.0) -> None:
+        if devices[one] == devices[other]:
+            return
+        link = cluster.link_between(devices[one], devices[other])
+        seconds = latency * link.latency + size / (link.bandwidth or np.inf)
+        for stage, border in ((one, edges[one + 1]), (other, edges[other])):
+            found[stage] += seconds * (2 if any(layer.trained for layer in layers[:border]) else 1)
+
+    for stage in range(len(found) - 1):
+        send(stage, stage + 1, layers[edges[stage + 1] - 1].output, latency=1)
+    for size, used in values:
+        for one, other in hops(used, edges):
+            way = [(stage, stage + 1) for stage in range(one, other)]
+            if pace(cluster, devices, one, other) <= sum(pace(cluster, devices, *step) for step in way):
+                way = [(one, other)]
+            for step in way:
+                send(*step, size)
+    return found
+
+
+def pace(cluster: Cluster, devices: Sequence[str], one: int, other: int) -> float:
+    link = cluster.link_between(devices[one], devices[other])
+    return 0.0 if devices[one] == devices[other] else 1 / (link.bandwidth or np.inf)
+
+
+def cuts(layers: int, stages: int) -> list[list[int]]:
+    return [[0, *inner, layers] for inner in itertools.combinations(range(1, layers), stages - 1)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_best_cut_of_one_stage_a_device_is_that_of_all_cuts(seed, stages):
+    layers, values, profile = problem(seed)
+    cluster = Cluster.parse(["1GiB"] * stages, link=BANDWIDTH, latency=LATENCY)
+    costs = ChainCosts(profile, profile.costs[0])
+    counts = StashCounts(schedules.build("1f1b", stages, 4))
+    found = ChainProblem(
+        costs, cluster, stages, {"never": counts}, read_constraints(profile, None, (), (), None)
+    ).best()
+    names = [device.name for device in cluster.devices]
+    bottlenecks = {}
+    for edges in cuts(len(layers), stages):
+        transfers = loads(layers, values, edges, names, cluster)
+        compute = [
+            sum(x.forward + x.backward_input for x in layers[a:b]) for a, b in itertools.pairwise(edges)
+        ]
+        bottlenecks[tuple(edges[:-1])] = max(a + b for a, b in zip(transfers, compute, strict=True))
+    assert found is not None
+    assert found.bound == pytest.approx(min(bottlenecks.values()), rel=1e-9)
+    assert bottlenecks[found.first_layers] == pytest.approx(found.bound, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-v"])
+@pytest.mark.parametrize("unlike", [False, True])
+def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
+    layers, values, profile = problem(seed)
+    devices, chunks = (4, 1) if schedule == "1f1b" else (2, 2)
+    cluster = Cluster.parse(
+        [f"1GiB@{1 + index}" for index in range(devices)], link=BANDWIDTH, latency=LATENCY
+    )
+    names = [device.name for device in cluster.devices]
+    if unlike:
+        slow = PairLink(between=(names[0], names[-1]), bandwidth=BANDWIDTH / 4)
+        cluster = cluster.model_copy(update={"links": (slow,)})
+    rows = schedules.build(schedule, devices, 4, chunks).device_of
+    costs = ChainCosts(profile, profile.costs[0], may_relay=unlike)
+    borders = np.array([edges[1:-1] for edges in cuts(len(layers), 4)], dtype=np.int64)
+    stages = [names[row] for row in rows]
+    found = Crossings(costs, cluster, stages).seconds(borders, range(4))
+    expected = [loads(layers, values, [0, *own, len(layers)], stages, cluster) for own in borders.tolist()]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    table = CutCosts(
+        costs, cluster, rows, {"never": StashCounts(schedules.build(schedule, devices, 4, chunks))}
+    )
+    by_row = np.stack([found[:, np.array(rows) == row].sum(axis=1) for row in range(devices)], axis=1)
+    np.testing.assert_allclose(table.crossing_seconds(borders, range(devices)), by_row, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_memory_of_every_stage(seed):
+    layers, values, profile = problem(seed)
+    costs = ChainCosts(profile, profile.costs[0])
+    rows = {row.start: row for row in costs.rows([len(layers)] * len(layers))}
+    for start, end in itertools.combinations(range(len(layers) + 1), 2):
+        stash = boundary = waiting = passing = 0
+        for size, used in values:
+            before, inside = [u for u in used if u < start], [u for u in used if start <= u < end]
+            behind = [u for u in used if u >= end]
+            is_input = bool(before and inside)
+            boundary += size * is_input
+            stash += size * (is_input or used[1] in inside)
+            waiting += size * bool(inside and behind and behind[0] > end)
+            passing += size * bool(before and behind and not inside)
+        plain = sum(layer.saved for layer in layers[start:end])
+        plain_input = layers[start - 1].output if start else 0
+        sizes, row = costs.sizes(slice(start, end)), rows[start]
+        if not costs.has_backward[end - 1]:
+            stash, boundary, plain, plain_input, waiting = 0, 0, 0, 0, 0
+        assert sizes.per_micro_batch[0, 0, :2].tolist() == [
+            stash + plain + plain_input,
+            boundary + plain_input,
+        ]
+        at = end - start - 1
+        assert row.sizes.per_micro_batch[at, 0].tolist() == sizes.per_micro_batch[0, 0].tolist()
+        assert row.sizes.transient[at].tolist() == sizes.transient[0].tolist()
+        assert row.waiting is not None
+        assert row.passing is not None
+        assert (row.waiting[at], row.passing[at]) == (waiting, passing)
+
+
+def test_the_bytes_of_a_plan_are_those_that_travel():
+    torch.manual_seed(0)
+    model = handwritten.UNet(levels=4)
+    x, y = torch.ones(4, 3, 16, 16), torch.zeros(4, 2, 16, 16)
+    profile = pipepart.profile(
+        model, x, loss_fn=F.mse_loss, target=y, micro_batches=[1, 2], seconds=0, progress=False
+    )
+    skips = [(value.bytes, value.layers) for value in profile.at(2).skips]
+    assert [size for size, _ in skips] == [2 * 4 * 16 * 16 * 4 // 2**level for level in range(4)]
+    assert [value.bytes for value in profile.at(1).skips] == [2 * size for size, _ in skips]
+    assert [value.bytes for value in pipepart.planning.estimate(profile, 4).skips] == [
+        size // 2 for size, _ in skips
+    ]
+    plan = pipepart.plan(profile, Cluster.virtual(8, threads=1), schedule="1f1b", micro_batches=2)
+    assert any(stage.skips for stage in plan.stages)
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+    with Pipeline(model, plan, F.mse_loss, trace=True) as pipe:
+        pipe.step(x, target=y)
+        assert pipe.last_trace is not None
+        travelled: Counter[tuple[int, int]] = Counter()
+        for one in pipe.last_trace.transfers:
+            if str(one.kind) == "F" and one.micro_batch == 0:
+                travelled[one.source, one.target] += int(one.bytes)
+    planned = {(index, index + 1): stage.output_bytes for index, stage in enumerate(plan.stages[:-1])}
+    planned |= {
+        (index, skip.target): skip.bytes for index, stage in enumerate(plan.stages) for skip in stage.skips
+    }
+    assert +travelled == {ends: size for ends, size in planned.items() if size}
