@@ -16,6 +16,7 @@ from .request import PlanOptions, check_devices, check_options
 from .stage_plan import StagePlan
 from .straight import StageLinks
 from .suggestions import InfeasiblePlanError, Suggestion
+from .value_ways import ValueWay, value_ways
 
 if TYPE_CHECKING:
     from .graph import Cut, CutDoesNotFit, cut
@@ -32,6 +33,7 @@ __all__ = [
     "StageLinks",
     "StagePlan",
     "Suggestion",
+    "ValueWay",
     "check_devices",
     "check_options",
     "cut",
@@ -41,6 +43,7 @@ __all__ = [
     "plan",
     "refine",
     "replan",
+    "value_ways",
     "warn_of_changes",
 ]
 

@@ -77,10 +77,12 @@ class SkippingValue(Value):
 
     Attributes:
         bytes: its size.
-        layers: indices of the layers that make or use it, increasing. Arguments of the model count as made by layer 0.
+        layers: indices of the layers that make or use it, increasing. An argument of the model begins at layer 0.
+        is_argument: whether no layer makes it.
     """
 
     bytes: ByteCount
+    is_argument: bool = False
     layers: tuple[int, ...] = Field(min_length=2)
 
 

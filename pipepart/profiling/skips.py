@@ -19,14 +19,14 @@ def skipping_values(value: Any, outputs: Sequence[tuple[TensorSpec, ...]]) -> tu
     """
     if not isinstance(value, Live):
         return ()
-    parts = value.recording.parts
+    parts, arguments = value.recording.parts, value.recording.inputs
     behind = [(parts[0].takes, tensor_specs(value))]
     behind += [(part.gives, specs) for part, specs in zip(parts[:-1], outputs, strict=False)]
     sizes = {
         number: spec.bytes for numbers, specs in behind for number, spec in zip(numbers, specs, strict=True)
     }
     return tuple(
-        SkippingValue(bytes=sizes[number], layers=tuple(layers))
+        SkippingValue(bytes=sizes[number], is_argument=number in arguments, layers=tuple(layers))
         for number, layers in value.recording.touched.items()
         if any(other > one + 1 for one, other in pairwise(layers))
     )

@@ -14,6 +14,7 @@ from .plan_tables import (
     owned_stages,
     stage_numbers,
     stage_table,
+    ways_table,
 )
 from .quantity import longer, percent
 from .table import labelled_lines
@@ -30,6 +31,8 @@ def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
         compact: show only some of the alternatives.
     """
     reports: list[RenderableType] = [plan_summary(plan), stage_table(plan), memory_table(plan)]
+    if (ways := ways_table(plan)) is not None:
+        reports.append(ways)
     if plan.prediction is not None and plan.alternatives:
         reports.append(alternatives_table(plan, compact))
     if any(stage.load_seconds for stage in plan.stages):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, Suggestion
+from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, Suggestion, value_ways
 from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
@@ -139,6 +139,25 @@ def memory_table(plan: Plan) -> FittingTable:
     if not single:
         notes.append("Kept: the peak of all stages of the device together.")
     return FittingTable("Devices: memory", columns, notes=notes)
+
+
+def ways_table(plan: Plan) -> FittingTable | None:
+    """Make a table with one row per live value that goes past stages; None if there are none."""
+    if not (ways := value_ways(plan)):
+        return None
+    return FittingTable(
+        "Live values that go past stages",
+        [
+            Column(
+                "value", [f"output of {way.maker}" if way.maker else "argument" for way in ways], text=True
+            ),
+            Column("bytes", [size(way.bytes) for way in ways]),
+            Column("stages that have it", [" → ".join(map(str, way.stages)) for way in ways], text=True),
+        ],
+        notes=[
+            "Sent straight from one of these stages to the next, for each micro-batch. Gradients return the same way."
+        ],
+    )
 
 
 def _terms(stage: StagePlan) -> str:

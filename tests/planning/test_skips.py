@@ -1,9 +1,12 @@
 """Plans of chains whose values skip layers: loads, messages and memory of every cut, against a model hop by hop."""
 
+import io
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Pipeline, Profile
 from pipepart.cluster import PairLink
+from pipepart.planning import value_ways
 from pipepart.planning.constraints import read_constraints
 from pipepart.planning.costs.crossings import Crossings
 from pipepart.planning.costs.cut_costs import CutCosts
@@ -21,6 +25,8 @@ from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
 from pipepart.profiling import SavedTensor, SkippingValue
+from pipepart.reporting import plan_reports, show
+from pipepart.units import format_bytes
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
 
@@ -203,6 +209,15 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
         size // 2 for size, _ in skips
     ]
     plan = pipepart.plan(profile, Cluster.virtual(8, threads=1), schedule="1f1b", micro_batches=2)
+    ways = {way.maker: way for way in value_ways(plan)}
+    deepest = ways["down.0"]  # which the last block up takes
+    assert deepest.bytes == skips[0][0]
+    assert "down.0" in plan.stages[deepest.stages[0]].layers
+    assert "up.3" in plan.stages[deepest.stages[-1]].layers
+    text = io.StringIO()
+    show(*plan_reports(plan), file=text)
+    row = rf"output of down.0 +{format_bytes(deepest.bytes)} +{' → '.join(map(str, deepest.stages))}\n"
+    assert re.search(row, text.getvalue())
     assert any(stage.skips for stage in plan.stages)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
     with Pipeline(model, plan, F.mse_loss, trace=True) as pipe:
@@ -217,3 +232,23 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
         (index, skip.target): skip.bytes for index, stage in enumerate(plan.stages) for skip in stage.skips
     }
     assert +travelled == {ends: size for ends, size in planned.items() if size}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_for_little_memory_fits_and_is_called_optimal_only_if_it_is(seed):
+    layers, _, profile = problem(seed, count=7)
+    free = Cluster.parse(["1GiB"] * 3, link=BANDWIDTH)
+    options = {"schedule": "1f1b", "stages": 3, "micro_batches": 1, "recompute": "never"}
+    most = max(pipepart.plan(profile, free, **options).predicted.memory_bytes)
+    for part in (0.95, 0.8):
+        cluster = Cluster.parse([str(int(most * part))] * 3, link=BANDWIDTH)
+        found = []
+        for edges in cuts(len(layers), 3):
+            names = [f"layer{first}" for first in edges[1:-1]]
+            with suppress(pipepart.InfeasiblePlanError):
+                made = pipepart.plan(profile, cluster, cut_before=names, **options)
+                found.append(made.predicted.bottleneck_seconds)
+        with suppress(pipepart.InfeasiblePlanError):
+            made = pipepart.plan(profile, cluster, **options)
+            assert max(made.predicted.memory_bytes) <= most * part
+            assert made.predicted.bottleneck_bound <= min(found) * (1 + 1e-9)

@@ -43,6 +43,7 @@ class Skips:
 
     Attributes:
         gaps: between layers that are no neighbours.
+        may_relay: as given.
     """
 
     def __init__(self, costs: Costs, may_relay: bool = False) -> None:
@@ -54,7 +55,7 @@ class Skips:
         ]
         table = np.array(self.gaps, dtype=np.int64).reshape(-1, 3)
         self._first, self._last, self._bytes = table[:, :1], table[:, 1:2], table[:, 2]
-        self._may_relay = may_relay
+        self.may_relay = may_relay
         self._pieces = [_Piece(tensor, may_relay) for tensor in costs.saved if tensor.passed_by]
 
     def __bool__(self) -> bool:
@@ -63,7 +64,7 @@ class Skips:
     def passing(self, start: int, stop: int) -> Ints:
         """Return the bytes that go past the stages. ``ChainCosts.output_bytes`` counts them at both borders."""
         ends = np.arange(start + 1, stop + 1)
-        if self._may_relay:
+        if self.may_relay:
             return np.zeros_like(ends)
         return self._bytes @ ((self._first < start) & (self._last >= ends))
 

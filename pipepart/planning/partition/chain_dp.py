@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,7 @@ class ChainProblem:
         self._types = device_types(cluster)
         self._groups = [kind.devices for kind in self._types]
         self._links = bool(cluster.links)
+        self._limited = any(device.memory_bytes is not None for device in cluster.devices)
         self._orders = all_orders(
             self._groups, stages, links=self._links, most_edges=_MOST_WORK // costs.layers
         )
@@ -108,7 +110,8 @@ class ChainProblem:
         if found is None:
             return None
         first_layers, device_indices = self._traced(orders, self._deficit, ends(found))
-        return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), orders.complete)
+        exhaustive = orders.complete and not self._costs.skips  # whose memory has an upper bound here
+        return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), exhaustive)
 
     def _first_guess(self) -> float:
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
@@ -143,7 +146,17 @@ class ChainProblem:
 
         first_layers, devices = self._traced(orders, value, self._ends_within_seconds(limit), np.add)
         complete = self._orders.complete
-        return ChainCut(first_layers, devices, limit if complete else 0.0, 0, complete)
+        return ChainCut(first_layers, devices, self._bound(limit) if complete else 0.0, 0, complete)
+
+    def _bound(self, found: float) -> float:
+        """Return what no cut that fits can beat: ``found``, unless values that skip stages have upper bounds."""
+        skips = self._costs.skips
+        if not skips or (not self._limited and not skips.may_relay):
+            return found
+        if skips.may_relay:
+            return 0.0
+        lenient = partial(self._load, counts_waiting=False)  # more cuts fit than in truth
+        return self._least(self._orders, lenient, self._ends_within_seconds, self._first_guess()) or 0.0
 
     def _traced(
         self, orders: Orders, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
@@ -176,14 +189,14 @@ class ChainProblem:
                 allowed[left] = (ends >= end.start) & (ends < end.stop)
         return allowed[orders.left]
 
-    def _load(self, row: Row, view: _View) -> Floats:
+    def _load(self, row: Row, view: _View, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: seconds of a stage; infinite if it does not fit."""
         seconds = row.seconds * view.pace + view.transfer(row)
         if view.unlimited and self._modes[0] == "never":
             return seconds
         found = np.full(seconds.shape, np.inf)
         for mode in self._modes:
-            fits = self._need(row, view, mode) <= view.memory
+            fits = self._need(row, view, mode, counts_waiting) <= view.memory
             taken = seconds if mode == "never" else seconds + row.recompute_seconds * view.pace
             found = np.minimum(found, np.where(fits, taken, np.inf))
             if fits.all():
@@ -195,11 +208,11 @@ class ChainProblem:
         deficit = self._need(row, view, self._modes[-1]) - view.memory
         return np.where(np.isfinite(view.transfer(row)), deficit, np.inf)
 
-    def _need(self, row: Row, view: _View, mode: Recompute) -> Floats:
+    def _need(self, row: Row, view: _View, mode: Recompute, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
         counts, place = self._counts[mode], self._stages - view.left
         need = counts.peak_bytes_of_stages(row.sizes)[place]
-        if row.waiting is None:
+        if row.waiting is None or not counts_waiting:
             return need
         most = counts.peak_bytes_of_stages(row.sizes.with_waiting(row.waiting[:, None]))[place]
         return np.where((view.left > 2)[:, None], most, need)  # the last two stages have none behind the next

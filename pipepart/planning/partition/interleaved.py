@@ -61,7 +61,8 @@ class ChunkedProblem:
                 return None
             table = self._chunks.of(borders)
             found = [(*_pick(table, order), order) for order in orders[:_MOST_ORDERS]]
-            if len(orders) <= _MOST_ORDERS:
+            # Memory is an upper bound where stages may relay what they do not use: then more cuts may fit.
+            if len(orders) <= _MOST_ORDERS and not (self._costs.skips and self._costs.skips.may_relay):
                 bound = min(_least_load(table, order) for order in orders)
                 return self._cut(min(found, key=lambda one: one[0]), bound, exhaustive=True)
         else:
