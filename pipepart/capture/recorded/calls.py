@@ -111,6 +111,11 @@ class Given:
         return made
 
     @property
+    def values(self) -> list[Any]:
+        """The arguments in the order of their nest, refs in place of tensors."""
+        return [plain(leaf) for leaf in self._leaves]
+
+    @property
     def only(self) -> Any:
         """The ref of a call with one tensor."""
         return next(leaf for leaf in self._leaves if type(leaf) is Ref)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import own_copy, tensors
 from ..chain import Chain
 from .calls import Call, Env, autocast_now, same_value
 from .counting import counting, with_another_sample
 from .opening import Opening
-from .placing import at, home, to_meta, together
-from .recording import Group, Recording, same_outputs
+from .placing import to_meta, together
+from .recording import Group, Recording
 from .refusal import CaptureError
-from .replay import Live, finish, held, recorded_layer
-from .session import record, untouched
+from .replay import Live, held, recorded_layer
+from .session import record
 from .surroundings import Surroundings, state_of
+from .verification import Runs, verify
 
 Verify = Literal["first", "never", "always"]
 
@@ -117,7 +117,8 @@ class RecordedChain(Chain):
                 self._recordings.popitem(last=False)
         if found.fresh and not found.on_meta:
             if self._verify != "never":
-                self._check(found, args, kwargs)
+                run = Runs(self.model, found, args, kwargs, self.opening, self._surroundings)
+                verify(run, lambda: self._again(args, kwargs))
             found.fresh = self._verify == "always"
         found.result = None
         return self._entered(found, passed)
@@ -132,9 +133,9 @@ class RecordedChain(Chain):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        recording = record(self.model, args, kwargs, self.opening)
+        recording = record(self.model, args, kwargs, self.opening, self._surroundings)
         while self._split_loss and (path := recording.module_of_loss()) and self.opening.open_loss(path):
-            recording = record(self.model, args, kwargs, self.opening)
+            recording = record(self.model, args, kwargs, self.opening, self._surroundings)
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, args, kwargs)
         recording.settle(self._split_loss)
@@ -154,13 +155,17 @@ class RecordedChain(Chain):
         code = tuple([(call.name, call.line) for call in calls])
         if calls and code not in self._counting:
             try:
-                other = record(self.model, *with_another_sample(args, kwargs), self.opening.copy())
-                other.settle(self._split_loss)
+                other = self._again(*with_another_sample(args, kwargs))
                 self._counting[code] = counting(calls, other.calls_of_loss)
             except Exception:
                 self._counting[code] = frozenset()
         for place in self._counting.get(code, ()):
             calls[place].counts = True
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
+        recording = record(self.model, args, kwargs, self.opening.copy(), self._surroundings)
+        recording.settle(self._split_loss)
+        return recording
 
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -171,7 +176,7 @@ class RecordedChain(Chain):
             tried = self.opening.copy()
             try:
                 if tried.open(path, f"it has {share:.0%} of the parameters", alone=True):
-                    recording = record(self.model, args, kwargs, tried)
+                    recording = record(self.model, args, kwargs, tried, self._surroundings)
                     self.opening = tried
                     continue
             except CaptureError:
@@ -194,72 +199,6 @@ class RecordedChain(Chain):
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
         return all(_answered(call, env) for call in questions)
-
-    def _check(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare a replay with the model, without gradients, from the same random states.
-
-        Bit for bit on the CPU; elsewhere kernels may add in any order. A model whose layers are on several devices is
-        not called: what it returned while it was recorded takes the place of its output.
-
-        Raises:
-            CaptureError: they differ.
-        """
-        parted = len({tensor.device for tensor in self.model.parameters()}) > 1
-        if parted and recording.result is None:
-            return
-        grad = torch.is_grad_enabled() and recording.hooks
-        expected = recording.result
-        if not parted:
-            with torch.set_grad_enabled(grad), untouched(self.model):
-                given = own_copy((args, kwargs))
-                expected = self.model(*given[0], **given[1])
-        with torch.set_grad_enabled(grad), untouched(self.model):
-            given = own_copy((args, kwargs))
-            live, rest = self._entered(recording, tensors(given))
-            if parted:
-                found = self._replayed(live, rest)
-            else:
-                value: Any = live
-                for _, layer in self.layers:
-                    value = layer.forward(value)  # without hooks: this is no forward of a step
-                found = finish(value, rest) if recording.loss is not None else value
-        if not same_outputs(expected, found, exactly=all(d.type == "cpu" for d in recording.devices)):
-            raise CaptureError(
-                f"a replay of {type(self.model).__name__} gives other numbers than the model. Please report it; "
-                'verify="never" trains without this check, layers=[...] says which modules stay whole'
-            )
-
-    def _replayed(self, live: Live, rest: Sequence[Tensor]) -> Any:
-        """Replay the layers of a model on several devices, each call where its module or its arguments are."""
-        recording = live.recording
-        values: Sequence[Tensor | None] = live.tensors
-        env: Env = {}
-        for part in (*recording.parts, recording.end):
-            env = dict(zip(part.takes, values, strict=True))
-            if part is recording.end:
-                env.update(zip(recording.end_inputs, rest, strict=True))
-            for number, owner, name in part.state:
-                env[number] = held(self.model.get_submodule(owner), name)
-            env.update((number, recording.constants[number]) for number in part.constants)
-            for call in part.calls:
-                module = self.model.get_submodule(call.module) if call.module else None
-                func = _placed(call.func) if module is None else _placed(module, home(module))
-                call.run(env, func, recording.autocast, None)
-            last = part is recording.parts[-1]
-            if last and recording.loss is None:
-                break
-            values = [env[number] for number in (recording.end.takes if last else part.gives)]
-        return recording.completed(env)
-
-
-def _placed(func: Callable[..., Any], device: torch.device | None = None) -> Callable[..., Any]:
-    """Return a function that brings its arguments to a device, or to one of theirs."""
-
-    def placed(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = together(args, kwargs) if device is None else at(device, args, kwargs)
-        return func(*args, **kwargs)
-
-    return placed
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from .recorder import Recorder
+
+
+class TakesModules(Protocol):
+    """Takes the calls of whole modules: a recorder."""
+
+    @property
+    def here(self) -> bool:
+        """Whether a call in this thread is to be taken."""
+        ...
+
+    def module(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
+        """Call a whole module by ``call(module, *args, **kwargs)``."""
+        ...
 
 
 def patched_functions(recorder: Recorder) -> Any:
@@ -36,7 +49,7 @@ def patched_functions(recorder: Recorder) -> Any:
 
 
 @contextmanager
-def called_whole(recorder: Recorder, model: nn.Module, whole: Mapping[nn.Module, str]) -> Iterator[None]:
+def called_whole(recorder: TakesModules, model: nn.Module, whole: Mapping[nn.Module, str]) -> Iterator[None]:
     """Within the block, calls of these modules go to the recorder: their classes are replaced by subclasses.
 
     A TorchScript module does not let its class be replaced: its parent gets another module in its place.
@@ -79,7 +92,7 @@ def called_whole(recorder: Recorder, model: nn.Module, whole: Mapping[nn.Module,
 class _Stands(nn.Module):
     """Stands for a TorchScript module while it is recorded."""
 
-    def __init__(self, recorder: Recorder, module: Any) -> None:
+    def __init__(self, recorder: TakesModules, module: Any) -> None:
         super().__init__()
         self.__dict__.update(recorder=recorder, module=module)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ class Opening:
     Attributes:
         whole: path of each module that stays whole.
         notes: what was opened or left whole beyond that, and why.
+        own: labels and keys of what whole modules are known to change in themselves.
 
     Raises:
         CaptureError: the model has no module of a path in ``layers``.
@@ -41,6 +43,7 @@ class Opening:
         self._model = model
         self._tried: set[str] = set()
         self.notes: list[str] = []
+        self.own: set[tuple[str, Any]] = set()
         paths = list(_blocks(model, "")) if layers is None else list(layers)
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
         if missing := [path for path in paths if path not in known]:
@@ -99,6 +102,7 @@ class Opening:
         """Return an opening of its own, to try something."""
         made = copy(self)
         made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
+        made.own = set(self.own)
         return made
 
     def keep(self, path: str) -> None:
@@ -171,13 +175,13 @@ def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[st
         if child is None:
             continue
         path = f"{prefix}{name}"
-        if path in ways or not _is_called(child):
+        if path in ways or not is_called(child):
             yield from _beside(child, ways, f"{path}.")
         elif not isinstance(child, nn.modules.loss._Loss):  # whose calls tell how to weigh a loss
             yield path, child
 
 
-def _is_called(module: nn.Module) -> bool:
+def is_called(module: nn.Module) -> bool:
     """Return False for a container, which has no forward of its own."""
     if isinstance(module, torch.jit.ScriptModule):
         return True

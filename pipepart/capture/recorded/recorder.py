@@ -19,6 +19,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,12 @@ from ...autograd.in_place import version
 from ...autograd.nests import check_nest
 from ...autograd.own_copy import tensors
 from .calls import HOOKS, Call, Given, autocast_now
+from .conditions import Conditions
 from .constants import computed_on_cpu
 from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
 from .placing import at, home, together
 from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
+from .skeleton import Watch
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -48,6 +51,8 @@ class Recorder(TorchFunctionMode):
         held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
         whole: paths of the modules that stay whole.
         tracking: whether to note which whole module makes which tensors, for the message of an error.
+        conditions: checked at each call.
+        watch: finds out who changes what whole modules hold; None if nobody does.
 
     Attributes:
         calls: in order.
@@ -63,6 +68,8 @@ class Recorder(TorchFunctionMode):
         held: Mapping[int, str],
         whole: Mapping[nn.Module, str],
         tracking: bool,
+        conditions: Conditions,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -73,7 +80,7 @@ class Recorder(TorchFunctionMode):
         self.inside = ""
         self._thread = threading.get_ident()
         self._paths, self._held, self._whole = state, held, whole
-        self._tracking = tracking
+        self._tracking, self._watch, self._conditions = tracking, watch, conditions
         self._numbers: Any = WeakIdKeyDictionary()
         self._made_in: Any = WeakIdKeyDictionary()
         self._varying: set[int] = set()  # what hangs on an input, a module, the model's state or a draw
@@ -126,9 +133,15 @@ class Recorder(TorchFunctionMode):
                     found.append((first, index))
         written = {number for call in self.calls for number in call.writes if not call.module}
         for number in written & self.state.keys():
-            users = [index for index, call in enumerate(self.calls) if number in call.given.numbers()]
+            users = [index for index, call in enumerate(self.calls) if self._uses(call, number)]
             found.append((users[0], users[-1]))
         return [(first, last) for first, last in found if first < last]
+
+    def _uses(self, call: Call, number: int) -> bool:
+        """Return True if a call is given a parameter or buffer, or its module holds it."""
+        return number in call.given.numbers() or bool(
+            call.module and self.state[number].startswith(f"{call.module}.")
+        )
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor.
@@ -182,6 +195,8 @@ class Recorder(TorchFunctionMode):
                 f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
                 "not repeat it. Move that code into a module of its own"
             )
+        self._conditions.check_function(func, name, args, kwargs)
+        self._conditions.check_modes(name)
         args, kwargs = together(args, kwargs)
         try:
             result = func(*args, **kwargs)
@@ -204,6 +219,9 @@ class Recorder(TorchFunctionMode):
         """Call a whole module and record that."""
         path = self._whole[module]
         self._check_python_draws(f"before {path}")
+        self._check(path, Watch.check_between)
+        self._conditions.check_modes(path)
+        self._conditions.check_state(module, path)
         args, kwargs = pytree.tree_map_only((Integer, Real, torch.Size), plain, (args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
@@ -233,7 +251,17 @@ class Recorder(TorchFunctionMode):
         finally:
             self.inside = ""
         self._python_draws = _python_draws()
+        self._check(path, partial(Watch.check_inside, path=path))
         return result
+
+    def _check(self, path: str, check: Callable[[Watch], None]) -> None:
+        if self._watch is None:
+            return
+        self.inside = path
+        try:
+            check(self._watch)
+        finally:
+            self.inside = ""
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""

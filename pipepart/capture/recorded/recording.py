@@ -107,6 +107,7 @@ class Recording:
             own = self.calls[start : end + 1]
             modules = tuple(call.module for call in own if call.module)
             used = {number for call in own for number in call.given.numbers() if number in self.state}
+            used |= self._returned_state if end + 1 == stop else frozenset()
             found.append(Group(modules, tuple(dict.fromkeys(self.state[number] for number in sorted(used)))))
             start = end + 1
         return found
@@ -184,12 +185,14 @@ class Recording:
             tuple(call for call, place in zip(self.calls, places, strict=True) if place == index)
             for index in range(count + 1)
         ]
-        results = tuple(sorted({out.number for out in self.output if type(out) is Ref}))
+        if self.loss is not None:
+            live[count] = tuple(sorted({*live[count], *self._returned_state}))
+        results = frozenset(out.number for out in self.output if type(out) is Ref)
+        of_last = results if self.loss is None else self._returned_state
         self.parts = [
-            self._part(live[i], live[i + 1], own[i], results if i == count - 1 and self.loss is None else ())
-            for i in range(count)
+            self._part(live[i], live[i + 1], own[i], of_last if i == count - 1 else ()) for i in range(count)
         ]
-        self.end = self._part(live[count], (), own[count], results)
+        self.end = self._part(live[count], (), own[count], results - self._returned_state)
         self._check_state(layers)
 
     def completed(self, env: Env) -> Any:
@@ -218,6 +221,11 @@ class Recording:
     def on_meta(self) -> bool:
         """Whether it was recorded on the meta device, where tensors have no values."""
         return any(device.type == "meta" for device in self.devices)
+
+    @property
+    def _returned_state(self) -> frozenset[int]:
+        """The parameters and buffers that the model returns, which the last layer passes on."""
+        return frozenset(out.number for out in self.output if type(out) is Ref and out.number in self.state)
 
     @property
     def hooks(self) -> bool:
@@ -253,7 +261,7 @@ class Recording:
         self.calls = [self.calls[index] for index in kept]
 
     def _part(
-        self, takes: Iterable[int], gives: Iterable[int], calls: Sequence[Call], results: Sequence[int]
+        self, takes: Iterable[int], gives: Iterable[int], calls: Sequence[Call], results: Iterable[int]
     ) -> Part:
         used = {number for call in calls for number in call.given.numbers()} | set(results)
         state = tuple((number, *_split(self.state[number])) for number in sorted(used & self.state.keys()))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .calls import DeviceRule, Env
+from .calls import Call, DeviceRule, Env
 from .recording import Group, Part, Recording
 
 
@@ -94,20 +94,19 @@ class RecordedLayer(nn.Module):
         """Replay the layer's part of the recording."""
         recording = live.recording
         part = recording.parts[self.index]
-        env: Env = dict(zip(part.takes, live.tensors, strict=True))
-        for number, owner, name in part.state:
-            env[number] = held(self._modules[_KEY + owner], name)
         rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else _as_it_is
-        for number in part.constants:
-            env[number] = rule(recording.constants[number])
-        for call in part.calls:
-            func: Any = self._modules[call.module] if call.module else call.func
-            call.run(env, func, recording.autocast, rule if call.given.has_device else None)
+        env = replayed(recording, part, live.tensors, self._called, self._owner, rule)
         if self.index < len(recording.parts) - 1:
             return Live(recording, tuple([env[number] for number in part.gives]))
         if recording.loss is None:
             return recording.completed(env)
         return Unfinished(recording, tuple([env[number] for number in recording.end.takes]))
+
+    def _called(self, call: Call) -> Any:
+        return self._modules[call.module] if call.module else call.func
+
+    def _owner(self, path: str) -> Any:
+        return self._modules[_KEY + path]
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -124,6 +123,35 @@ class RecordedLayer(nn.Module):
 
     def __repr__(self) -> str:
         return type(self).__name__ if self.main is None else repr(self.main)
+
+
+def replayed(
+    recording: Recording,
+    part: Part,
+    values: Sequence[Tensor | None],
+    called: Callable[[Call], Any],
+    owner: Callable[[str], Any],
+    rule: DeviceRule,
+) -> Env:
+    """Make the calls of one part again; return the tensors by their numbers.
+
+    Args:
+        recording: that the part belongs to.
+        part: of a layer, or the end.
+        values: the live values before it, and the arguments that only the end needs.
+        called: returns what is called again for a call: the module or the function.
+        owner: returns the module of a path, whose own parameters and buffers functions use.
+        rule: puts recorded devices, and the model's other tensors, where the part is replayed.
+    """
+    takes = (*part.takes, *recording.end_inputs) if part is recording.end else part.takes
+    env: Env = dict(zip(takes, values, strict=True))
+    for number, path, name in part.state:
+        env[number] = held(owner(path), name)
+    for number in part.constants:
+        env[number] = rule(recording.constants[number])
+    for call in part.calls:
+        call.run(env, called(call), recording.autocast, rule if call.given.has_device else None)
+    return env
 
 
 def held(owner: Any, name: str) -> Tensor:
@@ -216,12 +244,14 @@ def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
 
 def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Mapping[int, Any]:
     recording = unfinished.recording
-    part: Part = recording.end
-    env: Env = dict(zip(part.takes, unfinished.tensors, strict=True))
-    env.update(zip(recording.end_inputs, arguments, strict=True))
-    rule = _device_rule(unfinished.tensors, recording) if part.placed else _as_it_is
-    for number in part.constants:
-        env[number] = rule(recording.constants[number])
-    for call in part.calls:
-        call.run(env, call.func, recording.autocast, rule if call.given.has_device else None)
-    return env
+    rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else _as_it_is
+    values = (*unfinished.tensors, *arguments)
+    return replayed(recording, recording.end, values, _function, _no_owner, rule)
+
+
+def _function(call: Call) -> Any:
+    return call.func
+
+
+def _no_owner(path: str) -> Any:
+    raise AssertionError(f"what follows the last layer uses tensors of {path!r}")

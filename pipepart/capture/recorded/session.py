@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,18 +10,28 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import own_copy, tensors
-from ..restore import draws_restored, restored
+from ..contents import Difference, Snapshot
+from ..places import Place
+from ..restore import bindings_restored, draws_restored
 from .calls import autocast_now
+from .conditions import Conditions
 from .interception import called_whole, patched_functions
 from .opening import Opening
 from .placing import is_on_meta, to_meta
 from .recorder import Recorder
 from .recording import Recording
 from .refusal import CaptureError, LeftAsideError, SkeletonError
-from .skeleton import Change, Watched, innermost
+from .skeleton import Change, Holders, Watch, innermost
+from .surroundings import Surroundings
 
 
-def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
+def record(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    opening: Opening,
+    surroundings: Surroundings,
+) -> Recording:
     """Record one forward. Modules are opened or left whole until it can be replayed.
 
     Raises:
@@ -30,83 +40,160 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], open
     """
     tracking = False
     while True:
+        opened = dict(opening.opened())
         try:
-            return _recorded(model, args, kwargs, opening, tracking)
+            return _Session(model, args, kwargs, opening, surroundings, tracking).recording()
         except LeftAsideError as error:
             why = str(error)
             if error.culprit is None and not tracking:
                 tracking = True
             elif (error.culprit is not None and opening.open(error.culprit, why)) or opening.close(
-                innermost(error, opening.opened()), why
+                innermost(error, opened), why
             ):
                 tracking = False
             else:
                 raise
         except SkeletonError as error:
-            culprit = error.culprit if error.culprit is not None else innermost(error, opening.opened())
+            culprit = error.culprit if error.culprit is not None else innermost(error, opened)
             if not opening.close(culprit, str(error)):
                 raise
 
 
-def _recorded(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
-) -> Recording:
-    with untouched(model):
-        with draws_restored(model):
-            run = _run(model, args, kwargs, opening, tracking)
-        if run.changes:
-            run = _settled(run, _run(model, args, kwargs, opening, tracking))
-    recorder = run.recorder
-    devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
-    return Recording(
-        calls=recorder.calls,
-        inputs=[recorder.number(tensor) for tensor in run.inputs],
-        state=recorder.state,
-        constants=recorder.constants,
-        output=run.output,
-        output_spec=run.spec,
-        joined=recorder.joined(run.output),
-        autocast=autocast_now(),
-        devices=frozenset(devices),
-        result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
-        scalars=frozenset(recorder.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0),
-    )
-
-
-def _settled(first: _Run, second: _Run) -> _Run:
-    """Return the forward to keep of two in a row, of which the first has changed attributes.
-
-    What only the first one changes is set up once. A tensor that is set aside in each is harmless if none reads what
-    the one before has left.
-
-    Raises:
-        SkeletonError: the forwards depend on each other, or change more than that.
-    """
-    for change in second.changes:
-        if change.tensor is None:
-            raise change.refused()
-    read = {id(tensor) for tensor in second.recorder.constants.values()}
-    names = [[call.name for call in run.recorder.calls] for run in (first, second)]
-    for change in first.changes:
-        if change.tensor is None:
-            continue
-        again = any(one.module is change.module and one.name == change.name for one in second.changes)
-        if again and (id(change.tensor) in read or names[0] != names[1]):
-            raise change.refused("reads again what it has set as")
-        if id(change.tensor) in read and first.recorder.varies(change.tensor):
-            raise change.refused("reads again what it has set as")
-    return second
-
-
 class _Run(NamedTuple):
-    """One forward under a recorder: its inputs and result, the latter with refs too, and what it has changed."""
+    """One forward under a recorder: its inputs and result, the latter with refs too, and what is different after it."""
 
     recorder: Recorder
     inputs: list[Tensor]
     result: Any
     output: list[Any]
     spec: Any
-    changes: list[Change]
+    found: Sequence[Difference]
+
+
+class _Session:
+    """Forwards of a model with the same arguments, of which one becomes a recording."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        opening: Opening,
+        surroundings: Surroundings,
+        tracking: bool,
+    ) -> None:
+        self._model, self._given, self._opening = model, (args, kwargs), opening
+        self._surroundings, self._tracking = surroundings, tracking
+        self._holders = Holders(model, opening, surroundings)
+
+    def recording(self) -> Recording:
+        """Run the model, and once more for each thing that must be known about what it changes.
+
+        Raises:
+            CaptureError: a replay would not repeat it.
+        """
+        _check_not_compiled(self._opening)
+        run = self._attempt([])
+        if isinstance(run, list):
+            run = self._attempt(run)
+        assert isinstance(run, _Run)
+        recorder, model = run.recorder, self._model
+        devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
+        return Recording(
+            calls=recorder.calls,
+            inputs=[recorder.number(tensor) for tensor in run.inputs],
+            state=recorder.state,
+            constants=recorder.constants,
+            output=run.output,
+            output_spec=run.spec,
+            joined=recorder.joined(run.output),
+            autocast=autocast_now(),
+            devices=frozenset(devices),
+            result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
+            scalars=frozenset(
+                recorder.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0
+            ),
+        )
+
+    def _attempt(self, watched: list[Place]) -> _Run | list[Place]:
+        """Run the model once, or twice if the code between whole modules changes something.
+
+        Args:
+            watched: places of whole modules, to find out who changes them.
+
+        Returns:
+            The run; or the places of whole modules that it has changed, if it is not known yet who does that.
+        """
+        own = self._opening.own
+        with untouched(self._model, self._places()) as before:
+            with draws_restored(self._model):
+                first = self._run(before, watched)
+            of_whole = [one for one in first.found if not self._holders.is_open(one.place)]
+            if not watched and not own.issuperset(map(_key_of, of_whole)):
+                return list(dict.fromkeys(one.place for one in of_whole))
+            own.update(map(_key_of, of_whole))
+            changes = self._changes(first)
+            shared = [place for place in watched if len(self._holders.of(place)) > 1]
+            if not changes and not shared:
+                return first
+            places = dict.fromkeys([*shared, *(change.found.place for change in changes)])
+            second = self._run(Snapshot(self._model, self._places()), places, again=True)
+            return _settled(first, changes, second, self._changes(second))
+
+    def _run(self, before: Snapshot, watched: Collection[Place], again: bool = False) -> _Run:
+        model, opening = self._model, self._opening
+        values = tensors(self._given)
+        args, kwargs = own_copy(self._given, to_meta if is_on_meta(model) else Tensor.clone)
+        paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
+        watch = Watch(watched, self._holders, again) if watched else None
+        held = {**before.tensors, **_held(model)}
+        recorder = Recorder(paths, held, opening.whole, self._tracking, Conditions(paths, model), watch)
+        inputs = list(tensors((args, kwargs)))
+        for tensor, value in zip(inputs, values, strict=True):
+            number = recorder.input(tensor)
+            if tensor.is_meta and not value.is_meta:
+                recorder.values[number] = value
+        with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
+            result = model(*args, **kwargs)
+        output, spec = recorder.output(result)
+        if watch is not None:
+            watch.check_between()
+        return _Run(recorder, inputs, result, output, spec, before.differences())
+
+    def _places(self) -> Iterator[Place]:
+        return self._surroundings.places(module for _, module in self._opening.opened())
+
+    def _changes(self, run: _Run) -> list[Change]:
+        """Return what the run has changed that others than whole modules hold."""
+        return [self._holders.change(found) for found in run.found if self._holders.is_open(found.place)]
+
+
+def _settled(first: _Run, changes: Sequence[Change], second: _Run, changes_again: Sequence[Change]) -> _Run:
+    """Return the forward to keep of two in a row, of which the first has changed something.
+
+    What only the first one changes is set up once, unless it is a parameter or buffer: these must be there before. A
+    tensor that is set aside in each is harmless if none reads what the one before has left.
+
+    Raises:
+        SkeletonError: the forwards depend on each other, or change more than that.
+    """
+    for change in changes_again:
+        if change.tensor is None:
+            raise change.refused()
+    for change in changes:
+        if change.is_state:
+            raise change.refused("registers")
+    read = {id(tensor) for tensor in second.recorder.constants.values()}
+    names = [[call.name for call in run.recorder.calls] for run in (first, second)]
+    for change in changes:
+        if change.tensor is None:
+            continue
+        again = any((one.path, one.what) == (change.path, change.what) for one in changes_again)
+        if again and (id(change.tensor) in read or names[0] != names[1]):
+            raise change.refused("reads again what it has set as")
+        if id(change.tensor) in read and first.recorder.varies(change.tensor):
+            raise change.refused("reads again what it has set as")
+    return second
 
 
 def _check_not_compiled(opening: Opening) -> None:
@@ -123,36 +210,28 @@ def _check_not_compiled(opening: Opening) -> None:
             )
 
 
-def _run(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening, tracking: bool
-) -> _Run:
-    _check_not_compiled(opening)
-    values = tensors((args, kwargs))
-    args, kwargs = own_copy((args, kwargs), to_meta if is_on_meta(model) else Tensor.clone)
-    paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
-    recorder = Recorder(paths, _held(model), opening.whole, tracking)
-    inputs = list(tensors((args, kwargs)))
-    for tensor, value in zip(inputs, values, strict=True):
-        number = recorder.input(tensor)
-        if tensor.is_meta and not value.is_meta:
-            recorder.values[number] = value
-    watched = Watched(opening.opened())
-    with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
-        result = model(*args, **kwargs)
-    output, spec = recorder.output(result)
-    return _Run(recorder, inputs, result, output, spec, watched.changes())
+def _key_of(found: Difference) -> tuple[str, Any]:
+    return found.place.label, found.key if isinstance(found.key, str) else None
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Run the model on copies of its buffers within the block; afterwards it is as it was, random states included."""
-    with restored(model):
+def untouched(model: nn.Module, around: Iterable[Place] = ()) -> Iterator[Snapshot]:
+    """Run the model on copies of its buffers within the block; afterwards it is as it was, random states included.
+
+    Args:
+        around: what its code uses beside what it holds.
+    """
+    with draws_restored(model), bindings_restored(model):
         copies: dict[Tensor, Tensor] = {}
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = copies.setdefault(buffer, buffer.clone())
-        yield
+        before = Snapshot(model, around)
+        try:
+            yield before
+        finally:
+            before.restore()
 
 
 def _held(model: nn.Module) -> dict[int, str]:

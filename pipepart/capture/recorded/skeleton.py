@@ -1,80 +1,213 @@
-"""Finds what a recorded forward changes beside the tensors that it computes: attributes, lists and buffers of modules.
+"""Finds what a recorded forward changes beside the tensors that it computes: attributes, lists, globals, generators.
 
-A replay runs functions of torch and whole modules. What the Python code between them sets on a module would happen
-while recording only.
+A replay runs functions of torch and whole modules. What the Python code between them changes would happen while
+recording only. What a whole module changes in itself is its own: the replay calls it.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from ..contents import MISSING, Difference, Snapshot, differences
+from ..places import STATE, Place
+from .opening import Opening, is_called
 from .refusal import SkeletonError
+from .surroundings import Surroundings
 
-_TABLES = ("_parameters", "_buffers", "_modules")
+_ADVICE = {
+    "draws from": "Draw with torch and without a generator of its own, or in a module of its own",
+    "registers": "Register it in __init__, or call the model once before, on the longest sample",
+}
+_ELSE = (
+    "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
+    "which is called as it is"
+)
 
 
 class Change(NamedTuple):
-    """What a forward has done to an attribute of its module.
+    """What the code between whole modules has done to one value.
 
     Attributes:
-        path, module, name: the module, and the attribute.
-        does: "sets" or "changes".
-        tensor: what was set, if it is a tensor that took the place of another or of None, and no buffer.
+        path: of the open module that did it, as far as that can be told; empty for the model.
+        kind: class of that module.
+        what: the value, as in ``"self.count"`` or ``"scale of module 'blocks.0'"``.
+        line: where its code names it; empty if it does not.
+        found: the value before and after.
+        tensor: what was set, if a tensor took the place of another or of None in an attribute of an open module.
     """
 
     path: str
-    module: nn.Module
-    name: str
-    does: str
+    kind: str
+    what: str
+    line: str
+    found: Difference
     tensor: Tensor | None = None
 
     def refused(self, does: str = "") -> SkeletonError:
         """Return the error that names it, with what the forward ``does`` to it."""
+        does = does or ("draws from" if self.found.key == STATE else "sets" if self._is_bound else "changes")
+        at = f" at {self.line}" if self.line else ""
+        who = f"the forward of {self.path or 'the model'} ({self.kind})"
         error = SkeletonError(
-            f"the forward of {self.path or 'the model'} ({type(self.module).__name__}) {does or self.does} "
-            f"self.{self.name}{_line(self.module, self.name)}, which a replay would not repeat. Set it before the "
-            "step, register a buffer and write it in place, or move that code into a module of its own"
+            f"{who} {does} {self.what}{at}, which a replay would not repeat. {_ADVICE.get(does, _ELSE)}"
         )
         error.culprit = self.path
         return error
 
+    @property
+    def _is_bound(self) -> bool:
+        return self.found.place.is_module or self.found.place.root is None
 
-class Watched:
-    """The attributes of the modules whose forward is recorded.
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a parameter or buffer of a module."""
+        root = self.found.place.root
+        return root is not None and self._is_bound and self.found.key in {**root._parameters, **root._buffers}
+
+
+class Holders:
+    """Which modules hold what a forward may change.
 
     Args:
-        modules: with their paths.
+        model: the user's.
+        opening: which modules are whole.
+        surroundings: the code of the open ones.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self._before = [(path, module, _bound(module), _contents(module)) for path, module in modules]
+    def __init__(self, model: nn.Module, opening: Opening, surroundings: Surroundings) -> None:
+        self._model, self._surroundings = model, surroundings
+        self._opened = {path: module for path, module in opening.opened() if is_called(module)}
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._whole = {part for module in opening.whole for part in module.modules()}
+        self._roots = opening.whole
 
-    def changes(self) -> list[Change]:
-        """Return the attributes that the forwards have bound anew, and lists and dicts that they have changed."""
-        found = []
-        for path, module, bound, contents in self._before:
-            now = _bound(module)
-            for name in sorted({*bound, *now}):
-                was, value = bound.get(name), now.get(name)
-                if was is not value:
-                    aside = isinstance(value, Tensor) and isinstance(was, Tensor | None)
-                    tensor = value if aside and name not in module._buffers else None
-                    found.append(Change(path, module, name, "sets", tensor))
-            for name, before in contents.items():
-                if name in now and _items(now[name]) != before:
-                    found.append(Change(path, module, name, "changes"))
+    def is_open(self, place: Place) -> bool:
+        """Return True if an open module or recorded code holds a place."""
+        return place.recorded if place.root is None else place.root not in self._whole
+
+    @cached_property
+    def _reached(self) -> dict[int, set[str]]:
+        """From which whole modules each holder of values can be reached, by its id."""
+        found: dict[int, set[str]] = {}
+        for module, path in self._roots.items():
+            for place in Snapshot(module, self._surroundings.places((), module)).places:
+                found.setdefault(id(place.owner), set()).add(path)
         return found
 
+    def of(self, place: Place) -> set[str]:
+        """Return the whole modules that hold a place."""
+        return self._reached.get(id(place.owner), set())
 
-def innermost(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> str:
+    def change(self, found: Difference) -> Change:
+        """Describe what the code between whole modules has changed."""
+        place, key = found.place, found.key
+        root = place.root
+        path = "" if root is None else self._paths.get(root, "")
+        whole = root in self._whole
+        by = self._of_code(path, key) if whole or root is None else path
+        module = self._opened.get(by, self._model)
+        line = self._surroundings.code_of(module).line_of(key if place.is_module else _last(place.label, key))
+        aside = isinstance(found.now, Tensor) and (
+            found.was is MISSING or isinstance(found.was, Tensor | None)
+        )
+        what = _name(place, key, path, whole)
+        change = Change(by, type(module).__name__, what, line, found)
+        if aside and place.is_module and not whole and not change.is_state:
+            assert isinstance(found.now, Tensor)
+            return change._replace(tensor=found.now)
+        return change
+
+    def common(self, paths: Iterable[str]) -> str:
+        """Return the path of the smallest open module that holds all of these."""
+        return next(
+            path
+            for path in self._outwards(next(iter(paths)))
+            if all(f"{one}.".startswith(f"{path}." if path else "") for one in paths)
+        )
+
+    def _of_code(self, path: str, key: object) -> str:
+        """Return the smallest open module around a path whose code names a key."""
+        ways = (
+            way for way in self._outwards(path) if key in self._surroundings.code_of(self._opened[way]).names
+        )
+        return next(ways, "")
+
+    def _outwards(self, path: str) -> Iterator[str]:
+        """Return the open modules around a path, the smallest first."""
+        while path:
+            path = path.rpartition(".")[0]
+            if path in self._opened:
+                yield path
+        yield ""
+
+
+class Watch:
+    """Finds out whether whole modules themselves change what they hold, or others do.
+
+    Args:
+        places: what is changed in a forward.
+        holders: the modules that hold it.
+        again: whether this is the second forward in a row. What is only changed in the first one is set up once, so
+            several modules may share it.
+    """
+
+    def __init__(self, places: Iterable[Place], holders: Holders, again: bool) -> None:
+        self._last = [(place, place.read()) for place in places]
+        self._holders, self._again = holders, again
+        self._holding = {place: holders.of(place) for place, _ in self._last}
+
+    def check_between(self) -> None:
+        """Check that nothing has changed since the last call of a whole module.
+
+        Raises:
+            SkeletonError: the code between has changed it.
+        """
+        for place, was in self._last:
+            for found in differences(place, was):
+                change = self._holders.change(found)
+                if change.tensor is None:
+                    raise change.refused()
+
+    def check_inside(self, path: str) -> None:
+        """Check that a whole module has changed nothing but what it holds itself.
+
+        Raises:
+            SkeletonError: it has changed what another one holds.
+        """
+        for place, was in self._last:
+            for found in differences(place, was):
+                self._check_own(found, path)
+        self._last = [(place, place.read()) for place, _ in self._last]
+
+    def _check_own(self, found: Difference, path: str) -> None:
+        if self._holders.is_open(found.place):
+            if self._holders.change(found).tensor is not None:
+                return
+            others = {""}
+        else:
+            holders = self._holding[found.place]
+            others = holders - {path} if self._again or path not in holders else set()
+        if others:
+            other = min(others)
+            holder = f"module {other!r}" if other else "the model"
+            also = "" if path not in self._holding[found.place] else f", which {holder} holds as well"
+            error = SkeletonError(
+                f"module {path!r} changes {self._holders.change(found).what}{also}: there may be another micro-batch "
+                "between the two. Pass it as an argument and return it, or keep both in one module, which is called "
+                "as it is"
+            )
+            error.culprit = self._holders.common([path, other])
+            raise error
+
+
+def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
     """Return the path of the innermost of these modules whose forward raised an error; empty for the model."""
-    paths = {id(module): path for path, module in modules}
+    paths = {id(module): path for path, module in modules.items()}
     found = ""
     at: TracebackType | None = error.__traceback__
     while at is not None:
@@ -84,30 +217,17 @@ def innermost(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) ->
     return found
 
 
-def _bound(module: nn.Module) -> dict[str, Any]:
-    return {**_own(module), **module._parameters, **module._buffers, **module._modules}
+def _name(place: Place, key: object, path: str, whole: bool) -> str:
+    """Return how the user would write it."""
+    inner = place.label.removeprefix(path).removeprefix(".")
+    if place.is_module:
+        return f"{key} of module {path!r}" if whole else f"self.{key}"
+    if place.root is None:
+        return f"{place.label}.{key}".removeprefix(".")
+    return f"{inner} of module {path!r}" if whole else f"self.{inner}"
 
 
-def _contents(module: nn.Module) -> dict[str, list[int]]:
-    return {
-        name: _items(value) for name, value in _own(module).items() if isinstance(value, list | dict | set)
-    }
-
-
-def _own(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _TABLES}
-
-
-def _items(value: Any) -> list[int]:
-    return [id(item) for item in (value.values() if isinstance(value, dict) else value)]
-
-
-def _line(module: nn.Module, name: str) -> str:
-    """Return where the class names the attribute, as far as its source is at hand."""
-    try:
-        lines, first = inspect.getsourcelines(type(module).forward)
-        file = inspect.getsourcefile(type(module).forward) or ""
-    except (OSError, TypeError):
-        return ""
-    number = next((first + i for i, line in enumerate(lines) if f"self.{name}" in line), None)
-    return "" if number is None else f" at {'/'.join(Path(file).parts[-2:])}:{number}"
+def _last(label: str, key: object) -> str:
+    """Return the last name on the way to a value."""
+    names = [key] if isinstance(key, str) and key.isidentifier() else []
+    return str([*label.partition("[")[0].split("."), *names][-1])

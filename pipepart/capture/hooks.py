@@ -1,0 +1,15 @@
+"""The tables of hooks of a module, and whether any hook is in them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+CALL_HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
+"""Attributes of a module that hold what runs with its call."""
+
+
+def has_hooks(module: nn.Module, tables: tuple[str, ...] = CALL_HOOKS) -> bool:
+    """Return True if a module itself has hooks in one of these tables."""
+    return any(getattr(module, table) for table in tables)

@@ -1,0 +1,103 @@
+"""What code between whole modules may not do, checked at each call that is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
+
+from .calls import HOOKS
+from .refusal import SkeletonError, line_of_user
+from .tables import is_fixed
+
+_ASSIGNED = ("data", "grad", "requires_grad")
+_IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__")
+_MOVE = "Move that code into a module of its own, which is called as it is"
+
+
+class Conditions:
+    """The conditions of one recording.
+
+    Args:
+        paths: path of each parameter and buffer of the model, by its id.
+        model: the user's.
+    """
+
+    def __init__(self, paths: Mapping[int, str], model: nn.Module) -> None:
+        self._paths = paths
+        self._storages = {
+            p.untyped_storage()._cdata: paths[id(p)] for p in model.parameters() if p.layout is torch.strided
+        }
+        self._modes = _modes()
+
+    def check_function(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+        """Check a function of torch before it is called.
+
+        Raises:
+            SkeletonError: it changes a parameter, or is a hook that keeps something of this forward.
+        """
+        if name in HOOKS and not all(is_fixed(argument) for argument in args):
+            raise SkeletonError(
+                f"{name}() at {line_of_user()} is given a function that holds on to a tensor or an object of this "
+                "forward: a replay would call it with that of the forward that was recorded. Put the hook on the "
+                "module, or move that code into a module of its own"
+            )
+        target = args[0] if args else None
+        assigned = getattr(func.__self__, "__name__", "") if name == "__set__" else ""
+        written = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+        for tensor in (target if written or assigned in _ASSIGNED else None, kwargs.get("out")):
+            if isinstance(tensor, Tensor) and (path := self._storages.get(_storage(tensor))):
+                raise SkeletonError(
+                    f"{assigned or name}{'' if assigned else '()'} at {line_of_user()} changes the parameter {path!r} "
+                    f"in the forward, where stages work on several micro-batches at the same time. {_MOVE}, or do it "
+                    "between the steps"
+                )
+
+    def check_modes(self, what: str) -> None:
+        """Check that torch's modes are those around the model.
+
+        Raises:
+            SkeletonError: a mode is set that a replay would not set.
+        """
+        if (now := _modes()) == self._modes:
+            return
+        mode = "sdpa_kernel()" if now[1:] != self._modes[1:] else "saved_tensors_hooks() or save_on_cpu()"
+        raise SkeletonError(
+            f"{mode} is active around {what} at {line_of_user()}, between modules that are recorded: a replay would "
+            f"run without. {_MOVE}, or set the mode around the step"
+        )
+
+    def check_state(self, module: nn.Module, path: str) -> None:
+        """Check that a module is called with its own parameters and buffers.
+
+        Raises:
+            SkeletonError: it has others, as within ``functional_call``.
+        """
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if id(tensor) not in self._paths:
+                raise SkeletonError(
+                    f"module {path!r} is called at {line_of_user()} with another {name} than its own (functional_call, "
+                    f"or set by the forward): a replay would call it with its own. {_MOVE}"
+                )
+
+
+def _modes() -> tuple[Any, ...]:
+    hooks = _top_saved_tensors_default_hooks(True)
+    if hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint":
+        hooks = None  # a checkpoint changes no numbers, and plans decide what is recomputed
+    return (
+        hooks,
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_cudnn_sdp_enabled(),
+    )
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
