@@ -15,7 +15,7 @@ from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
 from ..data.split import micro_batches_of
 from .analytic import work_of_step
-from .layer_pass import LayerPass, Layers
+from .layer_pass import LayerPass, Layers, fresh
 from .meta_tensors import META, on_meta, to_meta
 from .roofline import Roofline
 from .timing import LayerTimer
@@ -39,7 +39,7 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
     """Measure the layers of a model and fit a roofline to them, to estimate other models on this kind of device.
 
     The model should be like those that will be estimated: same kinds of layers, dtype and sizes, with fewer layers. It
-    is measured where it is, under the autocast and with the number of threads of the caller, and left as it was.
+    is measured where it is, with the number of threads of the caller, and left as it was. Not under autocast.
 
     Args:
         model: any module, on the device.
@@ -57,17 +57,19 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
             "a roofline is fitted to layers that run: pass a model with parameters on a real device"
         )
     chain = chain_of(model)
-    given = Arguments.of(sample)
-    check_arguments(*chain.entrance, given)
-    batch = micro_batches_of(given.input, None, 1, None)
+    arguments = Arguments.of(sample)
+    check_arguments(*chain.entrance, arguments)
+    batch = micro_batches_of(arguments.input, None, 1, None)
 
     def value() -> Any:
         return entered(chain, batch).inputs[0]
 
     with shadow_parameters(model):
-        measured = _timed(chain.layers, value(), device, seconds)
+        given = fresh(value())
+        measured = _timed(chain.layers, given, device, seconds)
     with on_meta(model, device.type):
-        return fitted(device.type, _samples(chain.layers, to_meta(value()), measured))
+        given = fresh(to_meta(value()))
+        return fitted(device.type, _samples(chain.layers, given, measured))
 
 
 def roofline_of(device: torch.device, dtype: torch.dtype) -> Roofline:

@@ -18,6 +18,10 @@ META = torch.device("meta")
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
 _aten = torch.ops.aten
+_KEY = "AutogradMeta"
+_RECURRENT = tuple(
+    f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
+)
 
 
 def to_meta(nest: Any) -> Any:
@@ -30,24 +34,21 @@ def on_meta(model: nn.Module, device: str) -> Iterator[None]:
     """Run a model on the meta device within the block, with the operations that another device has.
 
     The model runs on copies of its parameters and buffers, as in :func:`shadow_parameters`. A real tensor beside a meta
-    one is moved there: a layer may hold constants. Attention becomes a fused kernel where the device has one; on the
-    meta device torch decomposes it, which needs other memory.
+    one is moved there: a layer may hold constants. On the meta device torch decomposes some operations which are one
+    kernel elsewhere, with other memory. Here attention and dropout are the kernels of ``device``, and recurrent layers
+    raise a RuntimeError.
 
     Args:
         model: the model.
         device: type of device, as in ``"cpu"``. Any other one stands for an accelerator.
-
-    Raises:
-        ValueError: under autocast, which has no effect on meta tensors.
     """
-    if torch.is_autocast_enabled(device):
-        raise ValueError(
-            "autocast has no effect on the meta device, so sizes under it are not known: estimate a model of the lower "
-            "precision, as in model.to(torch.bfloat16), or measure (measure=True)"
-        )
-
+    on_cpu = device == "cpu"
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", partial(_attention, device == "cpu"), "AutogradMeta")
+        library.impl("scaled_dot_product_attention", partial(_attention, on_cpu), _KEY)
+        if not on_cpu:
+            library.impl("dropout", _dropout, _KEY)
+        for name in _RECURRENT:
+            library.impl(name, _refused, _KEY)
         with _Moving(), shadow_parameters(model, META):
             yield
 
@@ -111,6 +112,19 @@ def _attention(
     return _aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
+
+
+def _dropout(given: Tensor, p: float, train: bool) -> Tensor:
+    """Call the kernel of accelerators, whose mask has a byte an element."""
+    if not train or p == 0 or not given.numel():
+        return given
+    return given.mul(0.0) if p == 1 else _aten.native_dropout(given, p, train)[0]
+
+
+def _refused(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "the kernels of recurrent layers keep other memory than their operations on the meta device"
+    )
 
 
 def _untouched(tensor: Tensor) -> Tensor:

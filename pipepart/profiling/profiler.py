@@ -183,6 +183,11 @@ def _place(
     """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
     if measure and roofline is not None:
         raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
+    if not measure and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise ValueError(
+            "autocast has no effect on the meta device, so bytes would be wrong under it: estimate a model of the "
+            "lower precision, as in model.to(torch.bfloat16), or measure it (measure=True)"
+        )
     if device is None:
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
         if home != META:

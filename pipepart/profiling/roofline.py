@@ -57,7 +57,7 @@ class Roofline(Document):
             device=match["device"],
             flops_per_second=float(match["flops"]) * _ORDERS[match["order"]],
             bytes_per_second=float(match["bytes"]) * _ORDERS[match["unit"]],
-            seconds_per_operation=float(match["seconds"] or 0) * 1e-6,
+            seconds_per_operation=float(match["seconds"] or 0) / 1e6,
         )
 
     def seconds(self, operations: Sequence[Work]) -> float:

@@ -40,7 +40,7 @@ def values_refused(layer: str) -> Iterator[None]:
     """Turn an error of torch that only tensors on the meta device raise into one that names the layer.
 
     Raises:
-        CaptureError: the layer reads values of tensors, or an operation whose sizes depend on them.
+        CaptureError: the layer reads values of tensors, or runs an operation that the meta device does not have.
     """
     try:
         yield
@@ -49,9 +49,10 @@ def values_refused(layer: str) -> Iterator[None]:
     except (RuntimeError, TypeError) as error:
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
+        why = text.splitlines()[0]
         raise CaptureError(
-            f"layer {layer!r} needs the values of tensors, and tensors on the meta device have none "
-            f"({text.splitlines()[0]:.120}): profile the model on a real device and measure it (measure=True)"
+            f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why:.120}. Profile the "
+            "model on a real device and measure it (measure=True)"
         ) from error
 
 

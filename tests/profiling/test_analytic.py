@@ -1,0 +1,298 @@
+"""Profiles without running: their bytes are those of a measured profile, and their times follow from a roofline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import CaptureError, Cluster, Profile, Roofline
+from pipepart.profiling import Costs
+from tests.capture.families import FAMILIES
+
+CPU = Roofline(device="cpu", flops_per_second=5e10, bytes_per_second=1e10, seconds_per_operation=1e-5)
+
+
+class Gated(nn.Module):
+    """Blocks behind a mask that the model reads."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            x = x * 2 if mask.all() else x * mask[:, None]
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Attention(nn.Module):
+    """Scaled dot product attention of torch, with what decides about its kernel."""
+
+    def __init__(self, dropout: float = 0.0, kind: str = "causal") -> None:
+        super().__init__()
+        self.qkv, self.kind, self.dropout = nn.Linear(16, 48), kind, dropout
+        self.bias = nn.Parameter(torch.zeros(6, 6))
+        self.allowed = torch.ones(6, 6, dtype=torch.bool).tril()  # neither a parameter nor a buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mask = {"causal": None, "trained": self.bias, "allowed": self.allowed}[self.kind]
+        found = nn.functional.scaled_dot_product_attention(q, k, v, mask, self.dropout, mask is None)
+        return found.transpose(1, 2).flatten(2)
+
+
+class Loop(nn.Module):
+    """A layer whose code reads what it computes."""
+
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.read(x)
+        return x
+
+
+def perceptron() -> tuple[Any, ...]:
+    layers = (nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Dropout(0.1), nn.Linear(32, 5))
+    return nn.Sequential(*layers), torch.randn(12, 8), torch.randint(5, (12,)), nn.CrossEntropyLoss()
+
+
+def convolutions() -> tuple[Any, ...]:
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(72, 4)), torch.randn(8, 3, 8, 8), torch.randn(8, 4), nn.MSELoss()
+
+
+def attention(*args: Any) -> tuple[Any, ...]:
+    return nn.Sequential(Attention(*args), Attention(*args)), torch.randn(4, 6, 16)
+
+
+def encoder() -> tuple[Any, ...]:
+    layers = (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+    return nn.Sequential(*layers), torch.randn(4, 6, 16)
+
+
+def gated(masked: int) -> tuple[Any, ...]:
+    mask = torch.ones(8).index_fill(0, torch.arange(masked), 0.0)
+    return Gated(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(8, 4), "mask": mask}
+
+
+def family(name: str) -> tuple[Any, ...]:
+    build, sample = FAMILIES[name]
+    # On the meta device torch has the grouped products of experts in this dtype only.
+    return (build().bfloat16() if name == "mixtral" else build()), sample()
+
+
+MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "perceptron": perceptron,
+    "convolutions": convolutions,
+    "attention": attention,
+    "attention, dropout": lambda: attention(0.1),
+    "attention, trained mask": lambda: attention(0.0, "trained"),
+    "attention, constant mask": lambda: attention(0.0, "allowed"),
+    "encoder": encoder,
+    "mask of ones": lambda: gated(0),
+    "mask with zeros": lambda: gated(3),
+    # Its loss reads the lengths that it is given.
+    **{name: lambda name=name: family(name) for name in FAMILIES if name != "wav2vec2"},
+}
+QUICK = set(MODELS) - set(FAMILIES) | {"gpt2", "llama", "t5", "mixtral", "swin"}
+
+
+def profiled(given: tuple[Any, ...], **options: Any) -> Profile:
+    model, sample, target, loss_fn = (*given, None, None)[:4]
+    return pipepart.profile(model, sample, target=target, loss_fn=loss_fn, **options)
+
+
+def sizes(costs: Costs) -> Any:
+    """All of the costs that is no time."""
+    times = {"forward", "backward_input", "backward_weight", "split_seconds"}
+    layers = [cost.model_dump(exclude=times) for cost in (*costs.layers, costs.loss)]
+    return layers, sorted(costs.saved, key=str)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_bytes_are_those_of_a_measured_profile(name: str) -> None:
+    given = MODELS[name]()
+    measured = profiled(given, micro_batches=2, devices=1, seconds=0)
+    estimated = profiled(given, micro_batches=2, measure=False, roofline=CPU)
+    assert estimated.layers == measured.layers
+    assert (estimated.inputs, estimated.outputs) == (measured.inputs, measured.outputs)
+    assert sizes(estimated.costs[0]) == sizes(measured.costs[0])
+
+
+@pytest.mark.parametrize("name", ["perceptron", "mask of ones", "gpt2", "llama"])
+def test_a_model_on_the_meta_device_has_the_profile_of_a_real_one(name: str) -> None:
+    given = MODELS[name]()
+    expected = profiled(given, measure=False, roofline=CPU)
+    with torch.device("meta"):
+        model = MODELS[name]()[0].train()
+    assert profiled((model, *given[1:]), measure=False, roofline=CPU) == expected
+
+
+def test_nothing_runs_and_nothing_changes() -> None:
+    ran: list[str] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[0].register_forward_hook(lambda layer, args, output: ran.append(output.device.type))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=CPU)
+    assert set(ran) == {"meta"}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not torch.equal(torch.get_rng_state(), state)  # the sample was drawn
+
+
+def test_times_follow_from_the_roofline() -> None:
+    model = nn.Sequential(nn.Linear(64, 32, bias=False), nn.ReLU())
+    flops, moved = 2 * 16 * 64 * 32, 4 * (16 * 64 + 64 * 32 + 16 * 32)
+    for speed, each in (
+        (Roofline(device="cpu", flops_per_second=1.0, bytes_per_second=1e15), flops),
+        (Roofline(device="cpu", flops_per_second=1e15, bytes_per_second=1.0), moved),
+    ):
+        made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=speed)
+        linear, relu = made.costs[0].layers
+        assert linear.forward.seconds == pytest.approx(each)
+        assert linear.backward_input.seconds == 0  # the sample needs no gradient
+        assert linear.backward_weight.seconds >= each
+        assert relu.backward_weight.seconds == 0
+    launch = Roofline(device="cpu", flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0)
+    made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=launch)
+    assert [cost.forward.seconds for cost in made.costs[0].layers] == pytest.approx([1, 1])
+
+
+def test_a_roofline_that_is_fitted_explains_its_times() -> None:
+    from pipepart.profiling.calibration import Sample, fitted
+    from pipepart.profiling.work import Work
+
+    truth = Roofline(device="cpu", flops_per_second=4e10, bytes_per_second=8e9, seconds_per_operation=7e-6)
+    shapes = [(2.0**n * 1e5, 2.0 ** (m + n) * 1e4) for n in range(8) for m in range(4)]
+    work = [[Work(flops, moved), Work(0.0, moved)] for flops, moved in shapes]
+    found = fitted("cpu", [Sample(own, truth.seconds(own)) for own in work])
+    assert found.flops_per_second == pytest.approx(truth.flops_per_second, rel=1e-3)
+    assert found.bytes_per_second == pytest.approx(truth.bytes_per_second, rel=1e-3)
+    assert found.seconds_per_operation == pytest.approx(truth.seconds_per_operation, rel=1e-3)
+
+
+def test_layers_of_this_machine_are_the_default() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    made = pipepart.profile(model, torch.randn(8, 8), measure=False)
+    assert made.roofline is not None
+    assert made.roofline.device == made.device == "cpu"
+    assert made.notes == (made.roofline.note,)
+    assert "estimates" in made.notes[0]
+    fitted = pipepart.calibrate(
+        Gated(nn.Linear(8, 8), nn.Sequential(nn.ReLU())), torch.randn(8, 8), seconds=0
+    )
+    assert fitted.flops_per_second > 0
+
+
+def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
+    assert Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s, 10 us") == CPU
+    assert Roofline.parse("cuda: 312 TFLOP/s, 2.0 TB/s").seconds_per_operation == 0
+    CPU.save(tmp_path / "cpu.json")
+    assert Roofline.load(tmp_path / "cpu.json") == CPU
+
+
+@pytest.mark.parametrize("name", ["perceptron", "gpt2"])
+def test_a_plan_from_estimates_trains(name: str) -> None:
+    model, sample, target, loss_fn = (*MODELS[name](), None, None)[:4]
+    made = profiled((model, sample, target, loss_fn), micro_batches=2, measure=False, roofline=CPU)
+    plan = pipepart.plan(made, Cluster.virtual(2, threads=1), schedule="1f1b", allow_split_ties=True)
+    with pipepart.Pipeline(model, plan, loss_fn=loss_fn) as pipe:
+        given = pipepart.Arguments.of(sample)
+        loss = pipe.step(*given.args, target=target, **given.kwargs)
+    assert loss.isfinite()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_cut_by_estimates_has_the_bottleneck_of_a_cut_by_those_times() -> None:
+    """Deterministic times of a device that no roofline describes: a tenth slower or faster, layer by layer."""
+    widths = (64, 256, 128, 512, 64, 256, 256, 128, 64)
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
+    made = pipepart.profile(model, torch.randn(64, 64), micro_batches=4, measure=False, roofline=CPU)
+    factors = [1.1 if index % 3 else 0.9 for index in range(len(made.layers))]
+    layers = [
+        cost.model_copy(
+            update={
+                part: pipepart.profiling.Timing(seconds=getattr(cost, part).seconds * factor)
+                for part in PARTS
+            }
+        )
+        for cost, factor in zip(made.costs[0].layers, factors, strict=True)
+    ]
+    costs = made.costs[0].model_copy(update={"layers": tuple(layers)})
+    true = made.model_copy(update={"costs": (costs,)})
+    cluster = Cluster.virtual(3)
+
+    def bottleneck(profile: Profile) -> float:
+        stages = pipepart.plan(profile, cluster, schedule="1f1b", stages=3).stages
+        seconds = {info.name: cost.seconds for info, cost in zip(true.layers, layers, strict=True)}
+        return max(sum(seconds[name] for name in stage.layers) for stage in stages)
+
+    assert bottleneck(made) <= 1.15 * bottleneck(true)
+
+
+PARTS = ("forward", "backward_input", "backward_weight")
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "branch": lambda x: 1 if x.sum() > 0 else 0,
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "numpy": lambda x: x.detach().numpy(),
+    "list": lambda x: x.tolist(),
+    "another device": lambda x: x.cpu(),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_a_layer_that_reads_values_is_refused_by_name(read: str, recorded: bool) -> None:
+    blocks = (nn.Linear(4, 4), Loop(READS[read]))
+    model, name = (Gated(*blocks), "blocks.1") if recorded else (nn.Sequential(*blocks), "1")
+    with pytest.raises(CaptureError, match=rf"layer '{name}' .*measure=True"):
+        pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=CPU)
+
+
+def test_what_cannot_be_estimated_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
+    with pytest.raises(ValueError, match="measure=False"):
+        pipepart.profile(model, x, roofline=CPU)
+    with pytest.raises(ValueError, match="autocast"), torch.autocast("cpu"):
+        pipepart.profile(model, x, measure=False, roofline=CPU)
+    with pytest.raises(CaptureError, match="recurrent"):
+        pipepart.profile(nn.Sequential(nn.GRU(4, 4)), x[:, None], measure=False, roofline=CPU)
+    with pytest.raises(ValueError, match="real device"):
+        pipepart.calibrate(model.to("meta"), x)
+    with pytest.raises(ValueError, match="is not a roofline"):
+        Roofline.parse("312 TFLOP/s")
+    mask = {"x": x, "mask": torch.ones(8, device="meta")}
+    with pytest.raises(CaptureError, match=r"test_analytic\.py:\d+.*pass the sample on the CPU"):
+        pipepart.profile(Gated(nn.Linear(4, 4)).to("meta"), mask, measure=False, roofline=CPU)
+
+
+def test_an_accelerator_keeps_a_byte_for_each_element_that_is_dropped() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+    cuda = CPU.model_copy(update={"device": "cuda"})
+    saved = [
+        pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=speed)
+        .costs[0]
+        .layers[1]
+        .saved_bytes
+        for speed in (CPU, cuda)
+    ]
+    assert saved == [4 * 32, 32]
