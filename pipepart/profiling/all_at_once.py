@@ -9,14 +9,14 @@ from typing import Any
 
 from ..capture import shadow_parameters
 from ..data.split import MicroBatches
-from .analytic import estimate_times
+from .analytic.meta_tensors import on_meta, to_meta
+from .analytic.roofline import Roofline
+from .analytic.times import estimate_times
 from .background_load import background_load
 from .equal_layers import EqualLayers
 from .layer_pass import LayerPass
 from .memory import Memory, count_memory
-from .meta_tensors import on_meta, to_meta
 from .method import Measured, Method, MicroBatch, Task
-from .roofline import Roofline
 from .timing import PASSES, LayerTimer
 
 

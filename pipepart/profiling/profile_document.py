@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from ..capture import LayerInfo, TensorSpec
 from ..document import Document
 from ..units import counted
+from .analytic.roofline import Roofline
 from .costs import Costs
-from .roofline import Roofline
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph

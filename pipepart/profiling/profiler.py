@@ -19,15 +19,15 @@ from ..data.split import Splitter, least_samples, micro_batches_of
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .all_at_once import AllAtOnce, Estimated
-from .calibration import roofline_of
+from .analytic.calibration import roofline_of
+from .analytic.meta_tensors import META
+from .analytic.roofline import Roofline
 from .costs import Costs, LayerCost
 from .equal_layers import sharing_notes
-from .meta_tensors import META
 from .method import Measured, Method, Task, largest_micro_batch
 from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
-from .roofline import Roofline
 from .skips import skipping_values
 from .timing import LayerTimes
 

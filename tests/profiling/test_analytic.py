@@ -14,9 +14,13 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import CaptureError, Cluster, Profile, Roofline
 from pipepart.profiling import Costs
+from pipepart.profiling.analytic.calibration import Sample, fitted
+from pipepart.profiling.analytic.work import Work
 from tests.capture.families import FAMILIES
 
 CPU = Roofline(device="cpu", flops_per_second=5e10, bytes_per_second=1e10, seconds_per_operation=1e-5)
+
+PARTS = ("forward", "backward_input", "backward_weight")
 
 
 class Gated(nn.Module):
@@ -110,8 +114,8 @@ QUICK = set(MODELS) - set(FAMILIES) | {"gpt2", "llama", "t5", "mixtral", "swin"}
 
 
 def profiled(given: tuple[Any, ...], **options: Any) -> Profile:
-    model, sample, target, loss_fn = (*given, None, None)[:4]
-    return pipepart.profile(model, sample, target=target, loss_fn=loss_fn, **options)
+    target, loss_fn = (*given[2:], None, None)[:2]
+    return pipepart.profile(given[0], given[1], target=target, loss_fn=loss_fn, **options)
 
 
 def sizes(costs: Costs) -> Any:
@@ -174,9 +178,6 @@ def test_times_follow_from_the_roofline() -> None:
 
 
 def test_a_roofline_that_is_fitted_explains_its_times() -> None:
-    from pipepart.profiling.calibration import Sample, fitted
-    from pipepart.profiling.work import Work
-
     truth = Roofline(device="cpu", flops_per_second=4e10, bytes_per_second=8e9, seconds_per_operation=7e-6)
     shapes = [(2.0**n * 1e5, 2.0 ** (m + n) * 1e4) for n in range(8) for m in range(4)]
     work = [[Work(flops, moved), Work(0.0, moved)] for flops, moved in shapes]
@@ -208,12 +209,13 @@ def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["perceptron", "gpt2"])
 def test_a_plan_from_estimates_trains(name: str) -> None:
-    model, sample, target, loss_fn = (*MODELS[name](), None, None)[:4]
+    given: tuple[Any, ...] = (*MODELS[name](), None, None)
+    model, sample, target, loss_fn = given[:4]
     made = profiled((model, sample, target, loss_fn), micro_batches=2, measure=False, roofline=CPU)
     plan = pipepart.plan(made, Cluster.virtual(2, threads=1), schedule="1f1b", allow_split_ties=True)
     with pipepart.Pipeline(model, plan, loss_fn=loss_fn) as pipe:
-        given = pipepart.Arguments.of(sample)
-        loss = pipe.step(*given.args, target=target, **given.kwargs)
+        call = pipepart.Arguments.of(sample)
+        loss = pipe.step(*call.args, target=target, **call.kwargs)
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -243,9 +245,6 @@ def test_a_cut_by_estimates_has_the_bottleneck_of_a_cut_by_those_times() -> None
         return max(sum(seconds[name] for name in stage.layers) for stage in stages)
 
     assert bottleneck(made) <= 1.15 * bottleneck(true)
-
-
-PARTS = ("forward", "backward_input", "backward_weight")
 
 
 READS: dict[str, Callable[[Tensor], Any]] = {

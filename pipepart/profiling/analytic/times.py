@@ -15,11 +15,11 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..autograd.split_backward import WeightGradients
-from .costs import Timing
-from .layer_pass import LayerPass, Observer
+from ...autograd.split_backward import WeightGradients
+from ..costs import Timing
+from ..layer_pass import LayerPass, Observer
+from ..timing import LayerTimes
 from .roofline import Roofline
-from .timing import LayerTimes
 from .work import Work, work_of
 
 _PARTS = ("forward", "backward_input", "backward_weight")

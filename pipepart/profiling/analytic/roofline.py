@@ -8,8 +8,8 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from ..document import Document
-from ..units import format_seconds
+from ...document import Document
+from ...units import format_seconds
 from .work import Work
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..capture import chain_of, shadow_parameters
-from ..data.arguments import Arguments, check_arguments
-from ..data.recorded import entered
-from ..data.split import micro_batches_of
-from .analytic import work_of_step
-from .layer_pass import LayerPass, Layers, fresh
+from ...capture import chain_of, shadow_parameters
+from ...data.arguments import Arguments, check_arguments
+from ...data.recorded import entered
+from ...data.split import micro_batches_of
+from ..layer_pass import LayerPass, Layers, fresh
+from ..timing import LayerTimer
 from .meta_tensors import META, on_meta, to_meta
 from .roofline import Roofline
-from .timing import LayerTimer
+from .times import work_of_step
 from .work import Work
 
 _PASSES = (3, 50)  # of each kind, least and most

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..capture import shadow_parameters
+from ...capture import shadow_parameters
 
 META = torch.device("meta")
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ..autograd.sparse import dense_parts
+from ...autograd.sparse import dense_parts
 
 _aten = torch.ops.aten
 

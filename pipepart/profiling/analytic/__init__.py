@@ -1,0 +1,1 @@
+"""Estimates costs of layers without running them: bytes on the meta device, seconds from a roofline."""
