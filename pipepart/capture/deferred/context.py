@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as registration
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .faked_device import FakedDevice
 from .log import Log
@@ -37,6 +38,9 @@ def deferred_init() -> Iterator[None]:
     Raises:
         CaptureError: an operation cannot be deferred, as on another device than the CPU.
     """
+    if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
+        yield  # within another block, which logs
+        return
     modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def seen(module: nn.Module, name: str, value: Any) -> None:

@@ -18,6 +18,7 @@ _SEEN: dict[Any, Any] = {
     Tensor.is_meta: False,  # type: ignore[dict-item]
     Tensor.is_cpu: True,  # type: ignore[dict-item]
 }
+_DATA = frozenset({torch.asarray, torch.frombuffer, torch.from_file})  # views of memory that exists
 _VALUES = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__, Tensor.__format__})
 
 
@@ -40,6 +41,9 @@ class FakedDevice(TorchFunctionMode):
         if str(device) == "meta":  # as of torch.nn.utils.skip_init
             return self._on_meta(func, args, kwargs)
         _stays(device)
+        if func in _DATA and not isinstance(args[0], Tensor):
+            with _disable_current_modes():
+                return self._recorder.constant(func(*args, **kwargs))
         if not args or not self._recorder.has(args[0]):
             return func(*args, **kwargs)
         attribute = getattr(func, "__self__", None)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _MARK = "_pipepart_memory"
 
@@ -36,9 +37,14 @@ class Memory:
     @classmethod
     def of(cls, tensor: Tensor) -> Memory | None:
         """Return the memory of a tensor; None if no log has it."""
-        if not tensor.is_meta or tensor.layout is not torch.strided:
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or not tensor.is_meta:
             return None
-        return getattr(tensor.untyped_storage(), _MARK, None)
+        if tensor.layout is not torch.strided:
+            return None
+        try:
+            return getattr(tensor.untyped_storage(), _MARK, None)
+        except NotImplementedError:  # within torch.vmap
+            return None
 
 
 class View(NamedTuple):

@@ -18,6 +18,7 @@ from .traits import Traits, traits_of
 
 _aten = torch.ops.aten
 _LIFTS = frozenset({_aten.lift_fresh.default, _aten.lift.default})  # how torch.tensor and from_numpy end
+_SETS_STORAGE = frozenset({_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset})
 _META = torch.device("meta")
 
 
@@ -55,11 +56,28 @@ class Recorder(TorchDispatchMode):
         """Return a copy of a tensor on the CPU, with the values that it has at this point of the construction."""
         return self._with_values(tensor)[0]
 
+    def constant(self, data: Tensor, own: bool = False) -> Tensor:
+        """Return a deferred tensor with this data, which is copied if it is not the recorder's ``own``."""
+        _check_kind("a tensor of data", data)
+        data = data.detach()
+        made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=_META)
+        shared = not data.untyped_storage().resizable()  # with an array of numpy
+        constant = Constant(
+            self._log.new_memory(made), data if own else data.clone(), data if shared and not own else None
+        )
+        self._log.entries.append(constant)
+        return made
+
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         traits = traits_of(func)
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _LIFTS:
-            return args[0] if args[0].is_meta else self._constant(args[0])
+            return args[0] if args[0].is_meta else self.constant(args[0])
+        if func in _SETS_STORAGE:  # as torch.load does
+            if args[1].device.type != "cpu":
+                raise _refused(func, "reads a tensor from memory, as of torch.load(io.BytesIO(...))")
+            data = torch.empty(0, dtype=args[0].dtype).set_(*args[1:])  # type: ignore[call-overload]
+            return args[0].set_(self.constant(data, own=True))
         for tensor in given:
             _check_kind(func, tensor)
         if self._has_no_values(func, traits, given, kwargs):
@@ -74,10 +92,10 @@ class Recorder(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError):
-            if traits.in_place:  # its result has the shape that it had
-                result = written[0]
-            else:  # its result's shape depends on values
+            if not traits.in_place:  # the shape of its result depends on values, or it is an error
                 return self._run_on_values(func, traits, args, kwargs)
+            self._try_on_values(func, traits, args, kwargs)
+            result = written[0]
         self._add(func, traits, args, kwargs, written, result)
         return result
 
@@ -111,28 +129,40 @@ class Recorder(TorchDispatchMode):
         known = {tensor.untyped_storage()._cdata for tensor in given}
         return pytree.tree_map_only(
             Tensor,
-            lambda t: t if t.untyped_storage()._cdata in known else self._constant(t, own=True),
+            lambda t: t if t.untyped_storage()._cdata in known else self.constant(t, own=True),
             result,
         )
 
     def _run_on_values(self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on the values of its arguments, which reads values or writes to a tensor from outside."""
         if traits.draws:
-            raise _refused(func, "draws random numbers, and how many depends on values")
+            raise _refused(func, "draws random numbers in a way that the meta device does not have")
         written = traits.written(args, kwargs)
         if any(tensor.is_meta for tensor in written):
             raise _refused(func, "writes tensors whose shapes depend on values, or several")
+        result = self._on_values(func, args, kwargs)
+        originals = {id(tensor) for tensor in written}
+        return pytree.tree_map_only(
+            Tensor, lambda t: t if id(t) in originals else self.constant(t, own=True), result
+        )
+
+    def _try_on_values(
+        self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raise what the operation raises in the plain construction, if it does."""
+        if traits.draws:
+            raise _refused(func, "draws random numbers in a way that the meta device does not have")
+        self._on_values(func, args, kwargs)
+
+    def _on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on copies of its deferred arguments that have values."""
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         meta = [tensor for tensor in given if tensor.is_meta]
         values = {id(tensor): value for tensor, value in zip(meta, self._with_values(*meta), strict=True)}
         real_args, real_kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (args, kwargs))
         if real_kwargs.get("device") == _META:
             real_kwargs["device"] = torch.device("cpu")
-        result = func(*real_args, **real_kwargs)
-        originals = {id(tensor) for tensor in written}
-        return pytree.tree_map_only(
-            Tensor, lambda t: t if id(t) in originals else self._constant(t, own=True), result
-        )
+        return func(*real_args, **real_kwargs)
 
     def _with_values(self, *tensors: Tensor) -> list[Tensor]:
         views = [self._log.view_of(tensor) for tensor in tensors]
@@ -140,23 +170,11 @@ class Recorder(TorchDispatchMode):
         replay(self._log, {view.memory for view in views}, storages.__setitem__)
         return [view.on(storages[view.memory]) for view in views]
 
-    def _constant(self, data: Tensor, own: bool = False) -> Tensor:
-        """Return a deferred tensor with this data, which is copied if it is not the recorder's ``own``."""
-        _check_kind("a tensor of data", data)
-        data = data.detach()
-        made = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=_META)
-        shared = not data.untyped_storage().resizable()  # with an array of numpy
-        constant = Constant(
-            self._log.new_memory(made), data if own else data.clone(), data if shared and not own else None
-        )
-        self._log.entries.append(constant)
-        return made
-
     def _deferred(self, leaf: Any) -> Any:
         """Return data from outside of the block as a deferred tensor; a number in a tensor stays one."""
         if not isinstance(leaf, Tensor) or leaf.is_meta or not leaf.dim():
             return leaf
-        return self._constant(leaf)
+        return self.constant(leaf)
 
     def _place(self, func: Any, traits: Traits, kwargs: dict[str, Any], has_tensors: bool) -> None:
         device = kwargs.get("device")

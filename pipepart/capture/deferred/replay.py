@@ -150,7 +150,11 @@ class _Replay:
             return self._generators[leaf.number] if isinstance(leaf, GeneratorRef) else leaf
 
         args, kwargs = pytree.tree_map(filled, (entry.args, entry.kwargs), is_leaf=_is_leaf)
-        return entry.func(*args, **kwargs)
+        try:
+            return entry.func(*args, **kwargs)
+        except Exception as error:
+            error.add_note("pipepart: in an operation of the model's constructor, while it was replayed")
+            raise
 
     def _keep(self, entry: Operation, result: Any) -> None:
         """Take over the memories that an operation made, laid out as on the meta device."""
@@ -162,6 +166,11 @@ class _Replay:
             if same and view.memory not in self._memories:
                 self._memories[view.memory] = storage
             else:
+                if (leaf.shape, leaf.dtype) != (view.size, view.dtype):
+                    raise CaptureError(
+                        f"{entry.func} makes {leaf.dtype} {tuple(leaf.shape)} on the CPU and {view.dtype} {view.size} "
+                        "on the meta device, so this construction cannot be deferred"
+                    )
                 view.on(self._memory(view.memory)).copy_(leaf)
 
     def _memory(self, number: int) -> torch.UntypedStorage:

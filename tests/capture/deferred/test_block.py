@@ -39,6 +39,20 @@ def test_only_the_memories_that_are_asked_for_are_computed():
     assert torch.equal(got[0], expected)
 
 
+def test_a_block_within_a_block_belongs_to_it():
+    torch.manual_seed(0)
+    expected = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    torch.manual_seed(0)
+    with deferred_init():
+        first = nn.Linear(3, 3)
+        with deferred_init():
+            second = nn.Linear(3, 3)
+    got: dict[int, torch.Tensor] = {}
+    deferred.values_of([first.weight, second.weight], lambda tensor, values: got.update({id(tensor): values}))
+    assert torch.equal(got[id(first.weight)], expected.get_parameter("0.weight"))
+    assert torch.equal(got[id(second.weight)], expected.get_parameter("1.weight"))
+
+
 _THERE = torch.ones(3)
 
 

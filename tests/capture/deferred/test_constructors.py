@@ -1,9 +1,12 @@
 """What people write in constructors: a deferred construction has the values of the plain one."""
 
+import contextlib
 import copy
 import math
 import random
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,6 +210,39 @@ def forward_and_backward(m: Module) -> None:
     x: Tensor = torch.randn(3, requires_grad=True)
     (x * x).sum().backward()
     m.register_buffer("c", x.grad)
+
+
+_SAVED = Path(tempfile.mkdtemp()) / "state.pt"
+torch.save({"weight": torch.ones(3, 3), "bias": torch.arange(3.0)}, _SAVED)
+
+
+@constructor
+def saved_tensors(m: Module) -> None:
+    state = torch.load(_SAVED)
+    m.table = state["bias"] * 2
+    m.a = nn.Linear(3, 3)
+    m.a.load_state_dict(state)
+    m.b = nn.Linear(3, 3)
+    m.b.load_state_dict(state, assign=True)
+
+
+@constructor
+def errors_that_are_caught(m: Module) -> None:
+    m.a = nn.Parameter(torch.zeros(3))
+    with contextlib.suppress(RuntimeError):
+        m.a.data.copy_(torch.ones(4))
+        m.a.data.fill_(7)
+    with contextlib.suppress(RuntimeError):
+        m.b = nn.Parameter(torch.ones(3) + torch.ones(4))
+
+
+@constructor
+def sizes_from_a_forward(m: Module) -> None:
+    m.a = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    m.b = nn.Linear(m.a(torch.zeros(1, 1, 8, 8)).shape[1], 3)
+    m.c = nn.LazyLinear(4)
+    m.c(torch.zeros(2, 3))
+    m.register_buffer("d", torch.vmap(lambda x: x * 2)(torch.rand(3, 2)))
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTORS, ids=lambda construct: construct.__name__)
