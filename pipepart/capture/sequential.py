@@ -17,6 +17,7 @@ from ..autograd.sparse import bytes_of
 from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
+from .recorded.opening import is_skippable
 from .recorded.recording import Group
 from .restore import shadow_parameters
 
@@ -52,7 +53,7 @@ def chain_of(
         raise TypeError(
             f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
         )
-    if _runs_children_in_order(model) and layers is None:
+    if _runs_children_in_order(model) and layers is None and not any(map(is_skippable, model.modules())):
         return Chain(model, flatten(model))
     _refuse_lazy(model)
     groups = {info.name: Group(info.modules, info.tensors) for info in infos}

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
@@ -41,15 +42,16 @@ class Opening:
 
     def __init__(self, model: nn.Module, layers: Sequence[str] | None = None) -> None:
         self._model = model
-        self._tried: set[str] = set()
         self.notes: list[str] = []
         self.own: set[tuple[str, Any]] = set()
         paths = list(_blocks(model, "")) if layers is None else list(layers)
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
         if missing := [path for path in paths if path not in known]:
             raise CaptureError(f"layers: the {type(model).__name__} has no module {missing[0]!r}")
+        skipping = [path for path, module in model.named_modules() if is_skippable(module)]
+        self._tried = {path for path, module in model.named_modules() if _passes_values_on(module)}
         self.whole: dict[nn.Module, str] = {}
-        for path, module in _beside(model, _ways(paths), ""):
+        for path, module in _beside(model, _ways([*paths, *skipping]), ""):
             self.whole.setdefault(module, path)
 
     def open(self, path: str, why: str, alone: bool = False) -> bool:
@@ -175,7 +177,7 @@ def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[st
         if child is None:
             continue
         path = f"{prefix}{name}"
-        if path in ways or not is_called(child):
+        if path in ways or not is_called(child) or _passes_values_on(child):
             yield from _beside(child, ways, f"{path}.")
         elif not isinstance(child, nn.modules.loss._Loss):  # whose calls tell how to weigh a loss
             yield path, child
@@ -188,6 +190,19 @@ def is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward and not isinstance(
         module, nn.ModuleList | nn.ModuleDict
     )
+
+
+def is_skippable(module: nn.Module) -> bool:
+    """Return True for a module whose class was made by the decorator ``skippable`` of torchgpipe or fairscale.
+
+    It passes values to other modules past those between, by yielding ``stash(name, tensor)`` and ``pop(name)``.
+    """
+    return hasattr(type(module), "stashable_names") and hasattr(type(module), "poppable_names")
+
+
+def _passes_values_on(module: nn.Module) -> bool:
+    """Return True for a module that must be opened: a skippable one, or the one in it, whose forward yields."""
+    return is_skippable(module) or inspect.isgeneratorfunction(type(module).forward)
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:
