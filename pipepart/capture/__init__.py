@@ -7,7 +7,7 @@ from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.recording import Recording, own_loss
 from .recorded.refusal import CaptureError, values_refused
-from .recorded.replay import Live, Unfinished, finish, loss_of, used_by
+from .recorded.replay import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .restore import bindings_restored, copied, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
@@ -35,6 +35,7 @@ __all__ = [
     "flatten",
     "loss_of",
     "own_loss",
+    "reads_values",
     "restored",
     "shadow_parameters",
     "state_of",

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from ..autograd import graph_cut
 from ..autograd.in_place import check_not_overwritten, overlaps, version, written
 from ..autograd.own_copy import own_copy, tensors
+from ..capture import reads_values
 from ..data.arguments import Arguments, call
 from ..loss import added_so_far
 from .compiled import Region, Regions
@@ -182,7 +183,8 @@ class Stage:
     def _run_one(self, index: int, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass) -> Any:
         """Run a layer by itself, and note whether it may be compiled with its neighbours."""
         before = added_so_far() if self._regions else 0
-        drew, several = False, type(value) is Arguments
+        drew = False
+        alone = type(value) is Arguments or (self._regions and reads_values(self._modules[index], value))
         if self._keyed.unkeyed(which)[index]:
             value = self._calls[index](value)
         else:
@@ -190,7 +192,7 @@ class Stage:
                 value = self._calls[index](value)
             drew = draws.used
         if self._regions:
-            self._regions.note(index, plain=not (drew or several) and added_so_far() == before)
+            self._regions.note(index, plain=not (drew or alone) and added_so_far() == before)
         return value
 
     def _run_region(self, region: Region, value: Any) -> tuple[Any, bool]:

@@ -154,6 +154,13 @@ def replayed(
     return env
 
 
+def reads_values(layer: nn.Module, value: Any) -> bool:
+    """Return True if a layer reads the values of tensors beside its whole modules, which compiled code cannot."""
+    if not (isinstance(layer, RecordedLayer) and isinstance(value, Live)):
+        return False
+    return any(call.reads for call in value.recording.parts[layer.index].calls)
+
+
 def held(owner: Any, name: str) -> Tensor:
     """Return the parameter or buffer that a module holds under a name."""
     found = owner._parameters.get(name)

@@ -1,0 +1,80 @@
+"""Compiled stages of recorded models: whole stages are one graph, and layers that read values run beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from pipepart import CaptureError
+from pipepart.capture.deep_copies import deep_copies
+from tests.support.recorded import differing, piped, plainly
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        return x + (y if mask is None else y * mask[..., None])
+
+
+class Reads(nn.Module):
+    """Drops its mask if that masks nothing, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        kept = None if bool(mask.all()) else mask
+        for block in self.blocks:
+            x = block(x, kept)
+        return x.square().mean()
+
+
+def sample(length: int) -> dict[str, Any]:
+    return {"x": torch.randn(4, length, 6), "mask": torch.ones(4, length)}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch.compiler.reset()
+
+
+def test_a_stage_is_compiled_once_and_for_other_lengths_once_more():
+    graphs: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = Reads()
+    (plain,) = deep_copies(model)
+    compiled = []
+    with piped(model, sample(5), stages=3, compile={"backend": backend}) as pipe:
+        for length in (5, 5, 5, 7, 8, 9):
+            given = sample(length)
+            pipe.zero_grad()
+            plain.zero_grad()
+            loss = pipe.step(**given)
+            torch.testing.assert_close(loss, plainly(plain, given))
+            assert differing(model, plain) == []
+            compiled.append(len(graphs))
+    assert compiled == [0, 3, 3, 6, 6, 6]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_model_that_is_compiled_already_is_refused(in_place):
+    model: Any = Reads()
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    with pytest.raises(CaptureError, match=r"compiled by torch\.compile.*compile=True"):
+        piped(model, sample(5))
