@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from .chain import Chain
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
-from .recorded.recording import Recording, own_loss
+from .recorded.outputs import own_loss
+from .recorded.recording import Recording
 from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .restore import bindings_restored, copied, restored, shadow_parameters

@@ -142,7 +142,9 @@ class RecordedChain(Chain):
         self._mark_counting(recording, args, kwargs)
         if not self.layers:
             groups = recording.groups()
-            self._set_layers(dict(zip(_names(groups, self.model), groups, strict=True)))
+            names = _names(groups, self.model)
+            groups = _with_unused(groups, self.opening, self.model)
+            self._set_layers(dict(zip(names, groups, strict=True)))
         recording.arrange(self._groups)
         return recording
 
@@ -210,6 +212,40 @@ def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:
         count = counts[path] = counts.get(path, -1) + 1
         names.append(f"{path}@{count}" if count else path)
     return names
+
+
+def _with_unused(groups: Sequence[Group], opening: Opening, model: nn.Module) -> list[Group]:
+    """Add the modules, parameters and buffers that the forward did not use, as it may use them for other arguments.
+
+    A whole module goes to the layer of the module before it in the model: branches of a ModuleDict come to the branch
+    that was called. A parameter or buffer beside the whole modules goes to the first layer, which sends it to where it
+    is used. A module whose tensors are used in another way than by a call is left out.
+    """
+    homes = {path: index for index, group in enumerate(groups) for path in group.modules}
+    used = {id(_tensor_at(model, path)) for group in groups for path in group.tensors}
+    used |= {id(tensor) for path in homes for tensor in _state_of(model.get_submodule(path))}
+    added: list[list[str]] = [[] for _ in groups]
+    place = 0
+    for path, module in model.named_modules():
+        if path in homes:
+            place = homes[path]
+        elif opening.whole.get(module) == path and used.isdisjoint(map(id, _state_of(module))):
+            added[place].append(path)
+    own = [
+        f"{path}.{name}" if path else name
+        for path, module in opening.opened()
+        for name, tensor in {**module._parameters, **module._buffers}.items()
+        if tensor is not None and id(tensor) not in used
+    ]
+    first, *others = [
+        group._replace(modules=(*more, *group.modules)) if group.modules else group
+        for group, more in zip(groups, added, strict=True)
+    ]
+    return [first._replace(tensors=(*first.tensors, *own)), *others]
+
+
+def _state_of(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _paths(groups: Mapping[str, Group]) -> list[str]:

@@ -13,7 +13,7 @@ one; otherwise it belongs to the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .calls import HOOKS, Autocast, Call, Env, is_plain_function, same_value
+from .calls import HOOKS, Autocast, Call, Env, is_plain_function
+from .layer_order import layers_of
 from .numbers import Ref
+from .outputs import own_loss
 from .refusal import CaptureError
 
 
@@ -50,7 +52,7 @@ class Group(NamedTuple):
     """The calls up to a whole module and with it; one piece of a chain.
 
     Attributes:
-        modules: paths of the whole modules that it calls, in order.
+        modules: paths of the whole modules that it calls, in order, behind those that it may call for other arguments.
         tensors: paths of the parameters and buffers that its other calls use.
     """
 
@@ -154,8 +156,9 @@ class Recording:
         stop = self._end_of_layers() if self.loss is not None else len(self.calls)
         places = self._places(layers, stop)
         count = len(layers)
-        fixed = {*self.state, *self.constants}
-        born = dict.fromkeys(self.inputs, -1)
+        senders = self._senders(layers, places)
+        fixed = {*self.state, *self.constants} - senders.keys()
+        born = dict.fromkeys(self.inputs, -1) | senders
         last: dict[int, int] = {}
         for call, place in zip(self.calls, places, strict=True):
             for number in call.given.numbers():
@@ -193,7 +196,6 @@ class Recording:
             self._part(live[i], live[i + 1], own[i], of_last if i == count - 1 else ()) for i in range(count)
         ]
         self.end = self._part(live[count], (), own[count], results - self._returned_state)
-        self._check_state(layers)
 
     def completed(self, env: Env) -> Any:
         """Return what the model returns, from the tensors of a replay."""
@@ -210,6 +212,7 @@ class Recording:
         found: dict[int, list[int]] = {number: [0] for number in self.inputs if number in live}
         for index, part in enumerate(self.parts):
             own = {number for call in part.calls for number in (*call.given.numbers(), *call.new)}
+            own |= {number for number, *_ in part.state}
             if part is self.parts[-1]:
                 own |= {*self.end.takes, *part.takes}
             for number in sorted(own & live):
@@ -263,7 +266,8 @@ class Recording:
     def _part(
         self, takes: Iterable[int], gives: Iterable[int], calls: Sequence[Call], results: Iterable[int]
     ) -> Part:
-        used = {number for call in calls for number in call.given.numbers()} | set(results)
+        used = {number for call in calls for number in call.given.numbers()} | {*results, *gives}
+        used -= {*takes}
         state = tuple((number, *_split(self.state[number])) for number in sorted(used & self.state.keys()))
         constants = tuple(sorted(used & self.constants.keys()))
         placed = bool(constants) or any(call.given.has_device for call in calls)
@@ -272,7 +276,7 @@ class Recording:
     def _places(self, layers: Sequence[Group], stop: int) -> list[int]:
         """Return the layer of each call; the number of layers for those of the end."""
         modules = [call.module for call in self.calls[:stop] if call.module]
-        of_modules = iter(_layers_of(modules, [layer.modules for layer in layers]))
+        of_modules = iter(layers_of(modules, [layer.modules for layer in layers]))
         places: list[int] = []
         waiting = 0
         for call in self.calls[:stop]:
@@ -283,15 +287,36 @@ class Recording:
         places += [len(layers) - 1] * waiting
         return places + [len(layers)] * (len(self.calls) - stop)
 
-    def _check_state(self, layers: Sequence[Group]) -> None:
-        for part, layer in zip(self.parts, layers, strict=True):
-            for number, *_ in part.state:
-                path = self.state[number]
-                if path not in layer.tensors:
-                    raise CaptureError(
-                        f"with these arguments or in this mode layer {layer.modules[-1:] or ''} uses {path!r}, which "
-                        "it does not in the plan: make the plan with a sample for which it does"
-                    )
+    def _senders(self, layers: Sequence[Group], places: Sequence[int]) -> dict[int, int]:
+        """Return the layer that sends a parameter or buffer to later ones, for each that a layer uses and has not.
+
+        Raises:
+            CaptureError: no earlier layer has it, or it is written.
+        """
+        found: dict[int, int] = {}
+        for number, place, how, written in self._uses_of_state(places, len(layers) - 1):
+            path = self.state[number]
+            if path in layers[place].tensors:
+                continue
+            senders = [index for index in range(place) if path in layers[index].tensors]
+            if written or not senders:
+                where = layers[place].modules[-1:] or ""
+                raise CaptureError(
+                    f"with these arguments or in this mode the model {how} {path!r} in layer {where}, where it does "
+                    "not in the plan: make the plan with a sample for which it does"
+                )
+            found[number] = senders[0]
+        return found
+
+    def _uses_of_state(self, places: Sequence[int], last: int) -> Iterator[tuple[int, int, str, bool]]:
+        """Yield number and layer of each use of a parameter or buffer, the use in words, and whether it is written."""
+        for call, place in zip(self.calls, places, strict=True):
+            for number in self.state.keys() & set(call.given.numbers()):
+                if place <= last:
+                    written = number in call.writes
+                    yield number, place, f"{'writes' if written else 'uses'}, at {call.line},", written
+        for number in self._returned_state:
+            yield number, last, "returns", False
 
     def _end_of_layers(self) -> int:
         """Return the index of the first call of the end, which has no modules, parameters, draws or writes."""
@@ -328,91 +353,11 @@ class Recording:
         return sorted(dict.fromkeys(found), key=order.__getitem__)
 
 
-def _layers_of(called: Sequence[str], layers: Sequence[Sequence[str]]) -> list[int]:
-    """Return the layer of each call of a module, in order: a layer never comes before that of an earlier call.
-
-    A call takes the next layer that was made for a call of its module. If there are more calls than that, as when a
-    loop goes over a longer sequence, calls of one module share a layer.
-
-    Raises:
-        CaptureError: the layers do not have these modules in this order.
-    """
-    homes: dict[str, list[int]] = {}
-    for index, modules in enumerate(layers):
-        for path in modules:
-            homes.setdefault(path, []).append(index)
-    latest = [len(layers) - 1] * (len(called) + 1)
-    for number in reversed(range(len(called))):
-        path = called[number]
-        within = [home for home in homes.get(path, []) if home <= latest[number + 1]]
-        if not within:
-            raise CaptureError(_other_calls(path, called.count(path), len(homes.get(path, []))))
-        latest[number] = within[-1]
-    left = {path: list(own) for path, own in homes.items()}
-    found: list[int] = []
-    for path, most in zip(called, latest, strict=False):
-        least = found[-1] if found else 0
-        unused = [home for home in left[path] if least <= home <= most]
-        if unused:
-            left[path].remove(unused[0])
-        found.append(min(unused or [home for home in homes[path] if home >= least]))
-    return found
-
-
-def _other_calls(path: str, calls: int, planned: int) -> str:
-    """Say why the calls of a module do not go with the layers that were planned."""
-    text = "with these arguments or in this mode the model calls module "
-    if calls > planned > 0:
-        return (
-            f"{text}{path!r} {calls} times, and {planned} times in the plan, as in a loop over a longer sequence: make "
-            "the plan with a sample of the greatest length, or keep the module around the loop whole, layers=[...]"
-        )
-    return f"{text}{path!r} where its layers do not: make the plan with a sample for which it does"
-
-
-def _is_scalar(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and not leaf.dim()
-
-
-def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
-    """Return the loss in what a model returns; it may be none.
-
-    The loss is called ``loss`` in a dict or an object. In a tuple it is the first entry if that is a scalar, as in
-    ``(loss, logits)``, or the only scalar, as in ``(logits, loss)``. Any other output is the loss itself.
-    """
-    if isinstance(output, dict):
-        return output.get("loss")
-    if hasattr(output, "loss"):
-        return output.loss
-    if not isinstance(output, tuple | list) or isinstance(output, Ref):
-        return output
-    scalars = [one for one in output if is_scalar(one)]
-    return scalars[0] if len(scalars) == 1 or (scalars and scalars[0] is output[0]) else None
-
-
 class _Marks(dict[int, Any]):
     """Stands for the tensors of a replay: each is its own ref."""
 
     def __missing__(self, number: int) -> Ref:
         return Ref(number)
-
-
-def same_outputs(one: Any, other: Any, exactly: bool = True) -> bool:
-    """Return True if two outputs of a model are equal, NaN included: bit for bit, or up to rounding."""
-    left, spec = pytree.tree_flatten(one)
-    right, spec_of_other = pytree.tree_flatten(other)
-    return spec == spec_of_other and all(_same(a, b, exactly) for a, b in zip(left, right, strict=True))
-
-
-def _same(one: Any, other: Any, exactly: bool) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return same_value(one, other)
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    one, other = one.detach(), other.detach().to(one.device)
-    if exactly or not one.is_floating_point():
-        return bool(((one == other) | ((one != one) & (other != other))).all())
-    return torch.allclose(one, other, rtol=torch.finfo(one.dtype).eps ** 0.5, atol=1e-3, equal_nan=True)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -15,8 +15,9 @@ from ..contents import Snapshot
 from .calls import Call, Env
 from .interception import called_whole
 from .opening import Opening
+from .outputs import same_outputs
 from .placing import at, home, together
-from .recording import Recording, same_outputs
+from .recording import Recording
 from .refusal import CaptureError
 from .replay import replayed
 from .session import untouched

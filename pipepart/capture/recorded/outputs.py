@@ -1,0 +1,51 @@
+"""What a model returned: which part of it is its loss, and whether two outputs are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .calls import same_value
+from .numbers import Ref
+
+
+def _is_scalar(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.dim()
+
+
+def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
+    """Return the loss in what a model returns; it may be none.
+
+    The loss is called ``loss`` in a dict or an object. In a tuple it is the first entry if that is a scalar, as in
+    ``(loss, logits)``, or the only scalar, as in ``(logits, loss)``. Any other output is the loss itself.
+    """
+    if isinstance(output, dict):
+        return output.get("loss")
+    if hasattr(output, "loss"):
+        return output.loss
+    if not isinstance(output, tuple | list) or isinstance(output, Ref):
+        return output
+    scalars = [one for one in output if is_scalar(one)]
+    return scalars[0] if len(scalars) == 1 or (scalars and scalars[0] is output[0]) else None
+
+
+def same_outputs(one: Any, other: Any, exactly: bool = True) -> bool:
+    """Return True if two outputs of a model are equal, NaN included: bit for bit, or up to rounding."""
+    left, spec = pytree.tree_flatten(one)
+    right, spec_of_other = pytree.tree_flatten(other)
+    return spec == spec_of_other and all(_same(a, b, exactly) for a, b in zip(left, right, strict=True))
+
+
+def _same(one: Any, other: Any, exactly: bool) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return same_value(one, other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = one.detach(), other.detach().to(one.device)
+    if exactly or not one.is_floating_point():
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.allclose(one, other, rtol=torch.finfo(one.dtype).eps ** 0.5, atol=1e-3, equal_nan=True)
