@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def _settings(module: nn.Module, own: dict[int, int]) -> Iterator[Hashable]:
 
 
 def _setting(value: Any, own: dict[int, int], depth: int = _DEPTH) -> Hashable:
-    """Return a key of a setting: plain values and nests of them by value, other objects by identity."""
+    """Return a key of a setting: plain values, nests and partial functions by value, other objects by identity."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if id(value) in own:
@@ -136,6 +137,8 @@ def _setting(value: Any, own: dict[int, int], depth: int = _DEPTH) -> Hashable:
         )
     if type(value) in (list, tuple):
         return type(value), tuple(_setting(item, own, depth - 1) for item in value)
+    if type(value) is partial:
+        return partial, _setting((value.func, value.args, value.keywords), own, depth - 1)
     if type(value) in (set, frozenset):
         return type(value), frozenset(_setting(item, own, depth - 1) for item in value)
     return Same(value)

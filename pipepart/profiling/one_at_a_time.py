@@ -122,10 +122,18 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if _reads_values(func, args):
             raise CaptureError(
                 f"layer {self._layer!r} reads values of tensors ({func.name()}), and the model is on the meta device, "
                 "where tensors have none: load its weights on the CPU and profile it with device=..., which needs "
                 "room for one layer there, or compute with tensors (torch.where) in place of reading values"
             )
         return func(*args, **(kwargs or {}))
+
+
+def _reads_values(operation: Any, args: Sequence[Any]) -> bool:
+    """Return True if the result of an operation, or the shape of it, is known from the values of tensors only."""
+    if operation is torch.ops.aten.index.Tensor:
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    tags = operation.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

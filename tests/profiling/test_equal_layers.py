@@ -138,6 +138,11 @@ def closure(block: nn.Module, factor: float) -> nn.Module:
     return block
 
 
+def partly(block: nn.Module, dim: int) -> nn.Module:
+    block.act = functools.partial(torch.softmax, dim=dim)  # type: ignore[assignment]
+    return block
+
+
 def own_forward(block: nn.Module) -> nn.Module:
     block.forward = functools.partial(type(block).forward, block)  # type: ignore[method-assign]
     return block
@@ -168,6 +173,8 @@ PAIRS: dict[str, tuple[Callable[[], list[nn.Module]], bool]] = {
     "another number of their own": (lambda: [Numbered(1), Numbered(2)], True),
     "the same hook": (lambda: [hooked(Block(), some_hook) for _ in range(2)], True),
     "the same module twice": (lambda: [nn.Tanh()] * 2, True),
+    "the same partial function": (lambda: [partly(Block(), dim=1), partly(Block(), dim=1)], True),
+    "another partial function": (lambda: [partly(Block(), dim=0), partly(Block(), dim=1)], False),
     "another setting": (lambda: [Block(1), Block(2)], False),
     "a setting of a child": (lambda: [nn.Sequential(nn.Dropout(p)) for p in (0.1, 0.2)], False),
     "another number, used": (lambda: [Scales(1), Scales(2)], False),

@@ -1,5 +1,6 @@
 """A model that is not on the device that is measured: one layer at a time is there, and the model stays as it is."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,21 +138,37 @@ def test_no_more_than_one_layer_is_real_at_a_time():
     assert seen == {number: {number} for number in range(5)}
 
 
-class Reads(nn.Module):
-    def __init__(self) -> None:
+class Applies(nn.Module):
+    """Applies a function to the output of a linear layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.linear = nn.Linear(D, D)
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) if x.mean() > 0 else x
+        return self.function(self.linear(x))
 
 
-def test_a_layer_that_reads_values_is_refused_on_meta_by_name():
-    model = on_meta(lambda: nn.Sequential(nn.Linear(D, D), Reads(), nn.Linear(D, D)))
+READS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a branch": lambda x: x if x.mean() > 0 else -x,
+    "a choice of rows": lambda x: x[x.sum(1) > 0],
+    "a number": lambda x: x * x.amax().item(),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_layer_that_reads_values_is_refused_on_meta_by_name(what):
+    model = on_meta(lambda: nn.Sequential(nn.Linear(D, D), Applies(READS[what]), nn.Linear(D, D)))
     with pytest.raises(
         pipepart.CaptureError, match=r"layer '1' reads values of tensors .* profile it with device="
     ):
         profile(model, torch.randn(N, D))
+
+
+def test_a_layer_whose_shapes_do_not_depend_on_values_is_not_refused():
+    model = on_meta(lambda: nn.Sequential(Applies(lambda x: x[x.argsort(0)[:, 0]]), nn.Linear(D, D)))
+    assert len(profile(model, torch.randn(N, D)).layers) == 2
 
 
 def test_what_a_layer_raises_names_it_and_leaves_the_model_on_meta():
