@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import torch
@@ -16,8 +17,8 @@ class _Tracked:
 
     Attributes:
         before: its state before the construction.
-        now: the state in which the last draw left it.
-        draws: for each state in which a draw left it, the position of this draw in the log.
+        now: the digest of the state in which the last draw left it.
+        draws: for the digest of each state in which a draw left it, the position of this draw in the log.
     """
 
     generator: torch.Generator
@@ -81,4 +82,4 @@ class Generators:
 
 
 def _key(state: Tensor) -> bytes:
-    return state.numpy().tobytes()
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).digest()  # of 5 kB a draw

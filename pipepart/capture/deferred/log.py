@@ -107,7 +107,7 @@ class Constant(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether the array has other values now."""
-        return self.source is not None and self.source.numpy().tobytes() != self.data.numpy().tobytes()
+        return self.source is not None and not torch.equal(_bytes(self.source), _bytes(self.data))
 
 
 class Seeding(NamedTuple):
@@ -187,3 +187,8 @@ class Log:
         number = self.memory_of(tensor)
         assert number is not None
         return View.of(tensor, number)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, which differ for values that do, and not for NaN."""
+    return tensor.contiguous().flatten().view(torch.uint8)
