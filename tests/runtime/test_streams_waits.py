@@ -29,6 +29,11 @@ from tests.support.late_scenarios import (
     scaled_copies_side_by_side,
     shared_forwards,
     shared_steps,
+    skipping_and_back,
+    skipping_forwards,
+    skipping_from_the_cpu,
+    skipping_steps,
+    skipping_to_the_cpu,
     steps,
     steps_to_the_cpu,
     targets_elsewhere,
@@ -50,6 +55,8 @@ SHOWS_IN: list[tuple[Wait, Scenario]] = [
     (Wait.HELD_FOR_CALLER, outputs_that_another_thread_frees),
     (Wait.COPY_BEHIND_COMPUTE, steps),
     (Wait.HELD_FOR_COPY, forwards),
+    (Wait.FETCH_BEHIND_COMPUTE, skipping_forwards),
+    (Wait.HELD_FOR_FETCH, skipping_forwards),
     (Wait.HOST_BEHIND_COPY, steps_to_the_cpu),
     (Wait.COMPUTE_BEHIND_COPY, steps),
     (Wait.COMPUTE_BEHIND_COPY, shared_steps),
@@ -72,7 +79,14 @@ def is_wrong(scenario: Scenario) -> bool:
     return False
 
 
-SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), copies_side_by_side]))
+WITH_ALL = [
+    copies_side_by_side,
+    skipping_steps,
+    skipping_to_the_cpu,
+    skipping_from_the_cpu,
+    skipping_and_back,
+]
+SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), *WITH_ALL]))
 
 
 @pytest.mark.slow

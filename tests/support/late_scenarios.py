@@ -14,8 +14,10 @@ from pipepart.capture import flatten
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample
+from tests.support.on_devices import AND_BACK, SHARED, THREE, TWO, cut_on, gradients, late, on_devices, sample
+from tests.support.recorded import chain_for
 from tests.support.replicas import summed_step
+from tests.support.skipping import WIDTH, Hourglass
 
 PARTS = 8
 
@@ -168,6 +170,48 @@ def inputs_elsewhere(seed: int | None) -> None:
         x = x.to("vdev:1")
         with late(seed):
             assert pipe(x * 1).cpu().allclose(expected, rtol=1e-12)
+
+
+def skipping_steps(seed: int | None, devices: tuple[str, ...] = THREE) -> None:
+    """Values that go past the stage in the middle, and wait at the first one."""
+    torch.manual_seed(0)
+    model = Hourglass(3).double()
+    reference = plain.twin(model)
+    x, y = sample(2 * PARTS, WIDTH)
+    recorded = chain_for(model, x, loss_fn=nn.MSELoss(), parts=PARTS)
+    plan = plan_by_hand([name for name, _ in recorded.layers], [2, 4], micro_batches=PARTS)
+    with Pipeline(recorded, on_devices(plan, devices), nn.MSELoss()) as pipe:  # type: ignore[arg-type]
+        x, y = x.to(devices[0]), y.to(devices[-1])
+        with late(seed):
+            for _ in range(2):
+                pipe.step(x * 1, target=y * 1)
+                plain.micro_batched_step(reference, x.cpu(), y.cpu(), nn.MSELoss(), PARTS)
+            plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def skipping_forwards(seed: int | None) -> None:
+    """Forwards alone, where only messages keep a value that goes past a stage."""
+    torch.manual_seed(0)
+    model = Hourglass(3).double()
+    x, _ = sample(2 * PARTS, WIDTH)
+    expected = model(x).detach()
+    recorded = chain_for(model, x, loss_fn=nn.MSELoss(), parts=PARTS)
+    plan = plan_by_hand([name for name, _ in recorded.layers], [2, 4], micro_batches=PARTS)
+    with Pipeline(recorded, on_devices(plan, THREE)) as pipe, torch.no_grad(), late(seed):  # type: ignore[arg-type]
+        for _ in range(2):
+            assert pipe(x.to(THREE[0])).cpu().allclose(expected, rtol=1e-12)
+
+
+def skipping_to_the_cpu(seed: int | None) -> None:
+    skipping_steps(seed, ("vdev:0", "vdev:1", "cpu"))
+
+
+def skipping_from_the_cpu(seed: int | None) -> None:
+    skipping_steps(seed, ("cpu", "vdev:1", "vdev:0"))
+
+
+def skipping_and_back(seed: int | None) -> None:
+    skipping_steps(seed, AND_BACK)
 
 
 class Interrupting(nn.Module):

@@ -20,6 +20,10 @@ read it. "Held for" means ``record_stream``, which keeps the memory until that s
 no copy: the receiver waits for (1), and y is held for it. Messages within one worker, as between its chunks, need no
 events: they are in the order of its compute stream.
 
+A live value that goes past stages is fetched by its receiver instead, when that queues its forward. Until then it waits
+in the memory of the sender, whose stage mostly keeps it for its backward anyway. The picture is the same, with streams
+of the receiver in the middle.
+
 At the start of a step all of these streams wait for the caller's streams, and at its end the caller's streams wait for
 them. So caller and pipeline may use and free each other's tensors, and the host never waits for a device.
 """
@@ -36,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from schedules import Schedule
+from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
@@ -60,6 +64,13 @@ class InFlight(NamedTuple):
     arrived: torch.Event | None
 
 
+class Waiting(NamedTuple):
+    """A message on its sender's device, for the receiver to fetch once the event has passed; None means now."""
+
+    message: Any
+    made: torch.Event | None
+
+
 class Streams:
     """The streams of all workers of a pipeline.
 
@@ -79,6 +90,7 @@ class Streams:
         ]
         self._callers: Callers = {}
         self._departures: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
+        self._arrivals: list[torch.Stream | None] = [None for _ in homes]
 
     @classmethod
     def of(cls, homes: Sequence[torch.device]) -> Streams | None:
@@ -177,6 +189,36 @@ class Streams:
                 waits.hold(Wait.HELD_FOR_COPY, tensor, departure)  # (2)
         return InFlight(copied, recorded(self._own[sender].get(there, departure), timed))  # (3)
 
+    def keep(self, sender: int, message: Any) -> Waiting:
+        """Return a message that its receiver fetches."""
+        compute = self._compute(sender)
+        return Waiting(message, None if compute is None else recorded(compute))
+
+    def fetch(self, sender: int, receiver: int, waiting: Waiting, timed: bool = False) -> InFlight:
+        """Queue the copy of a message to the receiver's device; called by the receiver."""
+        here, there = self._homes[sender], self._homes[receiver]
+        found = tensors(waiting.message)
+        if here == there or not found:
+            return InFlight(waiting.message, waiting.made)
+        compute, source = self._compute(receiver), self._own[receiver].get(here)
+        if source is not None and waiting.made is not None:
+            waits.wait(Wait.FETCH_BEHIND_COMPUTE, source, waiting.made)  # (1)
+        arrival = None
+        if compute is None:
+            copied = graph_cut.move(waiting.message, there, wait=False)
+        else:
+            arrival = self._arrivals[receiver] = self._arrivals[receiver] or torch.Stream(there)
+            torch.accelerator.set_stream(arrival)
+            try:
+                copied = self._copied(waiting.message, there, source or arrival)
+            finally:
+                torch.accelerator.set_stream(compute)
+        for tensor in found:
+            if source is not None and tensor.device == here:
+                waits.hold(Wait.HELD_FOR_FETCH, tensor, source)  # (2)
+        queued_on = arrival or source
+        return InFlight(copied, None if queued_on is None else recorded(queued_on, timed))  # (3)
+
     def receive(self, receiver: int, in_flight: InFlight) -> Any:
         """Return the message for the receiver's compute stream; the host waits for one that is for the CPU."""
         message, arrived = in_flight
@@ -239,6 +281,9 @@ class StreamTransport:
         """Queue the copy to the receiver's device and send what describes it."""
         arrivals = self._arrivals
         here, there = self._worker_of[sender], self._worker_of[receiver]
+        if is_fetched(key):
+            self._inner.send(sender, receiver, key, self._streams.keep(here, message))
+            return
         in_flight = self._streams.send(here, there, message, timed=arrivals is not None)
         if arrivals is not None and in_flight.arrived is not None:
             arrivals[key] = in_flight.arrived
@@ -246,7 +291,19 @@ class StreamTransport:
 
     def recv(self, receiver: int, key: Key) -> Any:
         """Receive the message; the receiver's compute stream waits for its copy."""
-        return self._streams.receive(self._worker_of[receiver], self._inner.recv(receiver, key))
+        worker, message = self._worker_of[receiver], self._inner.recv(receiver, key)
+        if isinstance(message, Waiting):
+            message = self._streams.fetch(
+                self._worker_of[key[-1]], worker, message, timed=self._arrivals is not None
+            )
+            if self._arrivals is not None and message.arrived is not None:
+                self._arrivals[key] = message.arrived
+        return self._streams.receive(worker, message)
+
+
+def is_fetched(key: Key) -> bool:
+    """Return True for a live value that goes past stages; its gradient is sent as other messages are."""
+    return len(key) == 4 and key[0] is Kind.F
 
 
 @cache
