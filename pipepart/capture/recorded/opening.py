@@ -202,6 +202,8 @@ def is_skippable(module: nn.Module) -> bool:
 
 def _passes_values_on(module: nn.Module) -> bool:
     """Return True for a module that must be opened: a skippable one, or the one in it, whose forward yields."""
+    if isinstance(module, torch.jit.ScriptModule):  # whose class has no forward to be looked at
+        return False
     return is_skippable(module) or inspect.isgeneratorfunction(type(module).forward)
 
 
