@@ -15,7 +15,7 @@ from torch import nn
 import schedules
 
 from .autograd import graph_cut
-from .capture import Chain, RecordedChain, Verify, chain_of, loss_of
+from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
@@ -131,7 +131,7 @@ class Pipeline(AsModule):
                 f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
                 "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
             )
-        own_loss = loss_of if isinstance(chain, RecordedChain) and reduction != "batch" else None
+        own_loss = loss_of if isinstance(chain, RecordedChain | Whole) and reduction != "batch" else None
         self._loss = StepLoss(loss_fn or own_loss, Reduction(reduction) if reduction else None)
         self._merge = merge
         self._traces = Traces(plan, always=trace)

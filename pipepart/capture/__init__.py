@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .chain import Chain
+from .chain import Chain, Whole
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.outputs import own_loss
@@ -27,6 +27,7 @@ __all__ = [
     "TensorSpec",
     "Unfinished",
     "Verify",
+    "Whole",
     "bindings_restored",
     "capture",
     "chain_of",

@@ -40,3 +40,24 @@ class Chain:
     def groups(self) -> Mapping[str, Group]:
         """None: the layers are the user's."""
         return {}
+
+
+class Whole(Chain):
+    """A model as one layer, which is called as it is: nothing is recorded. Its name is that of its class."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, [(type(model).__name__, model)])
+
+    @property
+    def places(self) -> list[tuple[str, nn.Module]]:
+        """The children of the model."""
+        return list(self.model.named_children())
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """The model, whose path is empty."""
+        return {self.layers[0][0]: WHOLE}
+
+
+WHOLE = Group(("",), ())
+"""What the only layer of a :class:`Whole` calls."""

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..autograd.sparse import bytes_of
-from .chain import Chain
+from .chain import WHOLE, Chain, Whole
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.opening import is_skippable
@@ -40,7 +40,8 @@ def chain_of(
     Args:
         model: the user's. An ``nn.Sequential`` is taken as it is; any other module is recorded when it is first called.
         infos: the layers that the chain of a recorded model must have, as a profile has them.
-        layers, verify, split_loss: as for :class:`RecordedChain`.
+        layers: as for :class:`RecordedChain`; ``[""]`` makes the model one layer, without recording it.
+        verify, split_loss: as for :class:`RecordedChain`.
 
     Raises:
         TypeError, ValueError: ``model`` is no module, or has no layers.
@@ -56,7 +57,15 @@ def chain_of(
     if _runs_children_in_order(model) and layers is None and not any(map(is_skippable, model.modules())):
         return Chain(model, flatten(model))
     _refuse_lazy(model)
+    if layers is not None and "" in layers:
+        if len(layers) > 1:
+            raise ValueError(
+                f'layers: "" is the model itself, which cannot be a layer beside {list(layers)!r:.80}'
+            )
+        return Whole(model)
     groups = {info.name: Group(info.modules, info.tensors) for info in infos}
+    if [*groups.values()] == [WHOLE]:
+        return Whole(model)
     known = groups if any(group.modules or group.tensors for group in groups.values()) else None
     return RecordedChain(model, known, layers=layers, verify=verify, split_loss=split_loss)
 

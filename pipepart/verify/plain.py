@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..capture import RecordedChain, loss_of, own_loss
+from ..capture import RecordedChain, Whole, loss_of, own_loss
 from ..data.arguments import call
 from ..data.gather import gather
 from ..data.recorded import entered
@@ -160,7 +160,7 @@ def micro_batched(training: Training, x: Any, y: Any) -> Tensor:
     case = training.case
     if case.reduction == "batch":
         return gathered(training, x, y)
-    computed = loss_of if isinstance(training.chain, RecordedChain) else None
+    computed = loss_of if isinstance(training.chain, RecordedChain | Whole) else None
     loss = StepLoss(training.loss_fn or computed, Reduction(case.reduction) if case.reduction else None)
     batch = training.parts_of(x, y)
     gradients = StepGradients(training.model.parameters)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pipepart.capture import CaptureError
-from tests.capture.awkward import REFUSED, RIGHT
+from tests.capture import awkward_code, awkward_hidden, awkward_state  # noqa: F401 - they fill the tables
+from tests.support.awkward import REFUSED, RIGHT
 from tests.support.recorded import assert_same_step, chain_for, piped
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
@@ -38,3 +39,16 @@ def test_refused(name):
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match=message), piped(kind(), X, loss_fn=loss_fn, parts=4) as pipe:
         pipe.step(X, target=Y)
+
+
+def test_what_blocks_count_and_draw_is_not_advanced_by_recordings():
+    assert_same_step(
+        awkward_hidden.BlocksCountForThemselves(), X, target=Y, loss_fn=loss_fn, stages=3, parts=4
+    )
+
+
+def test_a_refusal_offers_the_whole_model_as_one_layer():
+    with pytest.raises(
+        CaptureError, match=r"As a last resort, layers=\[\"\"\] makes the whole model one layer"
+    ):
+        chain_for(awkward_hidden.SetsTheModeOfABlock(), X, loss_fn=loss_fn)

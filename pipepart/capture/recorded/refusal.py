@@ -17,6 +17,12 @@ _OF_META_TENSORS = re.compile(r"\b(register_)?meta\b", re.IGNORECASE)
 _CALLS = str(_HERE / "calls.py")
 
 
+LAST_RESORT = (
+    'As a last resort, layers=[""] makes the whole model one layer, which only replicas can share out'
+)
+"""The end of the message if a model cannot be recorded."""
+
+
 class CaptureError(ValueError):
     """A model cannot be cut into layers, or a recording of it cannot be replayed.
 

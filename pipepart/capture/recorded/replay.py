@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .calls import Call, DeviceRule, Env
-from .recording import Group, Part, Recording
+from .recording import Group, Part, Recording, own_loss
 
 
 class Live:
@@ -242,8 +242,9 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
 
 def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
     """Return the loss that a model computes, from what its last layer returned. Called as the loss of a step."""
-    if not isinstance(unfinished, Unfinished):
-        return unfinished
+    if not isinstance(unfinished, Unfinished):  # a model that is one layer
+        found = own_loss(unfinished)
+        return unfinished if found is None else found
     recording = unfinished.recording
     assert recording.loss is not None
     return _ended(unfinished, arguments)[recording.loss]

@@ -20,7 +20,7 @@ from .opening import Opening
 from .placing import is_on_meta, to_meta
 from .recorder import Recorder
 from .recording import Recording
-from .refusal import CaptureError, LeftAsideError, SkeletonError
+from .refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from .skeleton import Change, Holders, Watch, innermost
 from .surroundings import Surroundings
 
@@ -52,11 +52,11 @@ def record(
             ):
                 tracking = False
             else:
-                raise
+                raise CaptureError(f"{error}. {LAST_RESORT}") from error
         except SkeletonError as error:
             culprit = error.culprit if error.culprit is not None else innermost(error, opened)
             if not opening.close(culprit, str(error)):
-                raise
+                raise CaptureError(f"{error}. {LAST_RESORT}") from error
 
 
 class _Run(NamedTuple):

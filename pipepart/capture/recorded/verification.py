@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...autograd.own_copy import own_copy, tensors
 from ..contents import Snapshot
-from .calls import Call, Env
+from .calls import Call, Env, Slice
 from .interception import called_whole
 from .opening import Opening
 from .outputs import same_outputs
@@ -207,7 +207,7 @@ def _changed(first: Recording, second: Recording) -> str:
                 f"forward: {_CHANGES}"
             )
         for was, now in zip(one.given.values, other.given.values, strict=False):
-            if not isinstance(was, Tensor) and type(was) in (bool, int, float, complex, str) and was != now:
+            if type(was) in (bool, int, float, complex, str, Slice, torch.dtype, torch.device) and was != now:
                 return (
                     f"{one.name}() at {one.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
                     f"with the same arguments. That value changes from forward to forward: {_CHANGES}"

@@ -1,0 +1,293 @@
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+"""Models whose numbers depend on what a replay does not see: values in blocks, globals, generators, clocks, modes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+import types
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.awkward import Base, D, refused, right
+
+COUNTS = {"forwards": 0}
+FACTOR: ContextVar[float] = ContextVar("FACTOR", default=1.0)
+
+
+class Scaled(nn.Linear):
+    """A block whose numbers depend on all that it holds."""
+
+    of_class = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(D, D)
+        self.scale: Any = 1.0
+        self.items, self.settings = [1.0], types.SimpleNamespace(factor=1.0)
+        self.next: list[Any] = []
+
+    def forward(self, input):
+        scale = self.scale * len(self.items) * self.settings.factor * self.of_class * FACTOR.get()
+        for block in self.next:
+            block.scale = 2.0
+        return super().forward(input) * scale
+
+
+class OfScaled(Base):
+    """Blocks whose numbers depend on what they hold."""
+
+    def make(self):
+        self.blocks = nn.ModuleList([Scaled() for _ in range(3)])
+
+
+@refused(r"sets scale of module 'blocks\.0' at capture/awkward_hidden\.py:\d+")
+class SetsAnAttributeOfBlocks(OfScaled):
+    def forward(self, x):
+        for block in self.blocks:
+            block.scale = block.scale + 1.0
+            x = block(x)
+        return x
+
+
+@refused(r"sets scale of module 'blocks\.1\.0'")
+class SetsATensorInsideABlock(Base):
+    def make(self):
+        self.blocks = nn.ModuleList([nn.Sequential(Scaled(), nn.Tanh()) for _ in range(3)])
+
+    def forward(self, x):
+        self.blocks[1].get_submodule("0").scale = x.detach().mean()
+        return super().forward(x)
+
+
+@refused(r"changes items of module 'blocks\.1'")
+class FillsAListOfABlock(OfScaled):
+    def forward(self, x):
+        self.blocks[1].items.append(0.0)
+        return super().forward(x)
+
+
+@refused(r"changes settings of module 'blocks\.2'")
+class ChangesAnObjectOfABlock(OfScaled):
+    def forward(self, x):
+        self.blocks[2].settings.factor *= 2
+        return super().forward(x)
+
+
+@refused(r"sets Scaled\.of_class")
+class ChangesTheClassOfBlocks(OfScaled):
+    def forward(self, x):
+        Scaled.of_class = Scaled.of_class * 0.5
+        return super().forward(x)
+
+
+@refused(r"sets training of module 'blocks\.1'")
+class SetsTheModeOfABlock(Base):
+    def forward(self, x):
+        self.blocks[1].eval()
+        return super().forward(x)
+
+
+@refused(r"module 'blocks\.0' changes scale of module 'blocks\.1': there may be another micro-batch")
+class BlockSetsTheNextOne(OfScaled):
+    def make(self):
+        super().make()
+        self.blocks[0].next = [self.blocks[1]]
+
+
+@refused("puts memo.count back after its modules have changed it")
+class PutsBackWhatBlocksCount(Base):
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                self.memo.count += 1
+                return super().forward(input) * self.memo.count
+
+        self.memo = types.SimpleNamespace(count=0)
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for block in self.blocks:
+            block.memo = self.memo
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.memo.count = 0
+        return x
+
+
+@refused("changes memo of module 'blocks.0', which module 'blocks.1' holds as well")
+class BlocksShareAMemo(Base):
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                if self.first:
+                    self.memo.mean = input.detach().mean()
+                return super().forward(input) * self.memo.mean
+
+        memo = types.SimpleNamespace(mean=None)
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for index, block in enumerate(self.blocks):
+            block.memo, block.first = memo, not index
+
+
+class BlocksCountForThemselves(Base):
+    """Right without recompute, which runs a forward twice."""
+
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                self.seen.append(len(self.seen))
+                self.memo.count += 1
+                scale = (
+                    self.random.random() * float(self.numpy.random()) * torch.rand(1, generator=self.torch)
+                )
+                return super().forward(input) * scale * self.memo.count * len(self.seen)
+
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for block in self.blocks:
+            block.seen, block.memo = [], types.SimpleNamespace(count=0)
+            block.random, block.numpy = random.Random(1), np.random.default_rng(1)
+            block.torch = torch.Generator().manual_seed(1)
+
+
+@right
+class BlocksShareAGrowingTable(Base):
+    def make(self):
+        class Positions(nn.Module):
+            length = 0
+
+            def forward(self, x):
+                if x.shape[0] > self.length:
+                    self.length = x.shape[0]
+                    self.table = torch.arange(float(self.length))[:, None]
+                return x + self.table[: x.shape[0]]
+
+        class Block(nn.Linear):
+            def forward(self, input):
+                return self.positions(super().forward(input))
+
+        positions = Positions()
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for block in self.blocks:
+            block.positions = positions
+
+
+@refused(r"sets awkward_hidden\.COUNTS\.forwards at capture/awkward_hidden\.py:\d+")
+class CountsInAGlobal(Base):
+    def forward(self, x):
+        COUNTS["forwards"] += 1
+        return super().forward(x) * COUNTS["forwards"]
+
+
+@refused(r"mul\(\) at capture/awkward_hidden\.py:\d+ is given 1 in one forward and \d+ in the next one")
+class CountsInAnIterator(Base):
+    def make(self):
+        self.numbers = itertools.count(1)
+
+    def forward(self, x):
+        return super().forward(x) * next(self.numbers)
+
+
+@refused(r"mul\(\) at capture/awkward_hidden\.py:\d+ is given .* a clock")
+class ReadsTheClock(Base):
+    def forward(self, x):
+        return super().forward(x) * (time.perf_counter() % 1)
+
+
+@refused(r"draws from self\.noise at capture/awkward_hidden\.py:\d+")
+class DrawsFromAGeneratorOfItsOwn(Base):
+    def make(self):
+        self.noise = np.random.default_rng(0)
+
+    def forward(self, x):
+        return super().forward(x) * float(self.noise.random())
+
+
+@refused(r"module 'blocks\.0' \(Scaled\), called at .*returns from equal arguments: float32\[2, 6\]")
+class SetsAContextVariable(OfScaled):
+    def forward(self, x):
+        token = FACTOR.set(2.0)
+        try:
+            return super().forward(x)
+        finally:
+            FACTOR.reset(token)
+
+
+@refused(r"registers self\.table at .* Register it in __init__")
+class RegistersABuffer(Base):
+    def forward(self, x):
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.full((D,), 0.5))
+        return super().forward(x) * self.table
+
+
+@refused(r"data at capture/awkward_hidden\.py:\d+ changes the parameter 'followers\.0\.weight'")
+class MovingAverageOfWeights(Base):
+    def make(self):
+        self.followers = nn.ModuleList([nn.Linear(D, D) for _ in range(3)]).requires_grad_(False)
+
+    def forward(self, x):
+        for leader, follower in zip(self.blocks.parameters(), self.followers.parameters(), strict=True):
+            follower.data = follower.data * 0.9 + leader.data * 0.1
+        return super().forward(x) + self.followers[0](x)
+
+
+@refused(r"requires_grad_\(\) at capture/awkward_hidden\.py:\d+ changes the parameter 'blocks\.1\.weight'")
+class FreezesWithinTheForward(Base):
+    def forward(self, x):
+        self.blocks[1].requires_grad_(False)
+        x = super().forward(x)
+        self.blocks[1].requires_grad_(True)
+        return x
+
+
+@refused(r"module 'blocks\.1' is called at .* with another weight than its own \(functional_call")
+class OtherWeights(Base):
+    def forward(self, x):
+        halved = {name: tensor * 0.5 for name, tensor in self.blocks[1].named_parameters()}
+        return torch.func.functional_call(self.blocks[1], halved, (self.blocks[0](x),))
+
+
+@refused(r"register_hook\(\) at .* holds on to a tensor or an object of this forward")
+class HookOverATensor(Base):
+    def forward(self, x):
+        x = self.blocks[0](x)
+        y = self.blocks[1](x)
+        y.register_hook(lambda gradient: gradient * x.detach().abs())
+        return self.blocks[2](y)
+
+
+@refused(r"saved_tensors_hooks\(\) or save_on_cpu\(\) is active around blocks\.0")
+class HooksOnSavedTensors(Base):
+    def forward(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+            x = torch.tanh(self.blocks[0](x))
+        return self.blocks[2](self.blocks[1](x))
+
+
+@refused(r"sdpa_kernel\(\) is active around ")
+class ChoosesAKernel(Base):
+    def forward(self, x):
+        q, k, v = (block(x)[None, None] for block in self.blocks)
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v)[0, 0]
+
+
+@right
+class AsksWhetherGradientsAreEnabled(Base):
+    def forward(self, x):
+        x = super().forward(x)
+        return x * 2 if torch.is_grad_enabled() else x
+
+
+@right
+class ReturnsAParameter(Base):
+    def make(self):
+        self.scale = nn.Parameter(torch.ones(D))
+
+    def forward(self, x):
+        return torch.cat([super().forward(x) * self.scale, self.scale[None].expand(len(x), -1)], 1)

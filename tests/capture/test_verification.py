@@ -1,0 +1,73 @@
+"""What a failed check of a replay says: the first call or the first module that differs."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart.capture import CaptureError
+from tests.support.recorded import chain_for
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """Three blocks with something between them."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index == 1:
+                x = self.between(x)
+        return x
+
+
+def refusal(between: Any, **options: Any) -> str:
+    with pytest.raises(CaptureError) as caught:
+        chain_for(Model(between), X, loss_fn=nn.functional.mse_loss, **options)
+    return str(caught.value)
+
+
+def test_a_value_that_changes_is_named():
+    numbers = itertools.count(1)
+    message = refusal(lambda x: x * next(numbers))
+    assert (
+        "a replay of Model gives other numbers than the model. mul() at capture/test_verification.py:"
+        in message
+    )
+    assert "is given 1 in one forward and " in message
+    assert "a counter, a clock, a generator of random numbers" in message
+    assert message.endswith(
+        'layers=[...] says which modules stay whole; verify="never" trains without this check'
+    )
+
+
+def test_a_way_that_changes_is_named():
+    ways = itertools.cycle([torch.tanh, torch.sin, torch.cos, torch.abs])
+    message = refusal(lambda x: next(ways)(x))
+    assert "Two forwards with the same arguments take different ways" in message
+    assert "and before it was tanh at capture/test_verification.py:" in message
+
+
+def test_the_first_module_that_is_given_other_values_is_named():
+    numbers = itertools.count(1)
+
+    def scaled(value: float) -> float:
+        return value * next(numbers)
+
+    message = refusal(lambda x: x + x.detach().clone().apply_(scaled))
+    assert "what module 'blocks.2' (Linear), called at capture/test_verification.py:" in message
+    assert "is given: float32[4, 6], largest difference " in message
+    assert "The code after 'blocks.1' depends on something that a replay does not see" in message
+
+
+def test_without_a_check_nothing_is_said():
+    numbers = itertools.count(1)
+    chain_for(Model(lambda x: x * next(numbers)), X, loss_fn=nn.functional.mse_loss, verify="never")
