@@ -174,7 +174,7 @@ class Pipeline(AsModule):
         split: Splitter | None = None,
         **options: Unpack[RunOptions],
     ) -> Pipeline:
-        """Profile ``model`` on ``sample``, plan, and make the pipeline.
+        """Profile ``model`` on ``sample``, plan, and make the pipeline. On the meta device, costs are estimated.
 
         Args:
             model: any module.

@@ -168,3 +168,15 @@ def test_check_needs_a_model_with_values():
         check(model, x, target=y, loss_fn=nn.functional.mse_loss)
     with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
         assert check(pipe.module, x, target=y, loss_fn=nn.functional.mse_loss, schedules=["1f1b"]).ok
+
+
+def test_auto():
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    torch.manual_seed(0)
+    with deferred_init():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with Pipeline.auto(model, x, target=y, loss_fn=nn.functional.mse_loss, devices=2) as pipe:
+        assert torch.equal(model.get_parameter("0.weight"), plain.get_parameter("0.weight"))
+        torch.testing.assert_close(pipe.step(x, target=y), nn.functional.mse_loss(plain(x), y).detach())
