@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import nn
-
-import schedules
 
 from .autograd import graph_cut
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
@@ -29,11 +26,12 @@ from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
 from .runtime.differentiable import differentiable
-from .runtime.emulation import MemoryUse, emulation_of, memory_of
+from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
 from .runtime.loss_sink import make_loss_sink
-from .runtime.observe.trace import Trace, Traces
+from .runtime.observe.observed import Observed
+from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
 from .runtime.output_sink import OutputSink, loss_of_outputs
@@ -45,7 +43,7 @@ from .runtime.step_gradients import StepGradients, scaled
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
-class Pipeline(AsModule):
+class Pipeline(AsModule, Observed):
     """Trains a model that is cut into stages. Each device has a worker thread.
 
     The layers stay those of the model: optimizers over ``parameters()`` and checkpoints work as without a pipeline.
@@ -223,26 +221,6 @@ class Pipeline(AsModule):
     def plan(self) -> Plan:
         """The plan that the model is cut along."""
         return self._plan
-
-    @property
-    def last_trace(self) -> schedules.Timeline | None:
-        """Start and end of each action of the last step that was traced, in seconds; None before the first."""
-        return self._traces.last
-
-    def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
-        """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
-
-        With ``memory``, also counts the ``peak_bytes`` that each device keeps, which slows small layers down.
-        """
-        return self._traces.opened(memory)
-
-    def memory(self) -> dict[str, MemoryUse]:
-        """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
-
-        Raises:
-            RuntimeError: the pipeline was made without ``strict``, or its devices are real.
-        """
-        return memory_of(self._emulation)
 
     @frees_memory
     def step(

@@ -1,0 +1,37 @@
+"""Observed: the part of a pipeline that tells what its steps did: traces and memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import schedules
+
+from ..emulation import DeviceEmulation, MemoryUse, memory_of
+from .trace import Trace, Traces
+
+
+class Observed:
+    """The traces and the memory of a pipeline. A subclass sets the two attributes."""
+
+    _traces: Traces
+    _emulation: DeviceEmulation | None
+
+    @property
+    def last_trace(self) -> schedules.Timeline | None:
+        """Start and end of each action of the last step that was traced, in seconds; None before the first."""
+        return self._traces.last
+
+    def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
+        """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
+
+        With ``memory``, also counts the ``peak_bytes`` that each device keeps, which slows small layers down.
+        """
+        return self._traces.opened(memory)
+
+    def memory(self) -> dict[str, MemoryUse]:
+        """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
+
+        Raises:
+            RuntimeError: the pipeline was made without ``strict``, or its devices are real.
+        """
+        return memory_of(self._emulation)
