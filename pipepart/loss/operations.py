@@ -274,6 +274,14 @@ def _padded(call: Call) -> Rows:
     return rows
 
 
+def _spatial(call: Call) -> Rows:
+    """A function that works along the last dimensions of ``[samples, channels, ...]``."""
+    tensor, rows = call.single()
+    if rows.dim or tensor.dim() < 3 or call.result.dim() != tensor.dim():
+        raise LostError("works across samples")
+    return rows
+
+
 def _masked(call: Call) -> Rows:
     """What a mask picks from each sample, one sample after the other."""
     whose = [rows and rows.dim for _, rows in call.operands]
@@ -315,6 +323,7 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | Positions
     yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield names("__getitem__"), _indexed
     yield names("positions"), _numbered
+    yield names("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
     yield names("pad"), _padded
     yield names("masked_select"), _masked
 
