@@ -301,6 +301,9 @@ class PlanRecord(Document):
             weight_stash_bytes=[stage.deferred_bytes for stage in stages],
             boundary_bytes=[stage.boundary_bytes for stage in stages],
             recompute=[stage.recompute_seconds for stage in stages],
+            skips=[
+                (at, skip.target, skip.bytes) for at, stage in enumerate(self.stages) for skip in stage.skips
+            ],
             reduce_grad=reduce_seconds(stages, len(self.stages), self.cluster),
         )
 

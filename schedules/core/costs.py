@@ -9,7 +9,7 @@ from .action import ScheduleError
 from .schedule import Schedule
 
 Link = float | Sequence[Sequence[float]]
-_SHARED = ("latency", "bandwidth", "overlap")  # not one number a stage
+_SHARED = ("latency", "bandwidth", "overlap", "skips")  # not one number a stage
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class StageCosts:
         optimizer_step: seconds of an OPT_STEP.
         overlap: part of the shorter action that an overlapped pair hides, 0 to 1. With 0 the two run one after the
             other; otherwise they begin and end together.
+        skips: (source, target, bytes) of messages past stages: from a stage to one behind the next, beside its output.
+            Their gradients are as large. Stages are those of one copy of the model.
         backward: seconds of a full backward; left out, backward_input + backward_weight.
 
     Raises:
@@ -56,6 +58,7 @@ class StageCosts:
     optimizer_step: Sequence[float] = ()
     overlap: float = 0.0
     backward: Sequence[float] = ()
+    skips: Sequence[tuple[int, int, float]] = ()
 
     def __post_init__(self) -> None:
         """Fill in what was left out, make every sequence a tuple of floats, and check the numbers."""
@@ -75,6 +78,11 @@ class StageCosts:
             numbers = tuple(map(float, given)) or zeros
             _check_numbers(field.name, numbers, stages)
             object.__setattr__(self, field.name, numbers)
+        for source, target, size in self.skips:
+            if not (0 <= source < target - 1 < stages - 1 and 0 <= size < float("inf")):
+                raise ScheduleError(
+                    f"skips has {(source, target, size)}: a message goes past a stage at least, to one of the {stages}"
+                )
         if not 0 <= self.overlap <= 1:
             raise ScheduleError(f"overlap is a part between 0 and 1, got {self.overlap}")
         for source, target, seconds in _link_numbers("latency", self.latency):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -17,6 +16,7 @@ from ..transforms.passes import split_overlaps
 from .event_loop import play
 from .memory import stash_peaks
 from .operations import ActionOperations, make_operations
+from .skips import messages, with_skips
 from .transfers import SentAndArrived, Transfers
 
 _Rows = tuple[tuple[float, ...], ...]
@@ -47,7 +47,7 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     costs = costs.for_schedule(schedule)
     if not costs.overlap:
         schedule = split_overlaps(schedule)
-    found = dependencies(schedule)
+    found = with_skips(dependencies(schedule), schedule, costs)
     starts, ends, sent_and_arrived = _play(schedule, costs, found, contention)
     peaks = stash_peaks(schedule, costs, found)
     return Timeline(
@@ -56,7 +56,7 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         ends,
         tuple(float(peak) for peak, _ in peaks),
         tuple(row[position] if row else 0.0 for row, (_, position) in zip(starts, peaks, strict=True)),
-        Transfers(found, costs, sent_and_arrived),
+        Transfers(found, partial(messages, schedule, costs), sent_and_arrived),
     )
 
 
@@ -154,25 +154,15 @@ def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
 
 def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tuple[np.ndarray, ...]:
     """Latency, occupancy of the link, and number of the link, for each edge; zero within a device."""
-    stages = schedule.stages
-    latency, occupancy, link = np.zeros((3, stages, stages))
-    for source, target in _neighbours(schedule):
-        devices = schedule.device_of[source], schedule.device_of[target]
-        size = costs.message_bytes[min(source, target)]
-        latency[source, target] = costs.latency_between(*devices)
-        occupancy[source, target] = costs.occupancy_between(*devices, size)
-        link[source, target] = devices[0] * schedule.devices + devices[1]
+    latency, occupancy, link = np.zeros((3, schedule.stages, schedule.stages))
+    for one, other, size in messages(schedule, costs):
+        for source, target in ((one, other), (other, one)):
+            devices = schedule.device_of[source], schedule.device_of[target]
+            latency[source, target] = costs.latency_between(*devices)
+            occupancy[source, target] = costs.occupancy_between(*devices, size)
+            link[source, target] = devices[0] * schedule.devices + devices[1]
     ends = found.source_stage, found.target_stage
     return latency[ends], occupancy[ends], link[ends].astype(np.int64)
-
-
-def _neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """The pairs of stages between which a message may pass."""
-    for stage in range(schedule.stages):
-        following = schedule.next_stage(stage)
-        if following is not None:
-            yield stage, following
-            yield following, stage
 
 
 def _refuse_deadlock(schedule: Schedule, pending: np.ndarray) -> None:

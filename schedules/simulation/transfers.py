@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from ..core.action import Kind
-from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies
 from ..core.transfer import Transfer
 
+Messages = Callable[[], Iterable[tuple[int, int, float]]]
 SentAndArrived = Callable[[], tuple[np.ndarray, np.ndarray]]  # seconds, one number per edge
 _make = partial(tuple.__new__, Transfer)  # what a Transfer(...) does, without its call into Python
 
@@ -23,13 +23,13 @@ class Transfers(Sequence[Transfer]):
     They are made at the first access: a search simulates thousands of schedules and reads only the makespan.
 
     found: the edges.
-    costs: of the stages.
+    messages: gives the pairs of stages that send to each other, with the bytes of a message.
     sent_and_arrived: when the message of each edge left, and when it arrived.
     """
 
-    def __init__(self, found: Dependencies, costs: StageCosts, sent_and_arrived: SentAndArrived) -> None:
+    def __init__(self, found: Dependencies, messages: Messages, sent_and_arrived: SentAndArrived) -> None:
         """Keep what the transfers are made of."""
-        self._made_of = found, costs, sent_and_arrived
+        self._made_of = found, messages, sent_and_arrived
 
     def __getitem__(self, index: Any) -> Any:
         """Return one, or a slice of them."""
@@ -53,12 +53,12 @@ class Transfers(Sequence[Transfer]):
 
     @cached_property
     def _all(self) -> tuple[Transfer, ...]:
-        found, costs, sent_and_arrived = self._made_of
-        return _transfers(found, costs, *sent_and_arrived())
+        found, messages, sent_and_arrived = self._made_of
+        return _transfers(found, messages, *sent_and_arrived())
 
 
 def _transfers(
-    found: Dependencies, costs: StageCosts, sent: np.ndarray, arrived: np.ndarray
+    found: Dependencies, messages: Messages, sent: np.ndarray, arrived: np.ndarray
 ) -> tuple[Transfer, ...]:
     slow = np.flatnonzero(arrived > sent)
     if not slow.size:
@@ -70,13 +70,15 @@ def _transfers(
     leaf = np.searchsorted(found.owner, found.source[slow])
     makes_output = found.is_kind(Kind.F, Kind.SEND_F)
     leaf += (found.stage[leaf] != source) | (makes_output[leaf] != forward)
+    size_of = {(one, other): size for one, other, size in messages()}
+    ends = zip(np.minimum(source, target).tolist(), np.maximum(source, target).tolist(), strict=True)
     columns = (
         source,
         target,
         found.micro_batch[leaf],
         sent[slow],
         arrived[slow],
-        np.asarray(costs.message_bytes)[np.minimum(source, target)],
+        np.array([size_of[pair] for pair in ends]),
     )
     kinds = map((Kind.B, Kind.F).__getitem__, forward.tolist())
     return tuple(map(_make, zip(kinds, *(column.tolist() for column in columns), strict=True)))

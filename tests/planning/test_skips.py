@@ -227,6 +227,8 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
         for one in pipe.last_trace.transfers:
             if str(one.kind) == "F" and one.micro_batch == 0:
                 travelled[one.source, one.target] += int(one.bytes)
+    simulated = [one for one in plan.simulate().transfers if str(one.kind) == "F" and one.micro_batch == 0]
+    assert {(one.source, one.target): one.bytes for one in simulated if one.bytes} == travelled
     planned = {(index, index + 1): stage.output_bytes for index, stage in enumerate(plan.stages[:-1])}
     planned |= {
         (index, skip.target): skip.bytes for index, stage in enumerate(plan.stages) for skip in stage.skips

@@ -7,12 +7,14 @@ import pytest
 from schedules import (
     Action,
     Kind,
+    ScheduleError,
     StageCosts,
     Timeline,
     Transfer,
     build,
     insert_messages,
     names,
+    replicate,
     side_by_side,
     simulate,
 )
@@ -126,3 +128,37 @@ def test_measured_and_predicted_share_one_trace():
     assert len(set(begins)) == len(begins) == 8  # two arrows and two messages each
     read = Timeline.from_trace(trace)
     assert (read.transfers, read.span(Action.parse("1F0"))) == (measured.transfers, (7.0, 9.0))
+
+
+def test_a_message_past_stages_is_waited_for_where_it_is_late():
+    def costs(size):
+        ones = [1.0] * 4
+        return StageCosts(ones, ones, [0.0] * 4, bandwidth=10.0, skips=[(0, 3, size)])
+
+    schedule = build("gpipe", devices=4, micro_batches=1)
+    assert simulate(schedule, costs(0.0)).makespan == 8.0
+    assert simulate(schedule, costs(20.0)).makespan == 8.0  # 2 s, in which two stages compute
+    late = simulate(schedule, costs(50.0))
+    assert late.makespan == 8.0 + 3.0 + 3.0  # 5 s each way
+    (there, back) = (one for one in late.transfers if abs(one.source - one.target) > 1)
+    assert (there.source, there.target, there.start, there.end, there.bytes) == (0, 3, 1.0, 6.0, 50.0)
+    assert (back.source, back.target, back.start, back.end) == (3, 0, 8.0, 13.0)
+
+
+def test_messages_past_stages_of_every_copy_and_with_one_message_at_a_time():
+    ones = [1.0] * 3
+    costs = StageCosts(ones, ones, [0.0] * 3, bandwidth=10.0, skips=[(0, 2, 40.0)])
+    twice = replicate(build("gpipe", devices=3, micro_batches=2), 2)
+    timeline = simulate(twice, costs)
+    pairs = {(one.source, one.target) for one in timeline.transfers}
+    assert pairs == {(0, 2), (2, 0), (3, 5), (5, 3)}
+    single = build("gpipe", devices=3, micro_batches=2)
+    free, one_at_a_time = (simulate(single, costs, contention=flag).makespan for flag in (False, True))
+    assert one_at_a_time > free
+
+
+@pytest.mark.parametrize("skip", [(0, 1, 1.0), (2, 0, 1.0), (0, 4, 1.0), (0, 2, -1.0)])
+def test_a_message_past_no_stage_is_refused(skip):
+    ones = [1.0] * 4
+    with pytest.raises(ScheduleError, match="goes past a stage"):
+        StageCosts(ones, ones, ones, skips=[skip])

@@ -1,0 +1,56 @@
+"""Messages that go past stages: the edges that they add to those of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.action import Kind
+from ..core.costs import StageCosts
+from ..core.dependencies import Dependencies
+from ..core.schedule import Schedule
+
+
+def with_skips(found: Dependencies, schedule: Schedule, costs: StageCosts) -> Dependencies:
+    """Return the edges of a schedule and those of ``costs.skips``: outputs from F to F, gradients from B or I back."""
+    if not costs.skips:
+        return found
+    forward, backward = _places(found, schedule, Kind.F), _places(found, schedule, Kind.B, Kind.I)
+    columns: list[list[np.ndarray]] = [[found.source, found.target, found.source_stage, found.target_stage]]
+    for source, target, _ in _skips(schedule, costs):
+        for place, one, other in ((forward, source, target), (backward, target, source)):
+            made, used = place[one], place[other]
+            both = (made >= 0) & (used >= 0)
+            stages = np.full((2, int(both.sum())), [[one], [other]])
+            columns.append([made[both], used[both], *stages])
+    names = ("source", "target", "source_stage", "target_stage")
+    joined = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return replace(found, **dict(zip(names, joined, strict=True)))
+
+
+def messages(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, float]]:
+    """Yield the pairs of stages between which outputs and gradients pass, the earlier stage first, and their bytes."""
+    for stage in range(schedule.stages):
+        following = schedule.next_stage(stage)
+        if following is not None:
+            yield stage, following, costs.message_bytes[stage]
+    yield from _skips(schedule, costs)
+
+
+def _skips(schedule: Schedule, costs: StageCosts) -> list[tuple[int, int, float]]:
+    """Return ``costs.skips`` for every copy of the model."""
+    return [
+        (first + source, first + target, size)
+        for first in range(0, schedule.stages, schedule.model_stages)
+        for source, target, size in costs.skips
+    ]
+
+
+def _places(found: Dependencies, schedule: Schedule, *kinds: Kind) -> np.ndarray:
+    """Return the action of these kinds of each stage and micro-batch; -1 if there is none."""
+    rows = np.flatnonzero(found.is_kind(*kinds))
+    place = np.full((schedule.stages, schedule.micro_batches), -1)
+    place[found.stage[rows], found.micro_batch[rows]] = found.owner[rows]
+    return place
