@@ -70,7 +70,24 @@ class _Moving(TorchDispatchMode):
                 args[0].contiguous(),
                 *args[1:],
             )  # as kernels do: otherwise its result has the strides of this
+        if func is _aten._grouped_mm.default and True in on_meta:
+            return _grouped_product(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _grouped_product(
+    one: Tensor,
+    other: Tensor,
+    offsets: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the products of groups of rows or columns, as of experts; torch's kernel takes one dtype only."""
+    if one.dim() == other.dim() == 2:
+        groups = () if offsets is None else tuple(offsets.shape)
+        return one.new_empty((*groups, one.shape[0], other.shape[1]), dtype=out_dtype)
+    batch = (one.shape[0],) if one.dim() == other.dim() else ()
+    return one.new_empty((*batch, one.shape[-2], other.shape[-1]), dtype=out_dtype)
 
 
 def _moved(tensor: Tensor) -> Tensor:

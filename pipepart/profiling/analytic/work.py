@@ -26,8 +26,8 @@ class Work(NamedTuple):
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work | None:
     """Return the work of a call that a ``TorchDispatchMode`` sees; None if it runs no kernel, like a view.
 
-    Floating point operations are those that ``torch.utils.flop_counter`` knows, and those of attention. Each tensor is
-    read or written once; an expanded one counts the memory that it has.
+    Floating point operations are those that ``torch.utils.flop_counter`` knows, and those of attention and of products
+    of groups. Each tensor is read or written once; an expanded one counts the memory that it has.
     """
     name = func.overloadpacket.__name__
     if name in _ALLOCATES:
@@ -45,8 +45,14 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
-    formula: Callable[..., float] | None = _ATTENTION.get(func) or flop_registry.get(func.overloadpacket)
+    formula: Callable[..., float] | None = _FLOPS.get(func) or flop_registry.get(func.overloadpacket)
     return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
+
+
+def _grouped_product(one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> float:
+    # Beside a matrix, each of its rows or columns meets one matrix of the other factor.
+    whole = one if one.dim() <= other.dim() else one[0]
+    return 2 * whole.numel() * other.shape[-1]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> float:
@@ -89,7 +95,8 @@ _OVERWRITES = frozenset(
     ("copy_", "fill_", "zero_", "bernoulli_", "exponential_", "normal_", "random_", "uniform_")
 )
 _GATHERS = frozenset(("embedding", "gather", "index", "index_select"))
-_ATTENTION: Mapping[Any, Callable[..., float]] = {
+_FLOPS: Mapping[Any, Callable[..., float]] = {
+    _aten._grouped_mm.default: _grouped_product,
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
 }
