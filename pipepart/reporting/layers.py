@@ -87,7 +87,7 @@ def size_table(profile: Profile) -> FittingTable:
 def _origin(profile: Profile, costs: Costs) -> str:
     """Where the times are from."""
     if profile.roofline is not None:
-        return f"Times are estimates for {profile.roofline}; nothing was measured. Bytes are exact."
+        return f"Times are estimates for {profile.roofline}; nothing was measured. Bytes are counted."
     threads = f", {counted(profile.threads, 'thread')}" if profile.threads else ""
     return (
         f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "

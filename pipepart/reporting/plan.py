@@ -122,7 +122,7 @@ def _shared(plan: Plan) -> _Lines:
 def _estimates(plan: Plan) -> _Lines:
     """What the times of the layers were estimated from, if they were not measured."""
     speed = plan.profile.roofline if plan.profile else None
-    return [] if speed is None else [("layers", f"estimated for {speed}; not measured")]
+    return [] if speed is None else [("times", f"estimated for {speed}; not measured")]
 
 
 def _prediction(plan: Plan) -> _Lines:

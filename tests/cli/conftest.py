@@ -30,6 +30,11 @@ def whole():
     return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 
 
+def on_meta():
+    with torch.device("meta"):
+        return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
+
+
 def with_sample():
     return layers(), torch.randn(12, 8)
 

@@ -136,3 +136,30 @@ def test_an_import_that_fails_inside_the_users_file_is_not_taken_for_a_missing_f
         result = run(f"profile {place}:f")
         assert result.exit_code == 1
         assert "needy.py" in result.stderr
+
+
+SPEED = "--roofline cpu:50GFLOP/s,10GB/s,10us"
+
+
+def test_times_are_estimated_without_running(run: Run) -> None:
+    result = run(f"profile models.py:on_meta --no-measure {SPEED}")
+    assert result.exit_code == 0, result.stderr
+    assert "estimated forward and backward" in " ".join(result.stdout.split())
+    assert "Times are estimates for cpu: 50 GFLOP/s, 10 GB/s, 10 us;" in " ".join(result.stdout.split())
+    assert "±" not in result.stdout
+    assert "nothing was measured" in result.stderr
+
+
+def test_plans_from_estimates_are_explained_simulated_and_checked(run: Run) -> None:
+    made = run(f"plan models.py:whole --no-measure {SPEED} --devices 2 --micro-batches 2 -o plan.json")
+    assert made.exit_code == 0, made.stderr
+    assert "estimated for cpu" in run("explain plan.json").stdout
+    assert run("simulate plan.json").exit_code == 0
+    assert run("check models.py:whole --plan plan.json").exit_code == 0
+
+
+def test_a_roofline_needs_no_measure(run: Run) -> None:
+    result = run(f"profile models.py:whole {SPEED}")
+    assert result.exit_code == 2
+    assert "measure=False" in result.stderr
+    assert run("profile models.py:whole --no-measure --roofline fast").exit_code == 2

@@ -202,6 +202,7 @@ def test_layers_of_this_machine_are_the_default() -> None:
 def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
     assert Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s, 10 us") == CPU
     assert Roofline.parse("cuda: 312 TFLOP/s, 2.0 TB/s").seconds_per_operation == 0
+    assert Roofline.parse(str(CPU)) == CPU
     CPU.save(tmp_path / "cpu.json")
     assert Roofline.load(tmp_path / "cpu.json") == CPU
 

@@ -9,15 +9,14 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from ...document import Document
-from ...units import format_seconds
 from .work import Work
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PARTS = re.compile(
-    r"\s*(?P<device>[a-z]+)\s*:\s*(?P<flops>[0-9.]+)\s*(?P<order>[GTP])FLOP/s\s*,\s*(?P<bytes>[0-9.]+)\s*(?P<unit>[GT])B/s"
-    r"(\s*,\s*(?P<seconds>[0-9.]+)\s*us)?\s*"
+    r"\s*(?P<device>[a-z]+)\s*:\s*(?P<flops>[0-9.]+)\s*(?P<order>[MGTP])FLOP/s"
+    r"\s*,\s*(?P<bytes>[0-9.]+)\s*(?P<unit>[MGTP])B/s(\s*,\s*(?P<seconds>[0-9.]+)\s*us)?\s*"
 )
-_ORDERS = {"G": 1e9, "T": 1e12, "P": 1e15}
+_ORDERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 class Roofline(Document):
@@ -74,9 +73,11 @@ class Roofline(Document):
         return f"times are estimates for {self}; nothing was measured"
 
     def __str__(self) -> str:
-        rates = [
-            f"{self.flops_per_second / 1e12:.3g} TFLOP/s",
-            f"{self.bytes_per_second / 1e9:.3g} GB/s",
-            f"{format_seconds(self.seconds_per_operation)} an operation",
-        ]
-        return f"{self.device}: {', '.join(rates)}"
+        """Return the text that :meth:`parse` reads, with three digits of each number."""
+        rates = f"{_text(self.flops_per_second)}FLOP/s, {_text(self.bytes_per_second)}B/s"
+        return f"{self.device}: {rates}, {self.seconds_per_operation * 1e6:.3g} us"
+
+
+def _text(rate: float) -> str:
+    order = next((order for order in "PTG" if rate >= _ORDERS[order]), "M")
+    return f"{rate / _ORDERS[order]:.3g} {order}"
