@@ -30,10 +30,10 @@ from .operations import (
     Positions,
     Rows,
     State,
-    combined,
     elementwise,
     names,
 )
+from .sums import combined
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_one, loss_of
 
