@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from .chain import Chain, Whole
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
+from .made_up import copied, is_made_up, mark_made_up
 from .recorded.chain import RecordedChain, Verify
 from .recorded.outputs import own_loss
 from .recorded.recording import Recording
 from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay import Live, Unfinished, finish, loss_of, reads_values, used_by
-from .restore import bindings_restored, copied, restored, shadow_parameters
+from .restore import bindings_restored, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ __all__ = [
     "describe",
     "finish",
     "flatten",
+    "is_made_up",
     "loss_of",
+    "mark_made_up",
     "own_loss",
     "reads_values",
     "restored",

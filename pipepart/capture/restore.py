@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .made_up import copied
+
 
 @contextmanager
 def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
@@ -37,26 +39,6 @@ def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> I
                 yield
         finally:
             _exchange(model, {shadow: original for original, shadow in shadows.items()})
-
-
-def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Copy a tensor to a device, without asking for gradients.
-
-    One on the meta device has no values; its copy on another device gets small random numbers if it is of a floating
-    point or complex dtype that torch can draw, and zeros otherwise.
-
-    Args:
-        tensor: the tensor.
-        device: where to; None for where it is.
-    """
-    device = tensor.device if device is None else device
-    if not tensor.is_meta or device.type == "meta":
-        return tensor.detach().to(device, copy=True)
-    made = torch.empty_like(tensor, device=device, requires_grad=False)
-    if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
-        # As layers start: their outputs neither overflow nor vanish.
-        return made.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
-    return made.zero_()
 
 
 @contextmanager

@@ -11,16 +11,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..autograd.own_copy import tensors
-from ..capture import CaptureError, Live, restored, shadow_parameters, state_of
+from ..capture import Live, restored, shadow_parameters, state_of
 from ..data.arguments import Arguments
 from ..data.recorded import entered
 from ..data.split import MicroBatches
@@ -29,6 +28,7 @@ from .layer_pass import LayerPass, fresh
 from .memory import MemoryCount
 from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer, LayerTimes
+from .value_reads import ReadsRefused
 
 
 class OneAtATime(Method):
@@ -36,7 +36,7 @@ class OneAtATime(Method):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._values_made_up = any(tensor.is_meta for tensor in state_of(task.chain.model))
+        self._on_meta = any(tensor.is_meta for tensor in state_of(task.chain.model))
 
     def running(self) -> AbstractContextManager[None]:
         """Leave the model where it is."""
@@ -56,9 +56,8 @@ class OneAtATime(Method):
         call = Arguments.of_input(given.inputs[0])
         passed = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
         values = dict(zip(recording.inputs, passed, strict=True))
-        here = dataclasses.replace(
-            recording, constants={number: fresh(one, device) for number, one in recording.constants.items()}
-        )
+        constants = {number: fresh(one, device) for number, one in recording.constants.items()}
+        here = dataclasses.replace(recording, constants=constants)
         value = Live(here, tuple(values[number] for number in recording.parts[0].takes))
         if recording.loss is None:
             return value, fresh(taken.targets[0], device)
@@ -84,10 +83,11 @@ class OneAtATime(Method):
             with shadow_parameters(layer, task.device):
                 with self._reads_refused(name):
                     count.add(layer, one, value, index)
+                    output = one.output(value)
                 first = equal.first_like(index, count.run_of(index)) if task.share else index
                 like.append(first)
                 times.append(timed(one) if first == index else times[first])
-                value = one.output(value)
+            value = output
             done((index + 1) / len(layers))
         if part.loss is not None:
             module = task.loss_module or nn.Module()
@@ -98,42 +98,11 @@ class OneAtATime(Method):
                 times.append(timed(one))
         return Measured(part, times, count.memory(), like, min(repeats))
 
-    def _reads_refused(self, layer: str) -> AbstractContextManager[Any]:
-        return _Reads(layer) if self._values_made_up else nullcontext()
+    def _reads_refused(self, name: str) -> AbstractContextManager[Any]:
+        return ReadsRefused(name) if self._on_meta else nullcontext()
 
 
 def needs_copies(model: nn.Module, device: torch.device, device_given: bool) -> bool:
     """Return True if layers must be copied to a device to be measured there, one at a time."""
     state = list(state_of(model))
     return (device_given or any(one.is_meta for one in state)) and any(one.device != device for one in state)
-
-
-class _Reads(TorchDispatchMode):
-    """Refuses operations that read values of tensors: those of a model on the meta device are made up."""
-
-    def __init__(self, layer: str) -> None:
-        super().__init__()
-        self._layer = layer
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports all of its compiler, for seconds
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if _reads_values(func, args):
-            raise CaptureError(
-                f"layer {self._layer!r} reads values of tensors ({func.name()}), and the model is on the meta device, "
-                "where tensors have none: load its weights on the CPU and profile it with device=..., which needs "
-                "room for one layer there, or compute with tensors (torch.where) in place of reading values"
-            )
-        return func(*args, **(kwargs or {}))
-
-
-def _reads_values(operation: Any, args: Sequence[Any]) -> bool:
-    """Return True if the result of an operation, or the shape of it, is known from the values of tensors only."""
-    if operation is torch.ops.aten.index.Tensor:
-        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
-    tags = operation.tags
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

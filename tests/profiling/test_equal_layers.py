@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart.profiling import Costs
-from tests.support.counted_work import Block, D, calls, counted_in_place_of_time
+from tests.support.counted_work import Block, D, counted_in_place_of_time
+from tests.support.tally import calls
 
 N = 8
 

@@ -151,6 +151,7 @@ class Applies(nn.Module):
 
 
 READS: dict[str, Callable[[Tensor], Tensor]] = {
+    "what it has computed in place": lambda x: x if torch.zeros(N, D).add_(x)[0, 0] > 0 else -x,
     "a branch": lambda x: x if x.mean() > 0 else -x,
     "a choice of rows": lambda x: x[x.sum(1) > 0],
     "a number": lambda x: x * x.amax().item(),
@@ -164,6 +165,40 @@ def test_a_layer_that_reads_values_is_refused_on_meta_by_name(what):
         pipepart.CaptureError, match=r"layer '1' reads values of tensors .* profile it with device="
     ):
         profile(model, torch.randn(N, D))
+
+
+class Padded(nn.Module):
+    """Reads between its blocks whether its argument has padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, D)
+        self.blocks = nn.ModuleList(MaskedBlock() for _ in range(3))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if not mask.all():
+            x = x * mask[..., None]
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+class MaskedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.linear(x) * mask[..., None]
+
+
+def test_values_of_the_arguments_can_be_read_on_meta():
+    mask = torch.ones(N, 5)
+    mask[0, 3:] = 0
+    found, expected = (profile(make, (IDS, mask)) for make in (on_meta(Padded), Padded()))
+    assert found.costs[0].saved == expected.costs[0].saved
+    assert found.layers == expected.layers
 
 
 def test_a_layer_whose_shapes_do_not_depend_on_values_is_not_refused():

@@ -1,39 +1,26 @@
 """Blocks whose work is counted in place of time, so that profiles of them are the same each time."""
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipepart.profiling import timing
+from tests.support.tally import called, calls, clock, worked
 
 D = 16
-
-
-class Clock:
-    """In place of the host's clock: shows the work that layers have done, and nothing else."""
-
-    def __init__(self) -> None:
-        self.work = 0.0
-
-    def perf_counter(self) -> float:
-        return self.work
-
-
-clock = Clock()
 
 
 class _Works(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        clock.work += seconds * x.numel()
+        worked(seconds * x.numel())
         ctx.seconds = seconds
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        clock.work += 3 * ctx.seconds * gradients[0].numel()
+        worked(3 * ctx.seconds * gradients[0].numel())
         return gradients[0], None
 
 
@@ -46,12 +33,9 @@ class Block(nn.Module):
         self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        calls[self] += 1
+        called(self)
         y = self.linear(x)
         return _Works.apply(y, self.seconds)
-
-
-calls: Counter[nn.Module] = Counter()
 
 
 def counted_in_place_of_time(monkeypatch: Any) -> None:

@@ -1,0 +1,61 @@
+"""Refuses layers that read values which were made up for tensors on the meta device.
+
+::
+
+    argument (real) ─▶ mask.all() ─▶ read: as in training
+    argument ─▶ matmul ─▶ mean() ─▶ read: refused
+    weight (made up) ┘    made up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..autograd.own_copy import tensors
+from ..capture import CaptureError, is_made_up, mark_made_up
+
+
+class ReadsRefused(TorchDispatchMode):
+    """Follows made up values through operations, and refuses a layer that reads one that depends on them.
+
+    Args:
+        name: of the layer, for the message.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports all of its compiler, for seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = tensors((args, kwargs))
+        if not any(map(is_made_up, given)):
+            return func(*args, **kwargs)
+        if _reads_values(func, args):
+            raise CaptureError(
+                f"layer {self._name!r} reads values of tensors ({func.name()}), which the model on the meta device "
+                "does not have: load its weights on the CPU and profile it with device=..., which needs room for one "
+                "layer there, or compute with tensors (torch.where) in place of reading values"
+            )
+        result = func(*args, **kwargs)
+        for tensor in (*tensors(result), *(given if func._schema.is_mutable else ())):
+            mark_made_up(tensor)
+        return result
+
+
+def _reads_values(operation: Any, args: Sequence[Any]) -> bool:
+    """Return True if the result of an operation, or the shape of it, is known from the values of tensors only."""
+    if operation is torch.ops.aten.index.Tensor:
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    tags = operation.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
