@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -156,7 +158,7 @@ def divisor(function: Callable[..., Any], given: dict[str, Any]) -> float | Tens
         return float(given["log_probs"].shape[1] if given["log_probs"].dim() == 3 else 1)
     if function.__name__ in _ELEMENTWISE:
         shapes = [value.shape for value in given.values() if isinstance(value, Tensor)]
-        return float(torch.broadcast_shapes(*shapes).numel())
+        return float(math.prod(np.broadcast_shapes(*shapes)))  # torch's would import sympy, for a second
     shapes = pytree.tree_map_only(Tensor, lambda t: torch.empty_like(t, device="meta"), given)
     return float(function(**{**shapes, "reduction": "none"}).numel())
 
