@@ -72,7 +72,13 @@ def _unflatten(values: Any, names: tuple[int, tuple[str, ...]]) -> Arguments:
     return Arguments(*given[: names[0]], **dict(zip(names[1], given[names[0] :], strict=True)))
 
 
-pytree.register_pytree_node(Arguments, _flatten, _unflatten)
+def _flatten_with_keys(given: Arguments) -> tuple[list[tuple[Any, Any]], tuple[int, tuple[str, ...]]]:
+    values, names = _flatten(given)
+    keys = [*map(pytree.SequenceKey, range(names[0])), *map(pytree.MappingKey, names[1])]
+    return list(zip(keys, values, strict=True)), names
+
+
+pytree.register_pytree_node(Arguments, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 
 def call(layer: Any, value: Any) -> Any:
@@ -103,6 +109,8 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
     if (fault := _fault(signature, given)) is None:
         return
     hint = ""
+    if given.kwargs and not given.args and not _fault(signature, Arguments(given.kwargs)):
+        hint = ". For a model whose argument is the dict itself the sample is (dict,) or pipepart.Arguments(dict)"
     if target is None and len(given.args) > 1:
         without_last = Arguments(*given.args[:-1], **given.kwargs)
         hint = (

@@ -179,7 +179,7 @@ def _samples(value: Any) -> int | None:
 
 def _common_size(nest: Any, what: str, size: int | None) -> int | None:
     check_nest(nest, what, _TO_SPLIT, _is_whole)
-    for leaf in pytree.tree_leaves(nest, is_leaf=_is_kept):
+    for place, leaf in enumerate(pytree.tree_leaves(nest, is_leaf=_is_kept)):
         if isinstance(leaf, np.ndarray):
             raise TypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
         if isinstance(leaf, PackedSequence):
@@ -191,10 +191,18 @@ def _common_size(nest: Any, what: str, size: int | None) -> int | None:
         size = found if size is None else size
         if found != size:
             raise ValueError(
-                f"{what} has {found} samples where the input has {size}; a tensor whose first dimension is "
-                "not that of samples goes whole to every micro-batch as pipepart.Whole(tensor)"
+                f"{what}{_path_of(nest, place)} has {found} samples where the input has {size}; a tensor whose first "
+                "dimension is not that of samples goes whole to every micro-batch as pipepart.Whole(tensor)"
             )
     return size
+
+
+def _path_of(nest: Any, place: int) -> str:
+    """Return the path of a leaf in a nest, as in ``[1]['mask']``; empty if a container has no keys."""
+    try:
+        return pytree.keystr(pytree.tree_leaves_with_path(nest, is_leaf=_is_kept)[place][0])
+    except ValueError:
+        return ""
 
 
 def _check_splittable(nest: Any, what: str, samples: int) -> None:

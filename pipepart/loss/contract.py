@@ -21,13 +21,8 @@ from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower, Shared
 from .reduction import Reduction, declared_reduction, is_torchs_own
-from .returned import LossError, check_gradient, check_scalar, is_pair, refusal, title
+from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
-
-_NO_LOSS = (
-    "no loss_fn is given, and the model returns no loss of its own, which is its output, 'loss' in a dict or an "
-    "object, or the only scalar in a tuple: its output"
-)
 
 
 class Taken(NamedTuple):
@@ -196,7 +191,8 @@ class MiniBatchLoss:
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
             return self._of_pair(value[0], value[1], follower)
-        loss = check_scalar(value, _NO_LOSS if function in (None, loss_of) else title(function))
+        own = function is None or function is loss_of
+        loss = check_returned(value) if own else check_scalar(value, title(function))
         if len(self._batch.sizes) == 1:
             return Taken(loss, Terms((Term(loss),)))
         found = follower.taken(loss) if follower is not None else None

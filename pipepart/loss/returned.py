@@ -69,6 +69,26 @@ def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
     )
 
 
+def check_returned(output: Any) -> Tensor:
+    """The loss that a model computes.
+
+    Raises:
+        LossError: the output is no tensor without dimensions.
+    """
+    if isinstance(output, Tensor) and output.dim() == 0:
+        return output
+    got = (
+        f"a tensor of shape {list(output.shape)}"
+        if isinstance(output, Tensor)
+        else f"a {type(output).__name__}"
+    )
+    raise LossError(
+        "no loss_fn is given, and the model returns no loss of its own: a scalar as its output, as 'loss' in a dict or "
+        f"an object, or as the only scalar in a tuple. It returned {got}. Pass loss_fn=..., or what the model "
+        "computes its loss from, such as labels"
+    )
+
+
 def check_gradient(loss: Tensor, loss_fn: Any) -> None:
     """Refuse a loss that a plain backward would refuse.
 

@@ -154,7 +154,15 @@ class _Session:
             if tensor.is_meta and not value.is_meta:
                 recorder.values[number] = value
         with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
-            result = model(*args, **kwargs)
+            try:
+                result = model(*args, **kwargs)
+            except CaptureError:
+                raise
+            except Exception as error:
+                error.add_note(
+                    f"pipepart: in the forward of the model, called as {_call_text(model, *self._given)}"
+                )
+                raise
         output, spec = recorder.output(result)
         if watch is not None:
             watch.check_between()
@@ -245,3 +253,17 @@ def _held(model: nn.Module) -> dict[int, str]:
             for leaf in pytree.tree_leaves(value) if isinstance(value, tuple | list | dict) else ():
                 found[id(leaf)] = f"{path}.{name}"
     return found
+
+
+def _call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Describe a call of the model: shapes of tensors, lengths of containers."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, list | tuple | dict):
+            return f"{type(value).__name__} of {len(value)}"
+        return f"{value!r:.20}"
+
+    named = [f"{name}={text(value)}" for name, value in kwargs.items()]
+    return f"{type(model).__name__}({', '.join([*map(text, args), *named])})"

@@ -189,3 +189,30 @@ def test_a_dict_that_is_one_argument_is_wrapped():
     with pytest.raises(TypeError, match=r"key 3.*pipepart\.Arguments\(sample\)"):
         Arguments.of({3: IDS})
     assert Arguments.of(Arguments({3: IDS})).input == {3: IDS}
+
+
+class OfOneBatch(nn.Module):
+    """Its only argument is a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)])
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        x = batch["x"]
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_model_whose_argument_is_a_dict_says_how_a_sample_is_given():
+    batch = {"x": torch.randn(4, 3)}
+    with pytest.raises(TypeError, match=r"missing a required argument: 'batch'.* the sample is \(dict,\)"):
+        pipepart.profile(OfOneBatch(), batch, seconds=0)
+    assert len(pipepart.profile(OfOneBatch(), (batch,), seconds=0).layers) == 2
+
+
+def test_what_a_recorded_model_raises_tells_how_it_was_called():
+    with pytest.raises(TypeError) as caught:
+        pipepart.profile(OfOneBatch(), [torch.randn(4, 3), torch.randn(4, 3)], seconds=0)
+    assert "called as OfOneBatch(list of 2)" in "".join(caught.value.__notes__)

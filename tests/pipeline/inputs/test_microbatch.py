@@ -73,7 +73,7 @@ def test_batches_that_cannot_be_split(sample, target, kind):
 
 
 def test_an_exception_tells_the_two_sizes():
-    with pytest.raises(ValueError, match=r"target has 4 samples where the input has 3"):
+    with pytest.raises(ValueError, match=r"target\['y'\] has 4 samples where the input has 3"):
         batch_size(torch.zeros(3), {"y": torch.zeros(4)})
 
 
