@@ -225,3 +225,96 @@ class Diffusion(nn.Module):
         if noise is None:
             return {"noise": found}
         return {"loss": F.mse_loss(found, noise), "noise": found}
+
+
+class Gpt(nn.Module):
+    """Returns its logits and then its loss. The head has the embedding's weight; masks are buffers of the blocks."""
+
+    def __init__(self, width: int = 8, words: int = 20, length: int = 12) -> None:
+        super().__init__()
+        blocks = [_CausalBlock(width, length) for _ in range(3)]
+        self.transformer = nn.ModuleDict(
+            {
+                "words": nn.Embedding(words, width),
+                "places": nn.Embedding(length, width),
+                "blocks": nn.ModuleList(blocks),
+                "norm": nn.LayerNorm(width),
+            }
+        )
+        self.head = nn.Linear(width, words, bias=False)
+        self.transformer["words"].weight = self.head.weight
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        parts = self.transformer
+        x = parts["words"](ids) + parts["places"](torch.arange(ids.shape[1], device=ids.device))
+        for block in parts["blocks"]:  # type: ignore[union-attr]
+            x = block(x)
+        x = parts["norm"](x)
+        if targets is None:
+            return self.head(x[:, [-1]]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
+
+
+class _CausalBlock(nn.Module):
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.mask: Tensor
+        self.register_buffer("mask", torch.ones(length, length).tril().view(1, length, length))
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.shape[1]
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = (q @ k.mT / math.sqrt(x.shape[-1])).masked_fill(
+            self.mask[:, :steps, :steps] == 0, -torch.inf
+        )
+        return x + self.out(weights.softmax(-1) @ v)
+
+
+class Pyramid(nn.Module):
+    """A list of pictures of several sizes in, a list out; each size is added to the next larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.ModuleList([nn.Conv2d(channels, 8, 1) for channels in (3, 4, 5)])
+        self.leave = nn.ModuleList([nn.Conv2d(8, 2, 3, padding=1) for _ in range(3)])
+
+    def forward(self, pictures: list[Tensor]) -> list[Tensor]:
+        found = [layer(picture) for layer, picture in zip(self.enter, pictures, strict=True)]
+        for index in (1, 0):
+            found[index] = found[index] + F.interpolate(found[index + 1], scale_factor=2.0, mode="nearest")
+        return [layer(one) for layer, one in zip(self.leave, found, strict=True)]
+
+
+class Codebook(nn.Module):
+    """A quantizer whose codes are moving averages in buffers, with a straight-through gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.quantize = _Quantizer(8, 4)
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found, distance = self.quantize(self.encoder(x))
+        return self.decoder(found), distance
+
+
+class _Quantizer(nn.Module):
+    def __init__(self, codes: int, width: int) -> None:
+        super().__init__()
+        self.codes: Tensor
+        self.register_buffer("codes", torch.randn(codes, width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        nearest = torch.cdist(x, self.codes).argmin(1)
+        found = self.codes[nearest]
+        if self.training:
+            with torch.no_grad():
+                self.codes.index_add_(0, nearest, 0.1 * (x - found))
+        return x + (found - x).detach(), (x - found.detach()).square().mean(1)

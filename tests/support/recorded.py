@@ -82,9 +82,11 @@ def plainly(
 
 def own_loss(output: Any) -> Tensor:
     """The loss that a model returns."""
-    return (
-        output if isinstance(output, Tensor) else output["loss"] if isinstance(output, dict) else output.loss
-    )
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple):
+        return next(one for one in output if one is not None and not one.dim())
+    return output["loss"] if isinstance(output, dict) else output.loss
 
 
 def differing(model: nn.Module, other: nn.Module) -> list[str]:
