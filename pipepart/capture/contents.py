@@ -36,6 +36,7 @@ class Difference:
 
 
 MISSING = object()
+_NOTHING = (*PLAIN, nn.Parameter, nn.Module)  # what needs no look
 
 
 class Snapshot:
@@ -46,12 +47,13 @@ class Snapshot:
         around: other places that its code uses.
 
     Attributes:
-        tensors: label of each tensor that was found and is neither parameter nor buffer, by its id.
+        held: label of each object that a module holds, by its id. Tensors that globals hold count, too; parameters and
+            buffers do not.
     """
 
     def __init__(self, model: nn.Module, around: Iterable[Place] = ()) -> None:
         self._found: list[tuple[Place, Contents]] = []
-        self.tensors: dict[int, str] = {}
+        self.held: dict[int, str] = {}
         seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for path, module in model.named_modules():
             place = module_place(path, module)
@@ -81,14 +83,15 @@ class Snapshot:
         self._found.append((place, contents))
         if depth:
             for key, value in contents.items():
-                self._look_into(f"{place.label}{_step(place, key)}", place, value, seen, depth)
+                if not issubclass(type(value), _NOTHING):
+                    self._look_into(f"{place.label}{_step(place, key)}", place, value, seen, depth)
 
     def _look_into(self, label: str, above: Place, value: Any, seen: set[int], depth: int) -> None:
-        if isinstance(value, PLAIN) or not depth or id(value) in seen:
+        if issubclass(type(value), _NOTHING) or not depth or id(value) in seen:
             return
         seen.add(id(value))
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self.tensors[id(value)] = label
+        if above.root is not None or isinstance(value, Tensor):
+            self.held[id(value)] = label
         if isinstance(value, tuple | partial | MethodType | FunctionType):
             for name, part in held_by(value):
                 self._look_into(f"{label}{name}", above, part, seen, depth - 1)

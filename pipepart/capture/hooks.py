@@ -6,6 +6,11 @@ from torch import nn
 
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+HOOKS = tuple(
+    name for name, table in vars(nn.Module()).items() if "_hooks" in name and isinstance(table, dict)
+)
+"""Attributes of a module that hold hooks of any kind."""
+
 CALL_HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 """Attributes of a module that hold what runs with its call."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .hooks import HOOKS
 from .made_up import copied
 
 
@@ -80,7 +81,7 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
     before = [
         [
             (table, dict(table))
-            for table in (vars(module), module._parameters, module._buffers, *_hooks(module))
+            for table in (vars(module), module._parameters, module._buffers, *_hook_tables(module))
         ]
         for module in model.modules()
     ]
@@ -95,8 +96,9 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def _hooks(module: nn.Module) -> list[MutableMapping[Any, Any]]:
-    return [table for name, table in vars(module).items() if "_hooks" in name and isinstance(table, dict)]
+def _hook_tables(module: nn.Module) -> list[MutableMapping[Any, Any]]:
+    held = vars(module)
+    return [held[name] for name in HOOKS if name in held]  # a TorchScript module has fewer
 
 
 def _rebind(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:

@@ -146,8 +146,9 @@ class _Session:
         args, kwargs = own_copy(self._given, to_meta if is_on_meta(model) else Tensor.clone)
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = Watch(watched, self._holders, again) if watched else None
-        held = {**before.tensors, **_held(model)}
-        recorder = Recorder(paths, held, opening.whole, self._tracking, Conditions(paths, model), watch)
+        recorder = Recorder(
+            paths, before.held, opening.whole, self._tracking, Conditions(paths, model), watch
+        )
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
             number = recorder.input(tensor)
@@ -240,19 +241,6 @@ def untouched(model: nn.Module, around: Iterable[Place] = ()) -> Iterator[Snapsh
             yield before
         finally:
             before.restore()
-
-
-def _held(model: nn.Module) -> dict[int, str]:
-    """Return where the model keeps attributes that are neither parameters nor buffers, by ids, tensors in them too."""
-    found: dict[int, str] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
-                continue
-            found[id(value)] = f"{path}.{name}"
-            for leaf in pytree.tree_leaves(value) if isinstance(value, tuple | list | dict) else ():
-                found[id(leaf)] = f"{path}.{name}"
-    return found
 
 
 def _call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -40,24 +40,25 @@ class Same:
 
 def state_of(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> Hashable:
     """Return a key of a value and of what it holds; tensors, modules and functions count as themselves."""
-    if isinstance(value, PLAIN):
-        return type(value), value
+    kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
+    if issubclass(kind, PLAIN):
+        return kind, value
     seen = set() if seen is None else seen
-    if isinstance(value, type):
+    if issubclass(kind, type):
         return Same(value), tuple([item for item in vars(value).values() if isinstance(item, PLAIN)])
-    if isinstance(value, CLOSED) or not depth or id(value) in seen:
+    if id(value) in seen or issubclass(kind, CLOSED) or not depth:
         return Same(value)
     seen.add(id(value))
-    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+    if issubclass(kind, dict | list | tuple | set | frozenset | deque):
         if len(value) > ITEMS:
             return Same(value), len(value)
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             found = [
                 (state_of(key, depth - 1, seen), state_of(item, depth - 1, seen))
                 for key, item in value.items()
             ]
-            return type(value), tuple(found)
-        return type(value), tuple([state_of(item, depth - 1, seen) for item in value])
+            return kind, tuple(found)
+        return kind, tuple([state_of(item, depth - 1, seen) for item in value])
     if isinstance(value, np.ndarray):
         return Same(value), value.tobytes() if value.size <= ITEMS and not value.dtype.hasobject else ()
     found = [(name, state_of(item, depth - 1, seen)) for name, item in held_by(value)]
@@ -92,7 +93,7 @@ class Surroundings:
             attributes = vars(module)
             if module not in is_open and (read := names.intersection(attributes) - TABLES):
                 values = [(name, attributes[name]) for name in sorted(read)]
-                plain = [(name, value) for name, value in values if not isinstance(value, CLOSED)]
+                plain = [(name, value) for name, value in values if not issubclass(type(value), CLOSED)]
                 found.append(tuple([(name, state_of(value, DEPTH, seen)) for name, value in plain]))
         if "requires_grad" in names:
             found.append(tuple([parameter.requires_grad for parameter in self._model.parameters()]))

@@ -30,7 +30,7 @@ _CHANGES = (
 _ELSE = 'layers=[...] says which modules stay whole; verify="never" trains without this check'
 
 
-def verify(run: Runs, again: Callable[[], Recording]) -> None:
+def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
     """Compare a replay with the model, from the same random states.
 
     Bit for bit on the CPU; elsewhere kernels may add in any order. A model whose layers are on several devices is not
@@ -39,6 +39,8 @@ def verify(run: Runs, again: Callable[[], Recording]) -> None:
     Args:
         run: runs of the model and of its recording.
         again: records the model with the same arguments once more, to find out what changes from forward to forward.
+        known_way: whether a recording with the same calls was compared with the model. Then what the model returned
+            while it was recorded takes the place of its output, too.
 
     Raises:
         CaptureError: they differ.
@@ -46,8 +48,10 @@ def verify(run: Runs, again: Callable[[], Recording]) -> None:
     parted = len({tensor.device for tensor in run.on.parameters()}) > 1
     if parted and run.recording.result is None:
         return
-    expected = run.recording.result if parted else run.model()
     found = run.replay()
+    if (parted or known_way) and run.same(run.recording.result, found):
+        return
+    expected = run.recording.result if parted else run.model()
     if run.same(expected, found):
         run.check_left()
         return
