@@ -15,7 +15,7 @@ from .analytic.times import estimate_times
 from .background_load import background_load
 from .equal_layers import EqualLayers
 from .layer_pass import LayerPass
-from .memory import Memory, count_memory
+from .memory import Memory, MemoryCount
 from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
@@ -75,7 +75,9 @@ def _counted(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
     """Return the memory of all layers, and a chain in which one layer stands for those that are equal to it."""
     layers = task.chain.layers
     chain = LayerPass(layers, part.loss, task.stop)
-    memory = count_memory(task.everything, len(layers), chain, part.value)
+    count = MemoryCount(len(layers))
+    count.add(task.everything, chain, part.value)
+    memory = count.memory()
     if not task.share:
         return memory, chain
     equal = EqualLayers(layers, part.value)

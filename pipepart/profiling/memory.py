@@ -50,25 +50,11 @@ class Memory:
     runs: Sequence[Hashable]
 
 
-def count_memory(model: nn.Module, layers: int, chain: LayerPass, micro_batch: Any) -> Memory:
-    """Count the memory of a chain by one pass with a whole backward and one with a split backward.
+class MemoryCount:
+    """Counts the memory of a chain: of all layers together, or part by part, each in its turn.
 
     Storage that several tensors share counts once; parameters and buffers do not count. Memory that a kernel allocates
     for itself is not seen.
-
-    Args:
-        model: the module that holds the parameters and buffers of all layers.
-        layers: the number of layers in the chain, without its loss.
-        chain: the layers with their loss.
-        micro_batch: the input of the first layer.
-    """
-    count = MemoryCount(layers)
-    count.add(model, chain, micro_batch)
-    return count.memory()
-
-
-class MemoryCount:
-    """Counts the memory of a chain part by part, each in its turn.
 
     Args:
         layers: the number of layers in the whole chain, without its loss.
@@ -78,7 +64,7 @@ class MemoryCount:
         self._counter = _Counter(layers)
 
     def add(self, model: nn.Module, part: LayerPass, value: Any, first: int = 0) -> None:
-        """Count a part of the chain, as :func:`count_memory` does.
+        """Count a part of the chain by one pass with a whole backward and one with a split backward.
 
         Args:
             model: the module that holds its parameters and buffers.
