@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .log import Log, Seeding
+
+_FIRST = 0x7069706570617274  # the seeds of states that stand for others: "pipepart"
+_SEED_BYTES = 8  # at the begin of a state
 
 
 @dataclass(eq=False)
@@ -18,28 +21,26 @@ class _Tracked:
     Attributes:
         before: its state before the construction.
         now: the digest of the state in which the last draw left it.
-        draws: for the digest of each state in which a draw left it, the position of this draw in the log.
     """
 
     generator: torch.Generator
     before: Tensor
     now: bytes = b""
-    draws: dict[bytes, int] = field(default_factory=dict)
 
 
 class Generators:
     """The generators of a construction.
 
-    A draw that is logged moves its generator by one number only. So the states after different draws differ, and a
-    state that no draw has left shows that the model was seeded::
+    A draw that is logged draws nothing. It leaves its generator in a state of its own, so that a state that no draw has
+    left shows that the model was seeded, and one that an earlier draw has left shows that it was set back::
 
         logged draw      generator here     generator in the plain construction
         (entry)          s0                 s0                Seeding(s0)
-        0: normal_       s1                 t1
+        0: normal_       #0                 s1
         manual_seed(3)   u0                 u0
-        1: normal_       u1                 v1                Seeding(u0) before it
-        set_state(s1)    s1                 t1
-        2: normal_       s2                 t2                Seeding(after 0) before it
+        1: normal_       #1                 u1                Seeding(u0) before it
+        set_state(#0)    #0                 s1
+        2: normal_       #2                 s2                Seeding(after 0) before it
 
     Args:
         log: gets a :class:`Seeding` where one is due.
@@ -47,6 +48,7 @@ class Generators:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._draws: dict[bytes, int] = {}  # positions of draws, by the digest of the state that each left
         default = torch.default_generator
         self._tracked = [_Tracked(default, default.get_state())]
 
@@ -57,15 +59,18 @@ class Generators:
         state = tracked.generator.get_state()
         key = _key(state)
         if key != tracked.now:
-            self._log.entries.append(Seeding(number, tracked.draws.get(key, state)))
+            self._log.entries.append(Seeding(number, self._draws.get(key, state)))
         return number
 
     def after_draw(self, number: int, position: int) -> None:
-        """Move the generator on after a draw at this position of the log."""
+        """Put the generator into the state that stands for the one after a draw at this position of the log."""
         tracked = self._tracked[number]
-        torch.empty(1).random_(generator=tracked.generator)
-        tracked.now = _key(tracked.generator.get_state())
-        tracked.draws[tracked.now] = position
+        seed = tracked.generator.get_state()[:_SEED_BYTES].clone()
+        state = tracked.generator.manual_seed(_FIRST + position).get_state()
+        state[:_SEED_BYTES] = seed  # initial_seed() is that of the plain construction
+        tracked.generator.set_state(state)
+        tracked.now = _key(state)
+        self._draws[tracked.now] = position
 
     def restore(self) -> None:
         """Set all generators back to their states before the construction."""

@@ -113,17 +113,28 @@ def seeds(m: Module) -> None:
     m.e = nn.Linear(3, 3)
     torch.set_rng_state(state)
     m.f = nn.Linear(3, 3)
+    torch.manual_seed(5)
+    m.g = nn.Linear(2, 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)  # the same again, for another number of draws
+        m.h = nn.Linear(9, 9)
+    m.i = nn.Linear(3, 3)
+    m.register_buffer("seed", torch.tensor(torch.initial_seed()))
 
 
 @constructor
 def generators(m: Module) -> None:
     generator = torch.Generator().manual_seed(3)
+    m.l = nn.Linear(3, 3)
     m.a = nn.Parameter(torch.randn(4, generator=generator))
     m.b = nn.Linear(3, 3)
     nn.init.normal_(m.b.weight, generator=generator)
     generator.manual_seed(1)
     nn.init.uniform_(m.b.bias, generator=generator)
     m.order = torch.randperm(9, generator=generator)
+    generator.set_state(torch.get_rng_state())
+    m.c = nn.Parameter(torch.randn(4, generator=generator))
+    m.d = nn.Linear(3, 3)
 
 
 @constructor
