@@ -20,7 +20,7 @@ from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .all_at_once import AllAtOnce, Estimated
 from .analytic.calibration import roofline_of
-from .analytic.meta_tensors import META
+from .analytic.meta_tensors import META, refuse_autocast
 from .analytic.roofline import Roofline
 from .costs import Costs, LayerCost
 from .equal_layers import sharing_notes
@@ -88,8 +88,9 @@ def profile(
         progress: show a progress bar on standard error; by default if that is a terminal.
         measure: with False no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
             on the meta device; the sample may be, too, if the model reads no values of it.
-        roofline: with ``measure=False``, the device to estimate for; by default one that is fitted to a few layers
-            measured where the model is, or on this machine's accelerator or CPU if it is on the meta device.
+        roofline: with ``measure=False``, the speed to estimate for. By default it is fitted to a few layers that are
+            measured on ``device``, or where the model is; for a model on the meta device, on this machine's accelerator
+            or CPU.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
@@ -183,11 +184,8 @@ def _place(
     """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
     if measure and roofline is not None:
         raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
-    if not measure and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        raise ValueError(
-            "autocast has no effect on the meta device, so bytes would be wrong under it: estimate a model of the "
-            "lower precision, as in model.to(torch.bfloat16), or measure it (measure=True)"
-        )
+    if not measure:
+        refuse_autocast()
     if device is None:
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
         if home != META:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,9 +56,9 @@ def values_refused(layer: str) -> Iterator[None]:
     except (RuntimeError, TypeError) as error:
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
-        why = text.splitlines()[0]
+        why = textwrap.shorten(text.splitlines()[0], 120, placeholder=" ...").rstrip(".!")
         raise CaptureError(
-            f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why:.120}. Profile the "
+            f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why}. Profile the "
             "model on a real device and measure it (measure=True)"
         ) from error
 

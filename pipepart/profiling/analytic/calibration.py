@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from ...capture import chain_of, shadow_parameters
+from ...capture.restore import draws_restored
 from ...data.arguments import Arguments, check_arguments
 from ...data.recorded import entered
 from ...data.split import micro_batches_of
 from ..layer_pass import LayerPass, Layers, fresh
 from ..timing import LayerTimer
-from .meta_tensors import META, on_meta, to_meta
+from .meta_tensors import META, on_meta, refuse_autocast, to_meta
 from .roofline import Roofline
 from .times import work_of_step
 from .work import Work
@@ -39,7 +40,7 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
     """Measure the layers of a model and fit a roofline to them, to estimate other models on this kind of device.
 
     The model should be like those that will be estimated: same kinds of layers, dtype and sizes, with fewer layers. It
-    is measured where it is, with the number of threads of the caller, and left as it was. Not under autocast.
+    is measured where it is, with the number of threads of the caller, and left as it was.
 
     Args:
         model: any module, on the device.
@@ -48,9 +49,10 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
-        ValueError: ``model`` has no parameters, or is on the meta device.
+        ValueError: ``model`` has no parameters, or is on the meta device; or under autocast.
         Exception: whatever a layer raises, with a note that names the layer.
     """
+    refuse_autocast()
     device = next((parameter.device for parameter in model.parameters()), META)
     if device == META:
         raise ValueError(
@@ -76,13 +78,8 @@ def roofline_of(device: torch.device, dtype: torch.dtype) -> Roofline:
     """Fit a roofline to linear layers, norms and activations of several sizes, measured on a device in a dtype."""
     found: list[Sample] = []
     for width in (16, 64, 256, 1024, 4096):
-        layers = nn.Sequential(
-            nn.Linear(width, 4 * width),
-            nn.GELU(),
-            nn.Linear(4 * width, width),
-            nn.LayerNorm(width),
-            nn.Softmax(dim=-1),
-        ).to(device, dtype)
+        with draws_restored(nn.Module(), device):
+            layers = _typical_layers(width).to(device, dtype)
         named = list(layers.named_children())
         value = torch.zeros(width, width, device=device, dtype=dtype, requires_grad=True)
         measured = _timed(named, value, device, _SECONDS_A_SIZE)
@@ -91,6 +88,11 @@ def roofline_of(device: torch.device, dtype: torch.dtype) -> Roofline:
         if sum(map(sum, measured)) > _LONG_PASS:
             break
     return fitted(device.type, found)
+
+
+def _typical_layers(width: int) -> nn.Sequential:
+    wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    return nn.Sequential(wide, nn.GELU(), narrow, nn.LayerNorm(width), nn.Softmax(dim=-1))
 
 
 def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
@@ -149,7 +151,7 @@ def _timed(layers: Layers, value: Any, device: torch.device, budget: float) -> l
 
 def _samples(layers: Layers, value: Any, measured: Sequence[tuple[float, float]]) -> list[Sample]:
     """Return work and seconds of the forward and of the backward of each layer. The layers are on the meta device."""
-    work = work_of_step(LayerPass(layers, None), value)[0].work
+    work, _ = work_of_step(LayerPass(layers, None), value)
     return list(
         itertools.chain.from_iterable(
             (

@@ -29,6 +29,15 @@ def to_meta(nest: Any) -> Any:
     return pytree.tree_map_only(Tensor, _moved, nest)
 
 
+def refuse_autocast() -> None:
+    """Raise a ValueError under autocast, which has no effect on meta tensors."""
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise ValueError(
+            "autocast has no effect on the meta device, so bytes would be wrong under it: estimate a model of the "
+            "lower precision, as in model.to(torch.bfloat16), or measure it (measure=True)"
+        )
+
+
 @contextmanager
 def on_meta(model: nn.Module, device: str) -> Iterator[None]:
     """Run a model on the meta device within the block, with the operations that another device has.

@@ -23,18 +23,19 @@ from .roofline import Roofline
 from .work import Work, work_of
 
 _PARTS = ("forward", "backward_input", "backward_weight")
+WorkTable = dict[tuple[str, int], list[Work]]  # by part and index of the layer; the loss is the last
 
 
 class WorkOfLayers(TorchDispatchMode, Observer):
     """Lists the operations of each part of each layer while a pass with a split backward runs.
 
     Attributes:
-        work: by part and index of the layer, of which the loss is the last.
+        work: the operations of each part of each layer.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.work: dict[tuple[str, int], list[Work]] = defaultdict(list)
+        self.work: WorkTable = defaultdict(list)
         self._into: list[Work] = []
 
     @classmethod
@@ -67,7 +68,7 @@ class WorkOfLayers(TorchDispatchMode, Observer):
         self._into = []
 
 
-def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkOfLayers, WorkOfLayers]:
+def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkTable, WorkTable]:
     """Return the work of the first micro-batch of a step, which finds no gradients, and of a later one."""
     for index in chain.runs:
         if isinstance(call := chain.calls[index], nn.Module):
@@ -76,7 +77,7 @@ def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkOfLayers, Work
     for observed in (first, later):
         with observed:
             chain.run(micro_batch, observed, split=True)
-    return first, later
+    return first.work, later.work
 
 
 def estimate_times(
@@ -93,7 +94,7 @@ def estimate_times(
     first, later = work_of_step(chain, micro_batch)
 
     def timing(part: str, index: int) -> Timing:
-        one, other = (roofline.seconds(found.work[part, index]) for found in (first, later))
+        one, other = (roofline.seconds(found[part, index]) for found in (first, later))
         return Timing(seconds=(one + (micro_batches - 1) * other) / micro_batches)
 
     found = {
