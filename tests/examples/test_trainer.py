@@ -56,7 +56,7 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         "use_cpu": True,
         **settings,
     }
-    loss = options.pop("compute_loss_func", None)
+    loss, counted = options.pop("compute_loss_func", None), options.pop("counted", True)
     own = model()
     given: dict[str, Any] = {
         "args": transformers.TrainingArguments(str(folder), **options),
@@ -66,11 +66,14 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         "compute_metrics": accuracy,
         "compute_loss_func": loss,
     }
-    if not piped:
-        return transformers.Trainer(model=own, **given)
-    sample = collate([text[index] for index in range(4)])
-    pipe = pipepart.Pipeline.auto(own, sample, devices=2, schedule="1f1b", micro_batches=2)
-    return PipelineTrainer(pipe, **given)
+    if piped:
+        sample = collate([text[index] for index in range(4)])
+        pipe = pipepart.Pipeline.auto(own, sample, devices=2, schedule="1f1b", micro_batches=2)
+        made: Any = PipelineTrainer(pipe, **given)
+    else:
+        made = transformers.Trainer(model=own, **given)
+    made.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
+    return made
 
 
 def accuracy(predictions: Any) -> dict[str, float]:
@@ -99,8 +102,9 @@ def assert_alike(found: Any, expected: Any) -> None:
     [
         {},
         {"compute_loss_func": smoothed, "max_steps": 3},
+        {"counted": False, "max_steps": 3},
     ],
-    ids=["own loss", "loss of the Trainer"],
+    ids=["own loss", "loss of the Trainer", "mean over steps"],
 )
 def test_losses_metrics_and_parameters_are_those_of_the_plain_trainer(tmp_path, settings):
     found, expected = (trainer_of(tmp_path / str(piped), piped, **settings) for piped in (True, False))
