@@ -92,7 +92,7 @@ def test_gradients_are_those_of_plain_micro_batches(name, stages, schedule, reco
 OF_A_MICRO_BATCH = (
     "ResNet",
     "Codebook",
-)  # what buffers hold depends on the samples of the micro-batches before
+)  # a sample's output depends on other samples
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in OF_A_MICRO_BATCH])
