@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import schedules as known_schedules
 
-from ..capture import Chain, chain_of, restored
+from ..capture import Chain, LayerInfo, chain_of, restored
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
@@ -55,6 +55,7 @@ def check(
     *,
     target: Any = None,
     loss_fn: Callable[..., Tensor] | None = None,
+    layers: Sequence[str] | None = None,
     devices: int | Sequence[torch.device | str] | Cluster = 2,
     schedules: Sequence[str] = SCHEDULES,
     micro_batches: int | None = None,
@@ -81,6 +82,7 @@ def check(
         model: any module, trained in the mode that it is in.
         sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; the same in every step.
         target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
+        layers: paths of the modules that become layers, as for :func:`pipepart.profile`. Not with ``plan``.
         devices: as for :meth:`pipepart.Pipeline.auto`. Each stage gets as many layers, whatever they cost.
         schedules: the schedules to try.
         micro_batches: number of micro-batches; by default two for each device.
@@ -111,11 +113,14 @@ def check(
         "check pipe.module after the pipeline was made",
     )
     labels = _labels(dtypes, own_dtype(model, value))
+    infos: Sequence[LayerInfo] = ()
     if plan is None:
-        chain = chain_of(model, split_loss=loss_fn is None)
+        chain = chain_of(model, layers=layers, split_loss=loss_fn is None)
         plans = _plans(chain, (value, target), split, devices, schedules, micro_batches, recompute, samples)
     else:
-        warn_of_changes(plan, model)
+        _require(layers is None, "layers=... and plan=... are given: a plan has its layers")
+        infos = plan.profile.layers if plan.profile is not None else ()
+        warn_of_changes(plan, chain_of(model, infos))
         plans = [
             plan.model_copy(update={"profile": None})
         ]  # copies in another dtype are no changes of the model
@@ -135,6 +140,8 @@ def check(
             reduction,
             split,
             strict,
+            layers,
+            infos,
         )
         for label, dtype in labels.items()
     }

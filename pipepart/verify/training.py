@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import Chain, chain_of
+from ..capture import Chain, LayerInfo, chain_of
 from ..capture.deep_copies import deep_copies
 from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
@@ -42,6 +42,8 @@ class Case:
         micro_batches: the number of micro-batches.
         steps, optimizer, seed: how to train.
         reduction, split, strict: as for :class:`pipepart.Pipeline`.
+        layers: as for :func:`pipepart.profile`.
+        infos: of the layers of a plan, if one is given.
     """
 
     model: nn.Module
@@ -57,6 +59,8 @@ class Case:
     reduction: Reductions | None
     split: Splitter | None
     strict: bool
+    layers: Sequence[str] | None
+    infos: Sequence[LayerInfo]
 
     @property
     def parts(self) -> int:
@@ -147,7 +151,7 @@ class Training:
 
 def recorded_chain(model: nn.Module, case: Case, sample: Any) -> Chain:
     """Return the chain of a model; one that is no ``nn.Sequential`` is recorded with the first micro-batch."""
-    chain = chain_of(model, split_loss=case.loss_fn is None)
+    chain = chain_of(model, case.infos, layers=case.layers, split_loss=case.loss_fn is None)
     if not chain.layers:
         batch = case.split_up(sample, _cast(case.target, case))
         entered(chain, batch._replace(inputs=batch.inputs[:1]))

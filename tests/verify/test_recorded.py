@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,6 +62,43 @@ def test_a_norm_that_mixes_samples_is_named_and_is_no_fault_of_the_pipeline() ->
     assert report.ok
     assert report.plain[0].mixes == "blocks.1"
     assert report.plain[0].at_once > 1e-3
+
+
+class Reading(nn.Module):
+    """Calls a part only for samples whose values ask for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, part in enumerate(self.parts):
+            chosen = x[..., 0].argmax(1) == number
+            if chosen.any():
+                x = x + part(x) * chosen[:, None, None]
+        return x
+
+
+def test_a_module_that_reads_values_is_kept_whole_on_request() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.reading, self.last = nn.Linear(6, 8), Reading(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.reading(self.first(x)))[:, -1]
+
+    torch.manual_seed(0)
+    model, x, y = Net(), torch.randn(8, 4, 6), torch.randint(3, (8,))
+    of_loss: dict[str, Any] = {"target": y, "loss_fn": F.cross_entropy}
+    given: dict[str, Any] = {**of_loss, "steps": 1, "micro_batches": 4}
+    with pytest.raises(pipepart.CaptureError, match=r"Keep the module that reads it whole, layers="):
+        pipepart.check(model, x, **given)
+    assert pipepart.check(model, x, layers=["reading"], **given).ok
+    profile = pipepart.profile(model, x, **of_loss, layers=["reading"], micro_batches=4, seconds=0)
+    assert [layer.name for layer in profile.layers] == ["first", "reading", "last"]
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(3, threads=1), schedule="1f1b")
+    assert pipepart.check(model, x, plan=plan, **{**given, "micro_batches": None}).ok
 
 
 def test_the_first_layer_that_differs_is_named_as_in_the_model() -> None:

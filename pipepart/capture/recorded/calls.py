@@ -230,8 +230,8 @@ class Call:
             elif not same_value(out, leaf):
                 raise CaptureError(
                     f"{self._where()} gave {plain(leaf)!r:.60}, and {plain(out)!r:.60} when the model was recorded: "
-                    "the code that follows may take another branch. Compute with tensors (torch.where) instead of "
-                    "reading values, or move the code that reads into a module of its own"
+                    "the code that follows may take another branch. Keep the module that reads it whole, layers=[...], "
+                    "or move the code that reads into a module of its own, or compute with tensors (torch.where)"
                 )
 
     def _modes(self, ambient: Autocast) -> ExitStack:
