@@ -61,6 +61,45 @@ def test_named_layers_stay_whole():
         pipe.step(X, target=Y)
 
 
+class Iterated(nn.Module):
+    """Calls the parts of its Sequential one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.parts = nn.ModuleDict({"all": nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for part in self.parts["all"].children():
+            x = part(x)
+        return x
+
+
+class HoldsIterated(nn.Module):
+    """Its only block is opened by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Iterated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def test_parts_that_are_called_one_by_one_become_layers():
+    profile = pipepart.profile(HoldsIterated(), X, loss_fn=nn.functional.mse_loss, target=Y, seconds=0)
+    assert [layer.name for layer in profile.layers] == [
+        "body.stem",
+        "body.parts.all.0",
+        "body.parts.all.1",
+        "body.parts.all.2",
+    ]
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2, threads=1), schedule="gpipe")
+    with pipepart.Pipeline(HoldsIterated(), plan, nn.functional.mse_loss) as pipe:
+        pipe.step(X, target=Y)
+
+
 def test_an_unknown_layer():
     with pytest.raises(CaptureError, match="has no module 'middle'"):
         names(Whole(), layers=["middle"])

@@ -66,7 +66,7 @@ class RecordedChain(Chain):
         split_loss: bool = True,
     ) -> None:
         super().__init__(model, ())
-        self.opening = Opening(model, layers if groups is None else _paths(groups))
+        self.opening = Opening(model, layers) if groups is None else _opening_of(model, groups)
         self._may_open = layers is None and groups is None
         self._surroundings = Surroundings(model)
         self._verify = verify
@@ -185,12 +185,20 @@ class RecordedChain(Chain):
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Recording:
-        """Open modules that are too coarse to balance stages, one level at a time, as far as that can be recorded."""
-        while found := self.opening.too_coarse([call.module for call in recording.calls if call.module]):
-            path, share = found
+        """Open modules whose parts are called one by one, and those that are too coarse to balance stages.
+
+        One level at a time, as far as that can be recorded.
+        """
+        while True:
+            calls = [call.module for call in recording.calls if call.module]
+            path, why = self.opening.called_in_parts(calls, recording.state.values()), "its parts are called"
+            if not path:
+                if (found := self.opening.too_coarse(calls)) is None:
+                    break
+                path, why = found[0], f"it has {found[1]:.0%} of the parameters"
             tried = self.opening.copy()
             try:
-                if tried.open(path, f"it has {share:.0%} of the parameters", alone=True):
+                if tried.open(path, why, alone=True):
                     recording = record(self.model, args, kwargs, tried, self._surroundings)
                     self.opening = tried
                     continue
@@ -261,8 +269,12 @@ def _state_of(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _paths(groups: Mapping[str, Group]) -> list[str]:
-    return list(dict.fromkeys(path for group in groups.values() for path in group.modules))
+def _opening_of(model: nn.Module, groups: Mapping[str, Group]) -> Opening:
+    """Return what is whole and what is open if layers call these modules and use these tensors beside them."""
+    whole = dict.fromkeys(path for group in groups.values() for path in group.modules)
+    owners = dict.fromkeys(path.rpartition(".")[0] for group in groups.values() for path in group.tensors)
+    inside = tuple(f"{path}." for path in whole)
+    return Opening(model, [*whole], [owner for owner in owners if not f"{owner}.".startswith(inside)])
 
 
 def _key(leaves: Sequence[Any], spec: pytree.TreeSpec, around: int) -> Hashable:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -30,6 +30,7 @@ class Opening:
         model: the user's.
         layers: paths of modules that stay whole, with what stands beside the ways to them; None for the children of
             the outermost ModuleLists and Sequentials.
+        opened: paths of other modules that do not stay whole.
 
     Attributes:
         whole: path of each module that stays whole.
@@ -40,7 +41,9 @@ class Opening:
         CaptureError: the model has no module of a path in ``layers``.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[str] | None = None, opened: Sequence[str] = ()
+    ) -> None:
         self._model = model
         self.notes: list[str] = []
         self.own: set[tuple[str, Any]] = set()
@@ -51,7 +54,7 @@ class Opening:
         skipping = [path for path, module in model.named_modules() if is_skippable(module)]
         self._tried = {path for path, module in model.named_modules() if _passes_values_on(module)}
         self.whole: dict[nn.Module, str] = {}
-        for path, module in _beside(model, _ways([*paths, *skipping]), ""):
+        for path, module in _beside(model, {*_ways([*paths, *skipping, *opened]), *opened}, ""):
             self.whole.setdefault(module, path)
 
     def open(self, path: str, why: str, alone: bool = False) -> bool:
@@ -129,6 +132,21 @@ class Opening:
             and self._model.get_submodule(path)._modules
         ]
         return (coarse[0], sizes[coarse[0]] / total) if coarse and total else None
+
+    def called_in_parts(self, calls: Collection[str], tensors: Iterable[str]) -> str:
+        """Return a module that is whole, but only its parts are called (``for layer in self.layers``); "" if none is.
+
+        Args:
+            calls: paths of the modules that are called.
+            tensors: paths of the parameters and buffers that functions use.
+        """
+        used = [path.rpartition(".")[0] for path in tensors]
+        for module, path in self.whole.items():
+            if path in calls or path in self._tried or not module._modules:
+                continue
+            if any(owner.startswith(f"{path}.") for owner in used):
+                return path
+        return ""
 
     def opened(self) -> Iterator[tuple[str, nn.Module]]:
         """Return the modules whose forward is recorded, with their paths."""
