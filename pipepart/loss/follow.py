@@ -48,6 +48,12 @@ _READS = names(
 )
 
 
+_INSTEAD = {
+    False: "read values last",
+    True: "write flatten(1) for reshape(len(x), -1), and mean() for sum() / len(x)",
+}
+
+
 class Shape(tuple[int, ...]):
     """The shape of a tensor with samples. Calls ``leak`` if the loss may have read the number of samples from it."""
 
@@ -126,7 +132,7 @@ class Follower(TorchFunctionMode):
         self._sizes = shared.batch.sizes
         self._trusted, self._originals = trusted, originals
         self._entries: dict[int, Entry] = {}
-        self._read = ""
+        self._read, self._reads_samples = "", False
 
     def begin(self, output: Any, target: Any) -> None:
         """Name the tensors of the output and the target of the micro-batch."""
@@ -208,7 +214,7 @@ class Follower(TorchFunctionMode):
                 raise LostError("is not known to give the same for every micro-batch")
             return None
         if self._read:
-            return Lost(f"it reads a value ({self._read}) before it is finished: read values last")
+            return Lost(f"it reads {self._read}, before it is finished: {_INSTEAD[self._reads_samples]}")
         sums = any(isinstance(state, Terms) for state in states)
         if is_one(call.function):
             if sums:
@@ -248,7 +254,7 @@ class Follower(TorchFunctionMode):
         result, tracked = call.result, any(state is not None for state in call.states)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if tracked and (not tensors or (call.in_place and isinstance(found, Lost))):
-            self._read = self._read or f"{call.name.strip('_')} at {line_of_user()}"
+            self._read = self._read or f"a value, {call.name.strip('_')} at {line_of_user()}"
         if not tensors and tracked and call.name not in _READS:  # it may have changed what it was given
             changed = Lost(f"it changes a tensor with {call.name} at {line_of_user()}")
             for place, (entry, state) in enumerate(zip(call.entries, call.states, strict=True)):
@@ -291,7 +297,8 @@ class Follower(TorchFunctionMode):
         return result
 
     def _leaked(self) -> None:
-        self._read = self._read or f"the number of samples at {line_of_user()}"
+        if not self._read:
+            self._read, self._reads_samples = f"the number of samples at {line_of_user()}", True
 
     def _key(self, call: Call) -> int:
         """The number of a call's result."""

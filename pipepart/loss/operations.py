@@ -265,6 +265,26 @@ def _numbered(call: Call) -> Positions:
     return Positions()
 
 
+def _one_hot(call: Call) -> Rows:
+    """A number for each class, in a dimension after those of the classes."""
+    rows, classes = call.single()[1], call.argument(1, "num_classes", default=-1)
+    if not isinstance(classes, int) or classes < 1:
+        raise LostError("counts the classes of one micro-batch: name num_classes")
+    return rows
+
+
+def _gathered(call: Call) -> Rows:
+    """Values of each sample at places that are given for that sample."""
+    (tensor, rows), (index, of_index) = call.operands
+    dim = call.argument(1 if call.name == "gather" else 2, "dim")
+    if rows is None or of_index is None or not isinstance(dim, int) or tensor.dim() != index.dim():
+        raise LostError("picks by places that are not given for each sample")
+    same = rows.dim == of_index.dim and tensor.shape[rows.dim] == index.shape[rows.dim]
+    if not same or dim % tensor.dim() == rows.dim:
+        raise LostError("picks values of other samples")
+    return Rows(rows.dim, rows.regular and of_index.regular)
+
+
 def _padded(call: Call) -> Rows:
     """Padding of dimensions other than that of the samples."""
     tensor, rows = call.single()
@@ -310,7 +330,12 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | Positions
         ),
         elementwise,
     )
-    yield names("softmax log_softmax logsumexp sum mean amax amin max min argmax argmin all any"), _along(1)
+    yield (
+        names(
+            "softmax log_softmax logsumexp sum mean amax amin max min argmax argmin all any cumsum cumprod std var"
+        ),
+        _along(1),
+    )
     yield names("norm"), _along(2)
     yield names("normalize cosine_similarity"), _along(2, 1)
     yield names("to type_as"), _converted
@@ -323,6 +348,8 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Call], Rows | Positions
     yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield names("__getitem__"), _indexed
     yield names("positions"), _numbered
+    yield names("one_hot"), _one_hot
+    yield names("gather take_along_dim"), _gathered
     yield names("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
     yield names("pad"), _padded
     yield names("masked_select"), _masked
