@@ -285,6 +285,18 @@ def test_what_cannot_be_estimated_is_refused() -> None:
         pipepart.profile(Gated(nn.Linear(4, 4)).to("meta"), mask, measure=False, roofline=CPU)
 
 
+def test_a_sample_is_not_written() -> None:
+    class Clearing(Gated):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            assert mask is not None
+            return super().forward(x, mask.zero_())
+
+    mask = torch.ones(8)
+    with pytest.raises(CaptureError, match="reads a value"):
+        pipepart.profile(Clearing(nn.Linear(4, 4)), (torch.randn(8, 4), mask), measure=False, roofline=CPU)
+    assert mask.all()
+
+
 def test_an_accelerator_keeps_a_byte_for_each_element_that_is_dropped() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     cuda = CPU.model_copy(update={"device": "cuda"})

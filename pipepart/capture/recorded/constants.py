@@ -26,17 +26,18 @@ def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mappin
         values: the known inputs, by their numbers.
 
     Raises:
-        CaptureError: the values depend on an unknown input, a module, a parameter or a draw.
+        CaptureError: the values depend on an unknown input, a module, a parameter, a draw or a write in place.
     """
     made = {number: call for call in calls for number in call.new}
-    known = dict(values)
+    written = {number for call in calls for number in call.writes}
+    known = {number: value for number, value in values.items() if number not in written}
 
     def compute(numbers: Any) -> None:
         for number in numbers:
             if number in known:
                 continue
             call = made.get(number)
-            if call is None or call.module or call.draws:
+            if call is None or call.module or call.draws or call.writes or number in written:
                 raise CaptureError(
                     f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have. If it "
                     "is that of an argument, pass the sample on the CPU, or leave that argument out. Otherwise record "

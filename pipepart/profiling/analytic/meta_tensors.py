@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
 _aten = torch.ops.aten
 _KEY = "AutogradMeta"
+_ONE_PROFILE = threading.Lock()  # torch takes one kernel of an operation, for all threads
 _RECURRENT = tuple(
     f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
 )
@@ -52,7 +54,7 @@ def on_meta(model: nn.Module, device: str) -> Iterator[None]:
         device: type of device, as in ``"cpu"``. Any other one stands for an accelerator.
     """
     on_cpu = device == "cpu"
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    with _ONE_PROFILE, torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", partial(_attention, on_cpu), _KEY)
         if not on_cpu:
             library.impl("dropout", _dropout, _KEY)
@@ -75,10 +77,8 @@ class _Moving(TorchDispatchMode):
         if len(on_meta) > 1:
             args, kwargs = to_meta((args, kwargs))
         if func is _aten.native_layer_norm_backward.default and True in on_meta:
-            args = (
-                args[0].contiguous(),
-                *args[1:],
-            )  # as kernels do: otherwise its result has the strides of this
+            # As kernels do. Otherwise the result has the strides of this gradient.
+            args = (args[0].contiguous(), *args[1:])
         if func is _aten._grouped_mm.default and True in on_meta:
             return _grouped_product(*args, **kwargs)
         return func(*args, **kwargs)
