@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .chain import Chain, Whole
+from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .made_up import copied, is_made_up, mark_made_up
 from .recorded.chain import RecordedChain, Verify
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .graph import LayerGraph
 
 __all__ = [
+    "FORWARD_HOOKS",
     "CaptureError",
     "Chain",
     "LayerGraph",
@@ -36,6 +38,7 @@ __all__ = [
     "describe",
     "finish",
     "flatten",
+    "has_hooks",
     "is_made_up",
     "loss_of",
     "mark_made_up",

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..autograd.own_copy import tensors
 from ..autograd.sparse import bytes_of
 from .chain import WHOLE, Chain, Whole
+from .hooks import has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
 from .recorded.opening import is_skippable
@@ -80,7 +81,7 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
         ValueError: it has no layers, or a lazy layer whose parameters have no shape yet.
     """
     layers = _checked_layers(model)
-    if _has_hooks(model):
+    if has_hooks(model):
         warnings.warn(
             f"hooks on the outermost {type(model).__name__} do not run in a pipeline: put them on its layers",
             stacklevel=3,
@@ -136,7 +137,7 @@ def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
         if child is None:
             continue
-        if _runs_children_in_order(child) and not _has_hooks(child) and len(child._modules):
+        if _runs_children_in_order(child) and not has_hooks(child) and len(child._modules):
             yield from _layers(child, f"{path}{name}.")
         else:
             yield f"{path}{name}", child
@@ -146,15 +147,6 @@ def _runs_children_in_order(module: nn.Module) -> bool:
     if not isinstance(module, nn.Sequential):
         return False
     return "forward" not in vars(module) and type(module).forward is nn.Sequential.forward
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
@@ -202,7 +194,7 @@ def state_of(layer: nn.Module) -> Iterator[Tensor]:
 
 def tensor_specs(value: Any) -> tuple[TensorSpec, ...]:
     """Return the specs of all tensors in a nest."""
-    return tuple(TensorSpec.of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return tuple(map(TensorSpec.of, tensors(value)))
 
 
 def _info(

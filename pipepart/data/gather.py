@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from ..autograd.nests import check_nest
+from ..autograd.own_copy import tensors
 from .split import MicroBatches, together
 
 Merger = Callable[[list[Any]], Any]
@@ -32,7 +33,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
         TypeError: the outputs hold objects with tensors that cannot be taken apart.
         ValueError: the outputs cannot be joined by this rule.
     """
-    home = next((leaf.device for leaf in pytree.tree_leaves(outputs[0]) if isinstance(leaf, Tensor)), None)
+    home = next((tensor.device for tensor in tensors(outputs[0])), None)
     if home is not None:  # outputs of replicas are on their own devices
         outputs = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), list(outputs))
     if merge is not None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..autograd.in_place import version
+from ..autograd.own_copy import tensors
 from ..capture import Unfinished
 from ..capture.recorded.refusal import line_of_user
 from ..data.split import MicroBatches
@@ -252,23 +253,23 @@ class Follower(TorchFunctionMode):
     def _note_result(self, call: Call, key: int, found: State | list[Rows]) -> None:
         """Note what the tensors are that a call has made or written."""
         result, tracked = call.result, any(state is not None for state in call.states)
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        if tracked and (not tensors or (call.in_place and isinstance(found, Lost))):
+        made = tensors(result)
+        if tracked and (not made or (call.in_place and isinstance(found, Lost))):
             self._read = self._read or f"a value, {call.name.strip('_')} at {line_of_user()}"
-        if not tensors and tracked and call.name not in _READS:  # it may have changed what it was given
+        if not made and tracked and call.name not in _READS:  # it may have changed what it was given
             changed = Lost(f"it changes a tensor with {call.name} at {line_of_user()}")
             for place, (entry, state) in enumerate(zip(call.entries, call.states, strict=True)):
                 if entry is not None and (state is not None or not place):
                     self._note(entry.tensor, key, changed)
-        elif not tensors and call.name == "__setitem__":
+        elif not made and call.name == "__setitem__":
             self._note(call.leaves[0], key)
         if not tracked and not call.in_place and any(result is leaf for leaf in call.leaves):
             return  # a constant that is what was asked for already
         replay = (
             None if isinstance(found, Lost | list) or not isinstance(result, Tensor) else self._replay(call)
         )
-        several = found if isinstance(found, list) else [found] * len(tensors)
-        for index, (tensor, state) in enumerate(zip(tensors, several, strict=True)):
+        several = found if isinstance(found, list) else [found] * len(made)
+        for index, (tensor, state) in enumerate(zip(made, several, strict=True)):
             own = key if tensor is result else self._shared.number((key, index))
             self._note(tensor, own, state, replay)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..capture import has_hooks
 from ..planning import Plan
 from .replay.randomness import draws_now
 
@@ -128,10 +129,4 @@ def _in_order(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(hooks) or any(p._backward_hooks for p in module._parameters.values() if p is not None)
+    return has_hooks(module) or any(p._backward_hooks for p in module._parameters.values() if p is not None)

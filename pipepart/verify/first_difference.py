@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import schedules
 
+from ..autograd.own_copy import tensors
 from ..capture import Chain, describe
 from ..loss import declared_reduction
 from ..planning import Plan
@@ -66,8 +66,7 @@ class LayerRecorder:
         if count >= len(self._calls[index]):
             return
         micro_batch = self._calls[index][count]
-        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-        for position, tensor in enumerate(tensors):
+        for position, tensor in enumerate(tensors(output)):
             key = micro_batch, position
             self._outputs[index][key] = copied(tensor)
             if tensor.requires_grad:

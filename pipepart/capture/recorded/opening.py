@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..hooks import BACKWARD_HOOKS, has_hooks
 from .refusal import CaptureError
 
 
@@ -171,7 +172,7 @@ def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:
         if child is None:
             continue
         path = f"{prefix}{name}"
-        if _has_backward_hooks(child):
+        if has_hooks(child, BACKWARD_HOOKS):
             continue
         if isinstance(child, nn.ModuleList | nn.Sequential) and len(child) > 1:
             yield from (f"{path}.{key}" for key, block in child._modules.items() if block is not None)
@@ -223,7 +224,3 @@ def _passes_values_on(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):  # whose class has no forward to be looked at
         return False
     return is_skippable(module) or inspect.isgeneratorfunction(type(module).forward)
-
-
-def _has_backward_hooks(module: nn.Module) -> bool:
-    return bool(module._backward_hooks or module._backward_pre_hooks)

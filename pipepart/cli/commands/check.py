@@ -122,9 +122,8 @@ def _loss_or_mean_square(given: Given) -> Any:
 
     None for a model whose output is the loss.
     """
-    from torch import Tensor
-    from torch.utils import _pytree as pytree
 
+    from ...autograd.own_copy import tensors
     from ...capture import RecordedChain, capture, chain_of
     from ...data.arguments import Arguments
     from ..output import note
@@ -144,7 +143,6 @@ def _loss_or_mean_square(given: Given) -> Any:
     note("no loss function: the mean of the squares of the output is taken")
 
     def mean_square(output: Any, target: Any = None) -> Any:
-        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-        return sum(leaf.square().mean() for leaf in leaves if leaf.is_floating_point())
+        return sum(tensor.square().mean() for tensor in tensors(output) if tensor.is_floating_point())
 
     return mean_square

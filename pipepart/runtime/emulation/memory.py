@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ...autograd.own_copy import tensors
 from ...units import format_bytes
 
 PARAMETERS, GRADIENTS, OPTIMIZER, OTHER = _CATEGORIES = ("parameters", "gradients", "optimizer", "other")
@@ -142,7 +142,7 @@ def owner_of(tensor: Tensor, layers: Iterable[tuple[str, nn.Module]]) -> str:
             groups = ("parameter", part._parameters), ("buffer", part._buffers), ("attribute", attributes)
             for kind, group in groups:
                 for key, held in group.items():
-                    leaves = [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor)]
+                    leaves = tensors(held)
                     if wanted.isdisjoint(storage._cdata for leaf in leaves for storage in storages(leaf)):
                         continue
                     where = f"{path}.{key}" if path else key

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
+from ...autograd.own_copy import tensors
 from ...autograd.sparse import bytes_of, dense_parts
 from ...autograd.weight_gradients import Saved, unpacked
 
@@ -33,7 +33,7 @@ class KeptBytes:
     def __init__(self, mini_batch: Any) -> None:
         self.peak = 0
         self.peak_place = 0
-        self._split = {_storage(leaf) for leaf in pytree.tree_leaves(mini_batch) if isinstance(leaf, Tensor)}
+        self._split = set(map(_storage, tensors(mini_batch)))
         self._saved: dict[
             _Piece, tuple[int, int]
         ] = {}  # bytes, and the number of times that autograd has saved it

@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...capture import FORWARD_HOOKS, has_hooks
+
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -278,7 +280,7 @@ _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__)
+    return has_hooks(part, FORWARD_HOOKS) or "forward" in part.__dict__
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
