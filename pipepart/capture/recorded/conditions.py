@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
@@ -32,6 +34,7 @@ class Conditions:
             p.untyped_storage()._cdata: paths[id(p)] for p in model.parameters() if p.layout is torch.strided
         }
         self._modes = _modes()
+        self._draws = _draws()
 
     def check_function(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
         """Check a function of torch before it is called.
@@ -70,6 +73,22 @@ class Conditions:
             f"run without. {_MOVE}, or set the mode around the step"
         )
 
+    def check_draws(self, where: str) -> None:
+        """Check that nothing was drawn from Python's ``random`` or numpy since the last whole module.
+
+        Raises:
+            SkeletonError: something was.
+        """
+        if _draws() != self._draws:
+            raise SkeletonError(
+                f"random numbers of Python's random or of numpy are drawn {where}, between modules that are recorded: "
+                "a replay would repeat the first draw. Draw with torch, or in a module of its own"
+            )
+
+    def note_draws(self) -> None:
+        """Take the draws of a whole module, which are its own, for granted."""
+        self._draws = _draws()
+
     def check_state(self, module: nn.Module, path: str) -> None:
         """Check that a module is called with its own parameters and buffers.
 
@@ -97,6 +116,11 @@ def _modes() -> tuple[Any, ...]:
         torch._C._get_math_sdp_enabled(),
         torch._C._get_cudnn_sdp_enabled(),
     )
+
+
+def _draws() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]
 
 
 def _storage(tensor: Tensor) -> int:

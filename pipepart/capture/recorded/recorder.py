@@ -15,14 +15,12 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -85,7 +83,6 @@ class Recorder(TorchFunctionMode):
         self._made_in: Any = WeakIdKeyDictionary()
         self._varying: set[int] = set()  # what hangs on an input, a module, the model's state or a draw
         self._count = 0
-        self._python_draws = _python_draws()
 
     @property
     def here(self) -> bool:
@@ -109,39 +106,8 @@ class Recorder(TorchFunctionMode):
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
-        self._check_python_draws("after the last module")
+        self._conditions.check_draws("after the last module")
         return [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else plain(leaf) for leaf in leaves], spec
-
-    def joined(self, output: list[Any]) -> list[tuple[int, int]]:
-        """Return the ranges of calls that must stay together.
-
-        Where a call writes into memory that another value shares, autograd sends the gradient of the one through the
-        write into the other. It does not do so across the border of two layers, so the write must be in the layer
-        where the later of both values was made, if the other value is used again. Likewise all that uses a buffer
-        that functions write must be in one layer: stages work on several micro-batches at the same time.
-        """
-        born = {number: index for index, call in enumerate(self.calls) for number in call.new}
-        last = {number: index for index, call in enumerate(self.calls) for number in call.given.numbers()}
-        last |= {out.number: len(self.calls) for out in output if type(out) is Ref}
-        last |= dict.fromkeys(self.state, len(self.calls))
-        found = []
-        for index, shared in self.aliases:
-            writes = self.calls[index].writes
-            for number in shared - writes:
-                if last.get(number, -1) >= index:
-                    first = max(born.get(number, 0), *(born.get(one, 0) for one in writes))
-                    found.append((first, index))
-        written = {number for call in self.calls for number in call.writes if not call.module}
-        for number in written & self.state.keys():
-            users = [index for index, call in enumerate(self.calls) if self._uses(call, number)]
-            found.append((users[0], users[-1]))
-        return [(first, last) for first, last in found if first < last]
-
-    def _uses(self, call: Call, number: int) -> bool:
-        """Return True if a call is given a parameter or buffer, or its module holds it."""
-        return number in call.given.numbers() or bool(
-            call.module and self.state[number].startswith(f"{call.module}.")
-        )
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor.
@@ -218,7 +184,7 @@ class Recorder(TorchFunctionMode):
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a whole module and record that."""
         path = self._whole[module]
-        self._check_python_draws(f"before {path}")
+        self._conditions.check_draws(f"before {path}")
         self._check(path, Watch.check_between)
         self._conditions.check_modes(path)
         self._conditions.check_state(module, path)
@@ -250,7 +216,7 @@ class Recorder(TorchFunctionMode):
                     self._numbers[leaf] = out.number
         finally:
             self.inside = ""
-        self._python_draws = _python_draws()
+        self._conditions.note_draws()
         self._check(path, partial(Watch.check_inside, path=path))
         return result
 
@@ -389,15 +355,3 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             torch._C._push_on_torch_function_stack(self)
-
-    def _check_python_draws(self, where: str) -> None:
-        if _python_draws() != self._python_draws:
-            raise SkeletonError(
-                f"random numbers of Python's random or of numpy are drawn {where}, between modules that are recorded: "
-                "a replay would repeat the first draw. Draw with torch, or in a module of its own"
-            )
-
-
-def _python_draws() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]

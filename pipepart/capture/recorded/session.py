@@ -16,6 +16,7 @@ from ..restore import bindings_restored, draws_restored
 from .calls import autocast_now
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
+from .joining import joined
 from .opening import Opening
 from .placing import is_on_meta, to_meta
 from .recorder import Recorder
@@ -106,7 +107,7 @@ class _Session:
             constants=recorder.constants,
             output=run.output,
             output_spec=run.spec,
-            joined=recorder.joined(run.output),
+            joined=joined(recorder.calls, recorder.aliases, recorder.state, run.output),
             autocast=autocast_now(),
             devices=frozenset(devices),
             result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
