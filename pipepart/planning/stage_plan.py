@@ -133,8 +133,9 @@ def predict_stages(
     seconds = crossings.seconds(borders, range(len(stages)))[0].tolist()
     outputs = [*crossings.message_bytes(borders)[0].tolist(), int(costs.output_bytes[-1])]
     past: list[Counter[int]] = [Counter() for _ in stages]
-    for source, target, size in crossings.past(borders):
-        past[int(source[0])][int(target[0])] += int(size[0])
+    if costs.skips:
+        for source, target, size in zip(*(row[0].tolist() for row in crossings.past(borders)), strict=True):
+            past[source][target] += size
     return tuple(
         _predicted(
             stage.model_copy(

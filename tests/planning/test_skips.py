@@ -195,6 +195,15 @@ def test_memory_of_every_stage(seed):
         assert (row.waiting[at], row.passing[at]) == (waiting, passing)
 
 
+def test_a_plan_is_found_where_estimated_outputs_are_smaller_than_the_values_in_them():
+    _, _, profile = problem(0)
+    (costs,) = profile.costs
+    bare = [layer.model_copy(update={"output_bytes": 0}) for layer in costs.layers]
+    profile = profile.model_copy(update={"costs": (costs.model_copy(update={"layers": tuple(bare)}),)})
+    made = pipepart.plan(profile, Cluster.parse(["1GiB"] * 4, link=BANDWIDTH), schedule="1f1b")
+    assert all(stage.output_bytes == 0 and stage.transient_bytes == 0 for stage in made.stages)
+
+
 def test_the_bytes_of_a_plan_are_those_that_travel():
     torch.manual_seed(0)
     model = handwritten.UNet(levels=4)

@@ -27,7 +27,10 @@ class Crossings:
 
     def __init__(self, costs: ChainCosts, cluster: Cluster, devices: Sequence[str]) -> None:
         self._costs, self._cluster, self._devices = costs, cluster, devices
-        self._links = StageLinks(cluster, devices)
+        stages, links = range(len(devices)), StageLinks(cluster, devices)
+        if costs.skips:  # [stages, stages]
+            self._straight = np.array([[a < b and links.is_straight(a, b) for b in stages] for a in stages])
+            self._per_byte = np.array([[links.seconds_per_byte(a, b) for b in stages] for a in stages])
 
     def seconds(self, borders: Borders, columns: Sequence[int]) -> Floats:
         """[cuts, columns]: seconds to send and receive outputs and gradients. Stages of one device need none.
@@ -49,34 +52,25 @@ class Crossings:
                 crossing = np.where(costs.trained[borders[:, stage] - 1], 2 * once, once)
                 found[:, columns[stage]] += crossing
                 found[:, columns[stage + 1]] += crossing
-        cuts = np.arange(len(borders))
-        column_of = np.array(columns)
-        for source, target, size in self.past(borders):
-            going = np.flatnonzero(size)
-            one, other = source[going], target[going]
-            pairs = zip(one.tolist(), other.tolist(), strict=True)
-            once = size[going] * np.array([self._links.seconds_per_byte(*pair) for pair in pairs])
-            for stage, border in ((one, one), (other, other - 1)):
-                trained = costs.trained[borders[cuts[going], border] - 1]
-                found[cuts[going], column_of[stage]] += np.where(trained, 2 * once, once)
+        if costs.skips:
+            cuts, ways = np.nonzero((past := self.past(borders)).bytes)
+            source, target = past.source[cuts, ways], past.target[cuts, ways]
+            once = past.bytes[cuts, ways] * self._per_byte[source, target]
+            for stage, border in ((source, source), (target, target - 1)):
+                trained = costs.trained[borders[cuts, border] - 1]
+                np.add.at(found, (cuts, np.array(columns)[stage]), np.where(trained, 2 * once, once))
         return found
 
     def message_bytes(self, borders: Borders) -> Ints:
         """[cuts, borders]: the output of each stage, as it is sent to the next one."""
         sizes = self._costs.output_bytes[borders - 1]
-        between = np.arange(borders.shape[1])
-        for source, target, size in self.past(borders):
-            over = (source[:, None] <= between) & (between < target[:, None])
-            sizes = sizes - over * size[:, None]
+        if self._costs.skips:
+            past, between = self.past(borders), np.arange(borders.shape[1])[:, None, None]
+            over = (past.source <= between) & (between < past.target)  # [borders, cuts, ways]
+            sizes = np.maximum(sizes - (over * past.bytes).sum(axis=2).T, 0)  # estimated bytes are rounded
         return sizes
 
-    def past(self, borders: Borders) -> list[Past]:
-        """Return the values that go past stages, one entry for each way of one; 0 bytes in cuts where it does not."""
-        stages = range(len(self._devices))
-        straight = np.array(
-            [[one <= other and self._links.is_straight(one, other) for other in stages] for one in stages]
-        )
-        return [
-            one._replace(bytes=np.where(straight[one.source, one.target], one.bytes, 0))
-            for one in (self._costs.skips.past(borders) if self._costs.skips else ())
-        ]
+    def past(self, borders: Borders) -> Past:
+        """Return the values that go past stages: [cuts, ways]; 0 bytes in cuts where one does not."""
+        past = self._costs.skips.past(borders)
+        return past._replace(bytes=np.where(self._straight[past.source, past.target], past.bytes, 0))

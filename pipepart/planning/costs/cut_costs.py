@@ -51,6 +51,7 @@ class CutCosts:
         ]
         self._older = np.array([kept.older for kept in counts.values()])
         self._sizes: dict[int, NDArray[np.float64]] = {}
+        self._crossings: dict[tuple[int, ...], Crossings] = {}
 
     def of(self, borders: Borders) -> CutTable:
         """Return the loads and memory of the cuts (rows) with these borders."""
@@ -81,8 +82,11 @@ class CutCosts:
 
     def crossings(self, order: Sequence[int]) -> Crossings:
         """Return what crosses the borders of cuts whose schedule rows are on these devices."""
-        devices = [self.cluster.devices[order[row]].name for row in self.rows]
-        return Crossings(self._costs, self.cluster, devices)
+        key = tuple(order)
+        if key not in self._crossings:
+            devices = [self.cluster.devices[order[row]].name for row in self.rows]
+            self._crossings[key] = Crossings(self._costs, self.cluster, devices)
+        return self._crossings[key]
 
     def _per_device(self, of_stage: Floats) -> Floats:
         return np.stack([of_stage[:, own].sum(axis=1) for own in self._own], axis=1)

@@ -151,8 +151,8 @@ class ChainCosts:
             boundary = int(self._saved_bytes[inputs].sum())
             stash = int(self._saved_bytes[np.union1d(inputs, self._kept.of(start, stop))].sum())
             if self.skips:
-                skipping = self.skips.kept(start, stop)
-                stash, boundary = stash + int(skipping[0][-1]), boundary + int(skipping[1][-1])
+                skipping = self.skips.kept(start, np.array([stop]))
+                stash, boundary = stash + int(skipping[0][0]), boundary + int(skipping[1][0])
         last = slice(stop - start - 1, stop - start)
         return self._sizes(start, stop, np.array([stash]), boundary, last)
 
@@ -208,9 +208,10 @@ class ChainCosts:
                 boundary += self._saved[number].bytes
             waiting = passing = None
             if self.skips:
-                passing = self.skips.passing(start, end)
-                waiting = np.where(self.has_backward[start:end], self.skips.waiting(start, end), 0)
-                skipping = self.skips.kept(start, end)
+                up_to = np.arange(start + 1, end + 1)
+                passing = self.skips.passing(start, up_to)
+                waiting = np.where(self.has_backward[start:end], self.skips.waiting(start, up_to), 0)
+                skipping = self.skips.kept(start, up_to)
                 stash, boundary = stash + skipping[0], boundary + skipping[1]
             ends = slice(start + 1, end + 1)
             forward = self.forward_sums[ends] - self.forward_sums[start]
@@ -235,7 +236,7 @@ class ChainCosts:
             np.maximum.accumulate(self._workspace[start:stop])[which] + self._incoming_gradient[ends - 1]
         )
         if self.skips:
-            transient = transient - self.skips.passing(start, stop)[which]
+            transient = np.maximum(transient - self.skips.passing(start, ends), 0)
         kept = np.empty((len(ends), 1, 3))
         kept[:, 0, 0] = stash
         kept[:, 0, 1] = boundary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,7 +23,7 @@ class Gap(NamedTuple):
 
 
 class Past(NamedTuple):
-    """A value in many cuts, [cuts] each: the stages it goes from and to, and its bytes; 0 if they are neighbours."""
+    """The ways of values in cuts, [cuts, ways]: the stages that they go from and to; 0 bytes for neighbours."""
 
     source: Ints
     target: Ints
@@ -34,7 +33,7 @@ class Past(NamedTuple):
 class Skips:
     """The skipping values of a chain at one micro-batch size. False if there are none.
 
-    The methods take the first layer of stages and return one number for each end from ``start + 1`` to ``stop``.
+    The methods take the first layer of stages and their ends, and return one number for each end.
 
     Args:
         costs: of the layers.
@@ -56,32 +55,32 @@ class Skips:
         table = np.array(self.gaps, dtype=np.int64).reshape(-1, 3)
         self._first, self._last, self._bytes = table[:, :1], table[:, 1:2], table[:, 2]
         self.may_relay = may_relay
-        self._pieces = [_Piece(tensor, may_relay) for tensor in costs.saved if tensor.passed_by]
+        pieces, layers = [tensor for tensor in costs.saved if tensor.passed_by], len(costs.layers)
+        self._piece_bytes = np.array([piece.bytes for piece in pieces], dtype=np.int64)
+        # [pieces, layers]: the first layer from each on that uses what it gets, and that keeps the memory.
+        uses = [_next_use(piece, layers, may_relay) for piece in pieces]
+        keepers = [_next(piece.layers, layers) for piece in pieces]
+        self._next_use, self._next_keeper = (np.array(rows).reshape(-1, layers) for rows in (uses, keepers))
 
     def __bool__(self) -> bool:
-        return bool(self.gaps or self._pieces)
+        return bool(self.gaps) or self._piece_bytes.size > 0
 
-    def passing(self, start: int, stop: int) -> Ints:
+    def passing(self, start: int, ends: Ints) -> Ints:
         """Return the bytes that go past the stages. ``ChainCosts.output_bytes`` counts them at both borders."""
-        ends = np.arange(start + 1, stop + 1)
         if self.may_relay:
             return np.zeros_like(ends)
         return self._bytes @ ((self._first < start) & (self._last >= ends))
 
-    def kept(self, start: int, stop: int) -> tuple[Ints, Ints]:
+    def kept(self, start: int, ends: Ints) -> tuple[Ints, Ints]:
         """Return the stash and boundary bytes of memory that values skip in.
 
         A stage keeps a value that it uses and gets from an earlier stage.
         """
-        ends = np.arange(start + 1, stop + 1)
-        stash, boundary = np.zeros((2, len(ends)), dtype=np.int64)
-        for piece in self._pieces:
-            used = piece.next_use(start) < ends
-            boundary += piece.bytes * used
-            stash += piece.bytes * (used | (piece.next_keeper(start) < ends))
-        return stash, boundary
+        used = self._next_use[:, start, None] < ends
+        kept = self._next_keeper[:, start, None] < ends
+        return self._piece_bytes @ (used | kept), self._piece_bytes @ used
 
-    def waiting(self, start: int, stop: int) -> Ints:
+    def waiting(self, start: int, ends: Ints) -> Ints:
         """Return the bytes that wait on the stages for each micro-batch in flight there, if the next has one layer.
 
         What a stage sends past the next one waits on its device until the other stage uses it, and the gradient that
@@ -89,43 +88,32 @@ class Skips:
         waits outside the time from the stage's forward to its backward. The longer the next stage, the less goes past
         it: this is an upper bound.
         """
-        ends = np.arange(start + 1, stop + 1)
         return self._bytes @ ((self._first >= start) & (self._first < ends) & (self._last > ends))
 
-    def past(self, borders: NDArray[np.int64]) -> list[Past]:
-        """Return the values of cuts, [cuts, borders], that may go past stages, one entry for each way of one."""
-        found = []
-        for first, last, size in self.gaps:
-            source, target = (borders <= first).sum(axis=1), (borders <= last).sum(axis=1)
-            found.append(Past(source, target, np.where(target > source + 1, size, 0)))
-        return found
+    def past(self, borders: NDArray[np.int64]) -> Past:
+        """Return the values of cuts, [cuts, borders], that may go past stages: [cuts, gaps]."""
+        source, target = (
+            (borders[:, :, None] <= ends[:, 0]).sum(axis=1) for ends in (self._first, self._last)
+        )
+        return Past(source, target, np.where(target > source + 1, self._bytes, 0))
 
     def waiting_of(self, borders: NDArray[np.int64]) -> Ints:
         """[cuts, stages]: the bytes of :meth:`waiting` for given cuts, where no stage relays."""
+        past = self.past(borders)
         found = np.zeros((len(borders), borders.shape[1] + 1), dtype=np.int64)
-        for source, _, size in self.past(borders):
-            found[np.arange(len(borders)), source] += size
+        np.add.at(found, (np.arange(len(borders))[:, None], past.source), past.bytes)
         return found
 
 
-class _Piece:
-    """Memory that holds skipping values."""
-
-    def __init__(self, tensor: SavedTensor, may_relay: bool) -> None:
-        self.bytes = tensor.bytes
-        self._input_of = frozenset(tensor.input_of)
-        self._used_by = sorted(self._input_of - (set() if may_relay else set(tensor.passed_by)))
-        self._kept_by = tensor.layers
-
-    def next_use(self, start: int) -> float:
-        """Return the first layer from ``start`` on that uses it, if a stage from there on gets it; else infinity."""
-        return _next(self._used_by, start) if start in self._input_of else np.inf
-
-    def next_keeper(self, start: int) -> float:
-        """Return the first layer from ``start`` on whose backward needs it, or infinity."""
-        return _next(self._kept_by, start)
+def _next_use(piece: SavedTensor, layers: int, may_relay: bool) -> Ints:
+    """Return, for each layer, the next one that uses memory that it is an input of; ``layers`` if there is none."""
+    unused = () if may_relay else piece.passed_by
+    found = _next([layer for layer in piece.input_of if layer not in unused], layers)
+    is_input = np.zeros(layers, dtype=bool)
+    is_input[list(piece.input_of)] = True
+    return np.where(is_input, found, layers)
 
 
-def _next(layers: Sequence[int], start: int) -> float:
-    place = bisect_left(layers, start)
-    return layers[place] if place < len(layers) else np.inf
+def _next(some: Sequence[int], layers: int) -> Ints:
+    """Return, for each layer, itself or the next one that is among some; ``layers`` if there is none."""
+    return np.append(np.array(some, dtype=np.int64), layers)[np.searchsorted(some, np.arange(layers))]

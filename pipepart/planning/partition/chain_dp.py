@@ -244,7 +244,8 @@ class _View:
         if len(self._links) == 1:
             seconds = self._links[0, row.start] + self._links[0, ends]
             if row.passing is not None:
-                seconds = seconds - row.passing * (self._per_byte[row.start] + self._per_byte[ends])
+                past = row.passing * (self._per_byte[row.start] + self._per_byte[ends])
+                seconds = np.maximum(seconds - past, 0.0)  # estimated bytes are rounded
             return seconds[None, :]
         return self._links[self._before, row.start][:, None] + self._links[self._after, ends]
 

@@ -125,9 +125,10 @@ class SkipTransport:
         self._model_stages = schedule.model_stages
         # By stage and micro-batch: where the gradients of its output come from, and where those of its input go. In the
         # order of the leaves; each used by the stage's worker alone.
-        none: list[dict[int, list[int]]] = [{} for _ in schedule.device_of]
-        self._targets = forward._targets if forward else none
-        self._sources = forward._sources if forward else [dict(one) for one in none]
+        self._targets: list[dict[int, list[int]]] = [{} for _ in schedule.device_of]
+        self._sources: list[dict[int, list[int]]] = [{} for _ in schedule.device_of]
+        if forward is not None:
+            self._targets, self._sources = forward._targets, forward._sources
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send each part of an output, or of the gradients of an input, to its stage."""
