@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart.capture import CaptureError
+from pipepart.capture import CaptureError, RecordedChain, chain_of
 from tests.support.recorded import chain_for
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
@@ -71,3 +71,21 @@ def test_the_first_module_that_is_given_other_values_is_named():
 def test_without_a_check_nothing_is_said():
     numbers = itertools.count(1)
     chain_for(Model(lambda x: x * next(numbers)), X, loss_fn=nn.functional.mse_loss, verify="never")
+
+
+@pytest.mark.parametrize(
+    ("verify", "forwards"), [("first", [2, 3, 4]), ("always", [2, 4, 6]), ("never", [1, 2, 3])]
+)
+def test_other_lengths_are_compared_with_what_was_recorded(verify, forwards):
+    model = Model(torch.tanh)
+    calls = itertools.count(1)
+
+    def count(*_: Any) -> None:
+        next(calls)
+
+    model.register_forward_hook(count)
+    chain = chain_of(model, verify=verify, split_loss=False)
+    assert isinstance(chain, RecordedChain)
+    for expected, length in zip(forwards, (2, 3, 4), strict=True):
+        chain.enter((X[:length],), {})
+        assert repr(calls) == f"count({expected + 1})"
