@@ -82,6 +82,10 @@ def _layer_group(text: str) -> list[str]:
     return layers
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def option(
     metavar: str,
     help_text: str,
@@ -107,6 +111,14 @@ Sample = Annotated[
         "SHAPE[:DTYPE[:BOUND]]",
         "Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
         names=("--input",),
+    ),
+]
+Layers = Annotated[
+    Any,
+    option(
+        "NAME[,NAME..]",
+        "Modules that become layers, with those beside them, in place of the model's blocks; '' for the whole model.",
+        _names,
     ),
 ]
 Devices = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,23 @@ def breaking_layer():
     return nn.Sequential(nn.Linear(8, 8), Breaking()), torch.randn(12, 8)
 
 
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(8, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x) + x
+        return {"tags": x, "loss": nn.functional.mse_loss(x, torch.zeros_like(x))}
+
+
+def recorded():
+    return Tagger(), torch.randn(12, 8)
+
+
 instance = nn.Sequential(nn.Linear(8, 4))
 number = 3
 """
@@ -103,7 +121,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def run() -> Callable[[str], Result]:
     """Runs a command line, all after ``pipepart``."""
-    return lambda line: CliRunner().invoke(app, line.split())
+    return lambda line: CliRunner().invoke(app, shlex.split(line))
 
 
 @pytest.fixture(scope="session")

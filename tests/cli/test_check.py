@@ -137,3 +137,9 @@ def test_a_mistake_ends_with_status_2_and_a_line(run: Run, line: str, says: str)
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_modules_that_become_layers_are_named(run: Run) -> None:
+    line = "check models.py:recorded --schedule gpipe --steps 1 --dtype own"
+    assert run(f"{line} --layers embed,blocks").exit_code == 0
+    assert "no module 'block'" in run(f"{line} --layers block").stderr

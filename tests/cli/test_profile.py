@@ -39,6 +39,19 @@ def test_what_is_saved_is_what_is_printed(run: Run, directory: Path) -> None:
     assert "Saved in profile.json" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [
+        ("", ["embed", "blocks.0", "blocks.1"]),
+        ("--layers embed,blocks.0.0", ["embed", "blocks.0.0", "blocks.0.1", "blocks.1"]),
+        ("--layers ''", ["Tagger"]),
+    ],
+)
+def test_modules_that_become_layers_are_named(run: Run, layers: str, names: list[str]) -> None:
+    result = run(f"profile models.py:recorded --time-budget 0 --json {layers}")
+    assert [layer["name"] for layer in json.loads(result.stdout)["layers"]] == names
+
+
 def test_options_reach_the_measurement(run: Run) -> None:
     result = run("profile models.py:whole --time-budget 0 --optimizer sgd --threads 1 --json")
     profile = Profile.model_validate_json(result.stdout)

@@ -70,6 +70,7 @@ def check_command(
         ),
     ] = False,
     sample: options.Sample = None,
+    layers: options.Layers = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -87,11 +88,12 @@ def check_command(
     from ..output import check_writable, deliver, user_output_to_stderr
 
     check_writable(output)
-    fixed = options.given(context, "schedule", "devices", "micro_batches", "recompute")
+    fixed = options.given(context, "schedule", "devices", "micro_batches", "recompute", "layers")
     if plan is not None and fixed:
         raise UsageError(f"{', '.join(fixed)}: the plan says that, leave it out or leave --plan out")
     chosen: dict[str, Any] = {
         "plan": read(Plan, plan) if plan else None,
+        "layers": layers,
         "devices": None if plan else make_cluster(devices or "2"),
         "schedules": schedule,
         "recompute": recompute,
@@ -103,7 +105,7 @@ def check_command(
             given.model,
             given.sample,
             target=given.target,
-            loss_fn=_loss_or_mean_square(given),
+            loss_fn=_loss_or_mean_square(given, layers),
             micro_batches=micro_batches,
             steps=steps,
             optimizer=optimizer,  # type: ignore[arg-type]  # check refuses other names
@@ -117,7 +119,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _loss_or_mean_square(given: Given) -> Any:
+def _loss_or_mean_square(given: Given, layers: list[str] | None) -> Any:
     """Return the model's loss function, or the mean square of the output for a model without one.
 
     None for a model whose output is the loss.
@@ -131,15 +133,14 @@ def _loss_or_mean_square(given: Given) -> Any:
     if given.loss_fn is not None:
         return given.loss_fn
     sample = Arguments.of(given.sample)
-    chain = chain_of(given.model, verify="never")
-    if (
-        isinstance(chain, RecordedChain)
-        and chain.enter(sample.args, sample.kwargs).live.recording.loss is not None
-    ):
-        return None
-    outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
-    if len(outputs) == 1 and not outputs[0].shape:
-        return None
+    chain = chain_of(given.model, layers=layers, verify="never")
+    if isinstance(chain, RecordedChain):
+        if chain.enter(sample.args, sample.kwargs).live.recording.loss is not None:
+            return None
+    else:
+        outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
+        if len(outputs) == 1 and not outputs[0].shape:
+            return None
     note("no loss function: the mean of the squares of the output is taken")
 
     def mean_square(output: Any, target: Any = None) -> Any:

@@ -108,6 +108,7 @@ def plan_command(
         ),
     ] = False,
     sample: options.Sample = None,
+    layers: options.Layers = None,
     optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
@@ -144,7 +145,7 @@ def plan_command(
         return sorted({min(each, max_micro_batches or each) for each in worth})
 
     if model_or_profile.endswith(".json"):
-        profiling = ("sample", "optimizer", "threads", "time_budget", "measure_times", "roofline")
+        profiling = ("sample", "layers", "optimizer", "threads", "time_budget", "measure_times", "roofline")
         if ignored := options.given(context, *profiling):
             raise UsageError(
                 f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
@@ -155,6 +156,7 @@ def plan_command(
             model_or_profile,
             sample,
             sizes,
+            layers=layers,
             optimizer=optimizer,
             threads=threads or where.devices[0].threads,
             seconds=time_budget,

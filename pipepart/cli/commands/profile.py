@@ -24,6 +24,7 @@ def profile_command(
         ),
     ] = "1",
     sample: options.Sample = None,
+    layers: options.Layers = None,
     optimizer: options.Optimizer = "adam",
     device: Annotated[
         str | None,
@@ -56,6 +57,7 @@ def profile_command(
         model,
         sample,
         lambda _: micro_batches,
+        layers=layers,
         optimizer=optimizer,
         device=device,
         threads=threads,
