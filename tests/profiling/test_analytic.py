@@ -17,6 +17,7 @@ from pipepart.profiling import Costs
 from pipepart.profiling.analytic.calibration import Sample, fitted
 from pipepart.profiling.analytic.work import Work
 from tests.capture.families import FAMILIES
+from tests.support.two_parts import SPLITS
 
 CPU = Roofline(device="cpu", flops_per_second=5e10, bytes_per_second=1e10, seconds_per_operation=1e-5)
 
@@ -169,8 +170,9 @@ def test_times_follow_from_the_roofline() -> None:
         made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=speed)
         linear, relu = made.costs[0].layers
         assert linear.forward.seconds == pytest.approx(each)
-        assert linear.backward_input.seconds == 0  # the sample needs no gradient
-        assert linear.backward_weight.seconds >= each
+        if SPLITS:
+            assert linear.backward_input.seconds == 0  # the sample needs no gradient
+        assert linear.backward_seconds >= each
         assert relu.backward_weight.seconds == 0
     launch = Roofline(device="cpu", flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0)
     made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=launch)
