@@ -88,9 +88,8 @@ def _register(kind: type) -> None:
         return [(pytree.GetAttrKey(name), getattr(value, name)) for name in names], None
 
     def unflatten(values: Iterable[Any], _: None) -> Any:
-        made = object.__new__(
-            kind
-        )  # a `__init__` may take other arguments, or check what a part does not fulfil
+        # An `__init__` may take other arguments, or check what a part does not fulfil.
+        made = object.__new__(kind)
         for name, value in zip(names, values, strict=True):
             object.__setattr__(made, name, value)
         return made

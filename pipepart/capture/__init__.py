@@ -7,10 +7,10 @@ from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .made_up import copied, is_made_up, mark_made_up
 from .recorded.chain import RecordedChain, Verify
-from .recorded.outputs import own_loss
-from .recorded.recording import Recording
 from .recorded.refusal import CaptureError, values_refused
-from .recorded.replay import Live, Unfinished, finish, loss_of, reads_values, used_by
+from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_values, used_by
+from .recorded.replay.outputs import own_loss
+from .recorded.replay.recording import Recording
 from .restore import bindings_restored, restored, shadow_parameters
 from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
 

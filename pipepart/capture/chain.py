@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from .recorded.recording import Group
+from .recorded.replay.recording import Group
 
 
 class Chain:

@@ -18,8 +18,8 @@ from .chain import WHOLE, Chain, Whole
 from .hooks import has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .recorded.chain import RecordedChain, Verify
-from .recorded.opening import is_skippable
-from .recorded.recording import Group
+from .recorded.recording.opening import is_skippable
+from .recorded.replay.recording import Group
 from .restore import shadow_parameters
 
 if TYPE_CHECKING:

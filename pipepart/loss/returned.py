@@ -62,9 +62,8 @@ def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
     """
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
-    got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise LossError(
-        f"{what} must be a scalar tensor, got {got}: sum it up with .mean() or .sum(), or return (sum, count), "
+        f"{what} must be a scalar tensor, got {_kind(loss)}: sum it up with .mean() or .sum(), or return (sum, count), "
         "two scalars, for a mean over something else than samples"
     )
 
@@ -77,16 +76,17 @@ def check_returned(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor) and output.dim() == 0:
         return output
-    got = (
-        f"a tensor of shape {list(output.shape)}"
-        if isinstance(output, Tensor)
-        else f"a {type(output).__name__}"
-    )
     raise LossError(
         "no loss_fn is given, and the model returns no loss of its own: a scalar as its output, as 'loss' in a dict or "
-        f"an object, or as the only scalar in a tuple. It returned {got}. Pass loss_fn=..., or what the model "
-        "computes its loss from, such as labels"
+        f"an object, or as the only scalar in a tuple. It returned {_kind(output)}. Pass loss_fn=..., or what the "
+        "model computes its loss from, such as labels"
     )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def check_gradient(loss: Tensor, loss_fn: Any) -> None:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import state_of
-from ..capture.recorded.pattern import replay_pattern
-from ..capture.recorded.replay import RecordedLayer
-from ..capture.recorded.surroundings import Same
+from ..capture.recorded.python_state.value_key import Same
+from ..capture.recorded.replay.layers import RecordedLayer
+from ..capture.recorded.replay.pattern import replay_pattern
 from .layer_pass import Layers
 from .operations import form_of
 
@@ -99,9 +99,8 @@ def _structure(layer: nn.Module, index: int, holders: dict[Tensor, set[int]]) ->
             for table in (module._parameters, module._buffers)
             for name, tensor in table.items()
         )
-        if isinstance(
-            module, RecordedLayer
-        ):  # its class, its attributes and the names of its modules are its own
+        if isinstance(module, RecordedLayer):
+            # Its class, its attributes and the names of its modules are its own.
             return tensors, tuple(own[id(child)] for child in module.children())
         if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
             raise _CannotBeCompared

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..chain import Chain
-from .calls import Call, Env, autocast_now, same_value
-from .counting import counting, with_another_sample
-from .opening import Opening
-from .placing import to_meta, together
-from .recording import Group, Recording
+from .placing import together
+from .python_state.surroundings import Surroundings
+from .python_state.value_key import value_key
+from .recording.opening import Opening
+from .recording.session import record
 from .refusal import CaptureError
-from .replay import Live, held, recorded_layer
-from .session import record
-from .surroundings import Surroundings, state_of
+from .replay.calls import Call, Env, autocast_now, same_value
+from .replay.counting import counting, with_another_sample
+from .replay.layers import Live, held, recorded_layer
+from .replay.recording import Group, Recording
 from .verification import Runs, verify
 
 Verify = Literal["first", "never", "always"]
@@ -138,7 +139,7 @@ class RecordedChain(Chain):
 
     def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:
         if recording.on_meta:
-            passed = [to_meta(tensor) for tensor in passed]
+            passed = [tensor.to("meta") for tensor in passed]
         values = dict(zip(recording.inputs, passed, strict=True))
         return Entered(
             Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
@@ -293,7 +294,7 @@ def _key(leaves: Sequence[Any], spec: pytree.TreeSpec, around: int) -> Hashable:
 def _key_of(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_contiguous()
-    return state_of(leaf)
+    return value_key(leaf)
 
 
 def _tensor_at(model: nn.Module, path: str) -> Tensor:

@@ -19,11 +19,6 @@ def is_on_meta(model: nn.Module) -> bool:
     return next((parameter.is_meta for parameter in model.parameters()), False)
 
 
-def to_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor on the meta device."""
-    return tensor.to("meta")
-
-
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
     devices = [

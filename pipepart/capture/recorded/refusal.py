@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 _OURS = (_HERE, _HERE.parent / "deferred", _HERE.parents[1] / "loss")
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
 _OF_META_TENSORS = re.compile(r"\b(register_)?meta\b", re.IGNORECASE)
-_CALLS = str(_HERE / "calls.py")
+_CALLS = str(_HERE / "replay" / "calls.py")
 
 
 LAST_RESORT = (

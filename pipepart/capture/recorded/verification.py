@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.own_copy import own_copy, tensors
-from ..contents import Snapshot
-from .calls import Call, Env, Slice
-from .interception import called_whole
-from .opening import Opening
-from .outputs import same_outputs
 from .placing import at, home, together
-from .recording import Recording
+from .python_state.contents import Snapshot
+from .python_state.surroundings import Surroundings
+from .recording.interception import called_whole
+from .recording.opening import Opening
+from .recording.session import untouched
 from .refusal import CaptureError
-from .replay import replayed
-from .session import untouched
-from .surroundings import Surroundings
+from .replay.calls import Call, Env, Slice
+from .replay.layers import replayed
+from .replay.outputs import same_outputs
+from .replay.recording import Recording
 
 _CHANGES = (
     "a counter, a clock, a generator of random numbers or a mode that the forward sets. Move that code into a module "
@@ -147,12 +147,12 @@ class Runs:
             env: Env = {}
             values: Sequence[Tensor] = [passed[number] for number in recording.parts[0].takes]
             for part in recording.parts:
-                env = replayed(recording, part, values, called, self.on.get_submodule, _as_it_is)
+                env = replayed(recording, part, values, called, self.on.get_submodule, None)
                 values = [env[number] for number in part.gives]
             if recording.loss is not None:
                 values = [env[number] for number in recording.end.takes]
                 values += [passed[number] for number in recording.end_inputs]
-                env = replayed(recording, recording.end, values, called, self.on.get_submodule, _as_it_is)
+                env = replayed(recording, recording.end, values, called, self.on.get_submodule, None)
             self._left_by_replay = {(found.place.label, found.key) for found in before.differences()}
             return recording.completed(env)
 
@@ -270,7 +270,3 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], run: Runs) 
 
 def _kept(value: Any) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in tensors(value)]
-
-
-def _as_it_is(leaf: Any) -> Any:
-    return leaf

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import own_copy, tensors
-from ..contents import Difference, Snapshot
-from ..places import Place
-from ..restore import bindings_restored, draws_restored
-from .calls import autocast_now
+from ....autograd.own_copy import own_copy, tensors
+from ...restore import bindings_restored, draws_restored
+from ..placing import is_on_meta
+from ..python_state.contents import Difference, Snapshot
+from ..python_state.places import Place
+from ..python_state.surroundings import Surroundings
+from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
+from ..replay.calls import autocast_now
+from ..replay.joining import joined
+from ..replay.recording import Recording
+from .changes import Change, Holders, Watch, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
-from .joining import joined
 from .opening import Opening
-from .placing import is_on_meta, to_meta
 from .recorder import Recorder
-from .recording import Recording
-from .refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
-from .skeleton import Change, Holders, Watch, innermost
-from .surroundings import Surroundings
 
 
 def record(
@@ -144,7 +144,8 @@ class _Session:
     def _run(self, before: Snapshot, watched: Collection[Place], again: bool = False) -> _Run:
         model, opening = self._model, self._opening
         values = tensors(self._given)
-        args, kwargs = own_copy(self._given, to_meta if is_on_meta(model) else Tensor.clone)
+        on_meta = is_on_meta(model)
+        args, kwargs = own_copy(self._given, lambda t: t.to("meta") if on_meta else t.clone())
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = Watch(watched, self._holders, again) if watched else None
         recorder = Recorder(

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import tensors
+from ....autograd.own_copy import tensors
+from ..python_state.value_key import value_key
+from ..refusal import CaptureError
 from .numbers import Integer, Real, Ref, extent, plain, positions
-from .refusal import CaptureError
-from .surroundings import state_of
 
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # for each kind of device
@@ -314,7 +314,7 @@ def _pattern(leaf: Any, rank: Callable[[int], int]) -> Hashable:
         return Ref(rank(leaf.number))
     if type(leaf) is Slice:
         return Slice(*(_pattern(part, rank) for part in leaf))
-    return state_of(plain(leaf))
+    return value_key(plain(leaf))
 
 
 def _settled(leaf: Any) -> Any:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
-from .calls import HOOKS
-from .refusal import SkeletonError, line_of_user
+from ..refusal import SkeletonError, line_of_user
+from ..replay.calls import HOOKS
 from .tables import is_fixed
 
 _ASSIGNED = ("data", "grad", "requires_grad")

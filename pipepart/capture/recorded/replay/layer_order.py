@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .refusal import CaptureError
+from ..refusal import CaptureError
 
 
 def layers_of(called: Sequence[str], layers: Sequence[Sequence[str]]) -> list[int]:

@@ -27,17 +27,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...autograd import graph_cut
-from ...autograd.in_place import version
-from ...autograd.nests import check_nest
-from ...autograd.own_copy import tensors
-from .calls import HOOKS, Call, Given, autocast_now
+from ....autograd import graph_cut
+from ....autograd.in_place import version
+from ....autograd.nests import check_nest
+from ....autograd.own_copy import tensors
+from ..placing import at, home, together
+from ..refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
+from ..replay.calls import HOOKS, Call, Given, autocast_now
+from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
+from .changes import Watch
 from .conditions import Conditions
 from .constants import computed_on_cpu
-from .numbers import Integer, Real, Ref, Source, extent, plain, with_source
-from .placing import at, home, together
-from .refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
-from .skeleton import Watch
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -330,9 +330,8 @@ class Recorder(TorchFunctionMode):
             return tensor
         tensor = tensor.detach()
         if trains and (tensor.is_floating_point() or tensor.is_complex()):
-            return graph_cut.alias(
-                tensor.requires_grad_()
-            )  # which may be written in place, as the real output
+            # An alias may be written in place, as the real output.
+            return graph_cut.alias(tensor.requires_grad_())
         return tensor
 
     def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..autograd.in_place import version
+from ....autograd.in_place import version
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
 """Values that nothing changes."""
@@ -40,15 +40,8 @@ VALUES = "<values>"
 """The key of the values of an array or tensor."""
 
 Contents = dict[Any, Any]
-_COLLECTIONS = (
-    dict,
-    OrderedDict,
-    defaultdict,
-    Counter,
-    list,
-    set,
-    deque,
-)  # others may do anything when they are read
+# Others may do anything when they are read.
+_COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _Access = tuple[Callable[[], Contents], Callable[[Contents], None]]
 
 
@@ -105,9 +98,10 @@ def module_place(path: str, module: nn.Module) -> Place:
         own = {name: value for name, value in vars(module).items() if name not in TABLES}
         return {**own, **module._parameters, **module._buffers, **module._modules}
 
-    return Place(
-        path, module, module, read, lambda was: None, is_module=True
-    )  # bindings_restored writes it back
+    def write(was: Contents) -> None:
+        """Leave it: ``bindings_restored`` writes it back."""
+
+    return Place(path, module, module, read, write, is_module=True)
 
 
 def names_place(label: str, table: dict[str, Any], names: Iterable[str], recorded: bool) -> Place:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .calls import Call
-from .numbers import Ref
-from .refusal import CaptureError, line_of_user
+from ..refusal import CaptureError, line_of_user
+from ..replay.calls import Call
+from ..replay.numbers import Ref
 
 
 def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mapping[int, Tensor]) -> Any:

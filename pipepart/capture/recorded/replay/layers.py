@@ -94,7 +94,7 @@ class RecordedLayer(nn.Module):
         """Replay the layer's part of the recording."""
         recording = live.recording
         part = recording.parts[self.index]
-        rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else _as_it_is
+        rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else None
         env = replayed(recording, part, live.tensors, self._called, self._owner, rule)
         if self.index < len(recording.parts) - 1:
             return Live(recording, tuple([env[number] for number in part.gives]))
@@ -131,7 +131,7 @@ def replayed(
     values: Sequence[Tensor | None],
     called: Callable[[Call], Any],
     owner: Callable[[str], Any],
-    rule: DeviceRule,
+    rule: DeviceRule | None,
 ) -> Env:
     """Make the calls of one part again; return the tensors by their numbers.
 
@@ -141,14 +141,14 @@ def replayed(
         values: the live values before it, and the arguments that only the end needs.
         called: returns what is called again for a call: the module or the function.
         owner: returns the module of a path, whose own parameters and buffers functions use.
-        rule: puts recorded devices, and the model's other tensors, where the part is replayed.
+        rule: puts recorded devices, and the model's other tensors, where the part is replayed; None to leave them.
     """
     takes = (*part.takes, *recording.end_inputs) if part is recording.end else part.takes
     env: Env = dict(zip(takes, values, strict=True))
     for number, path, name in part.state:
         env[number] = held(owner(path), name)
     for number in part.constants:
-        env[number] = rule(recording.constants[number])
+        env[number] = recording.constants[number] if rule is None else rule(recording.constants[number])
     for call in part.calls:
         call.run(env, called(call), recording.autocast, rule if call.given.has_device else None)
     return env
@@ -177,10 +177,6 @@ def _device_rule(tensors: Iterable[Tensor | None], recording: Recording) -> Devi
         return leaf.to(here) if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
     return rule
-
-
-def _as_it_is(leaf: Any) -> Any:
-    return leaf
 
 
 _KEY = "/"  # before the path of a module whose own tensors a layer uses
@@ -252,7 +248,7 @@ def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
 
 def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Mapping[int, Any]:
     recording = unfinished.recording
-    rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else _as_it_is
+    rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else None
     values = (*unfinished.tensors, *arguments)
     return replayed(recording, recording.end, values, _function, _no_owner, rule)
 

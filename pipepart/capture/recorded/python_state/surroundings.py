@@ -11,58 +11,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from ..hooks import CALL_HOOKS
-from ..places import CLOSED, DEPTH, ITEMS, PLAIN, TABLES, Place, held_by
+from ...hooks import CALL_HOOKS
 from .code import Code, is_of_torch
-
-
-class Same:
-    """An object that equals itself only, and is kept, so that its id is not given to another."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def state_of(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> Hashable:
-    """Return a key of a value and of what it holds; tensors, modules and functions count as themselves."""
-    kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
-    if issubclass(kind, PLAIN):
-        return kind, value
-    seen = set() if seen is None else seen
-    if issubclass(kind, type):
-        return Same(value), tuple([item for item in vars(value).values() if isinstance(item, PLAIN)])
-    if id(value) in seen or issubclass(kind, CLOSED) or not depth:
-        return Same(value)
-    seen.add(id(value))
-    if issubclass(kind, dict | list | tuple | set | frozenset | deque):
-        if len(value) > ITEMS:
-            return Same(value), len(value)
-        if issubclass(kind, dict):
-            found = [
-                (state_of(key, depth - 1, seen), state_of(item, depth - 1, seen))
-                for key, item in value.items()
-            ]
-            return kind, tuple(found)
-        return kind, tuple([state_of(item, depth - 1, seen) for item in value])
-    if isinstance(value, np.ndarray):
-        return Same(value), value.tobytes() if value.size <= ITEMS and not value.dtype.hasobject else ()
-    found = [(name, state_of(item, depth - 1, seen)) for name, item in held_by(value)]
-    return Same(getattr(value, "__func__", value)), tuple(found)
+from .places import CLOSED, DEPTH, PLAIN, TABLES, Place
+from .value_key import Same, value_key
 
 
 class Surroundings:
@@ -94,7 +51,7 @@ class Surroundings:
             if module not in is_open and (read := names.intersection(attributes) - TABLES):
                 values = [(name, attributes[name]) for name in sorted(read)]
                 plain = [(name, value) for name, value in values if not issubclass(type(value), CLOSED)]
-                found.append(tuple([(name, state_of(value, DEPTH, seen)) for name, value in plain]))
+                found.append(tuple([(name, value_key(value, DEPTH, seen)) for name, value in plain]))
         if "requires_grad" in names:
             found.append(tuple([parameter.requires_grad for parameter in self._model.parameters()]))
         return tuple(found)
@@ -136,7 +93,7 @@ def _state_of_open(module: nn.Module, names: set[str], seen: set[int]) -> Hashab
         tuple([Same(hook) for table in CALL_HOOKS for hook in attributes[table].values()]),
         tuple(
             [
-                (name, state_of(value, DEPTH, seen))
+                (name, value_key(value, DEPTH, seen))
                 for name, value in attributes.items()
                 if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
             ]
@@ -148,7 +105,7 @@ def _state_of_code(code: Code, seen: set[int]) -> Hashable:
     """Return a key of the attributes of classes and modules, of the globals and of the variables of closures."""
     return tuple(
         [
-            tuple([state_of(value, DEPTH, seen) for value in place.read().values()])
+            tuple([value_key(value, DEPTH, seen) for value in place.read().values()])
             for place in code.places(recorded=True)
         ]
     )

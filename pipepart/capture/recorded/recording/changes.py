@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..contents import MISSING, Difference, Snapshot, differences
-from ..places import STATE, Place
+from ..python_state.contents import MISSING, Difference, Snapshot, differences
+from ..python_state.places import STATE, Place
+from ..python_state.surroundings import Surroundings
+from ..refusal import SkeletonError
 from .opening import Opening, is_called
-from .refusal import SkeletonError
-from .surroundings import Surroundings
 
 _ADVICE = {
     "draws from": "Draw with torch and without a generator of its own, or in a module of its own",

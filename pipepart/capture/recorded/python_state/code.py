@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..places import CLOSED, Place, class_place, closure_place, is_filled, names_place
+from .places import CLOSED, Place, class_place, closure_place, is_filled, names_place
 
 
 class Code:

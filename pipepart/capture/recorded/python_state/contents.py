@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .hooks import CALL_HOOKS
+from ...hooks import CALL_HOOKS
 from .places import DEPTH, PLAIN, Contents, Exactly, Place, held_by, module_place, place_of
 
 

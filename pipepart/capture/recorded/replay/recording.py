@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..refusal import CaptureError
 from .calls import HOOKS, Autocast, Call, Env, is_plain_function
 from .layer_order import layers_of
 from .numbers import Ref
 from .outputs import own_loss
-from .refusal import CaptureError
 
 
 class Part(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from ..python_state.value_key import Same, value_key
 from .calls import Call
+from .layers import Live, RecordedLayer
 from .numbers import Ref
-from .replay import Live, RecordedLayer
-from .surroundings import Same, state_of
 
 
 def replay_pattern(layer: nn.Module, value: Any) -> Hashable:
@@ -42,7 +42,7 @@ def _pattern_of(call: Call, paths: tuple[str, ...], rank: Callable[[int], int]) 
     return (
         paths.index(call.module) if call.module else (call.name, Same(getattr(func, "__self__", func))),
         call.given.pattern(rank),
-        tuple(rank(out.number) if type(out) is Ref else state_of(out) for out in call.outs),
+        tuple(rank(out.number) if type(out) is Ref else value_key(out) for out in call.outs),
         None if call.spec is None else repr(call.spec),
         tuple(sorted(map(rank, call.writes))),
         call.grad,

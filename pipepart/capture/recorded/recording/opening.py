@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..hooks import BACKWARD_HOOKS, has_hooks
-from .refusal import CaptureError
+from ...hooks import BACKWARD_HOOKS, has_hooks
+from ..refusal import CaptureError
 
 
 class Opening:
