@@ -161,7 +161,7 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a message that require a gradient."""
     if type(message) is Tensor:
         return (message,) if message.requires_grad else ()
-    return tuple(t for t in pytree.tree_leaves(message) if isinstance(t, Tensor) and t.requires_grad)
+    return tuple(tensor for tensor in tensors(message) if tensor.requires_grad)
 
 
 def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence[GradientEdge] = ()) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from .own_copy import tensors
 
 _BY_ROWS = torch.sparse_csr, torch.sparse_bsr
 _BY_COLUMNS = torch.sparse_csc, torch.sparse_bsc
@@ -25,10 +26,14 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor,)
 
 
+def dense_tensors(nest: Any) -> list[Tensor]:
+    """Return the tensors of a nest, each sparse one by its dense parts."""
+    return [part for tensor in tensors(nest) for part in dense_parts(tensor)]
+
+
 def bytes_of(nest: Any) -> int:
     """Return the bytes of all tensors in a nest."""
-    leaves = (nest,) if isinstance(nest, Tensor) else pytree.tree_leaves(nest)
-    return sum(part.nbytes for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf))
+    return sum(part.nbytes for part in dense_tensors(nest))
 
 
 def record_stream(tensor: Tensor, stream: torch.Stream) -> None:

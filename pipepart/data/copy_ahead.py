@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..autograd.own_copy import tensors
 from ..workers.streams import Wait, has_streams, on_streams, waits
 
 
@@ -91,6 +92,4 @@ class CopyAhead:
 
 
 def _on_streams(nest: Any) -> Iterable[Tensor]:
-    return [
-        leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Tensor) and has_streams(leaf.device)
-    ]
+    return [tensor for tensor in tensors(nest) if has_streams(tensor.device)]

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..autograd.sparse import dense_parts
+from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.sparse import dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs, used_by
 from .costs import SavedTensor
@@ -142,7 +141,7 @@ class _Kept:
         return self.tensor
 
 
-class _Counter(TorchDispatchMode, Observer):
+class _Counter(DispatchMode, Observer):
     """Observes when each storage is allocated and freed, and which storages autograd saves for the backward.
 
     Storages are known by their addresses. Within a pass none is used twice before the first backward, because the pass
@@ -177,23 +176,18 @@ class _Counter(TorchDispatchMode, Observer):
         self._first, self._state = first, state
         self._by_address.clear()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports all of its compiler, for seconds. The compiler skips what runs in such a mode anyway.
-        return False
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._operations.add(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
+        for tensor in dense_tensors(result):
             self._track(tensor)
         return result
 
     def forward_starts(self, index: int, value: Any) -> None:
         index += self._first
-        tensors = _tensors(value)
+        tensors = dense_tensors(value)
         if index:
             for tensor, piece in zip(tensors, self._passed, strict=True):
                 self._by_address.setdefault(tensor.untyped_storage()._cdata, piece)
@@ -201,7 +195,7 @@ class _Counter(TorchDispatchMode, Observer):
             self.layers[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
             for tensor in tensors:
                 self._piece(tensor).input_of.add(index)
-            for tensor in _tensors(used_by(value, index)):
+            for tensor in dense_tensors(used_by(value, index)):
                 self._piece(tensor).used_by.add(index)
         self._forms[index] = (form_of(value),)
         self._operations.enter(index)
@@ -213,7 +207,7 @@ class _Counter(TorchDispatchMode, Observer):
         self._in_forward = False
         self._operations.enter(None)
         self._forms[index] += (form_of(output),)
-        tensors = _tensors(output)
+        tensors = dense_tensors(output)
         self._passed = [self._piece(tensor) for tensor in tensors]
         if index < len(self.layers):
             self.layers[index].output_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -283,8 +277,3 @@ class _Counter(TorchDispatchMode, Observer):
             piece = self._by_address[storage._cdata] = _Piece(storage.nbytes())
             self._pieces.append(piece)
         return piece
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    leaves = pytree.tree_leaves(value)
-    return [part for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf)]

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..autograd.dispatch_mode import DispatchMode
 from ..autograd.own_copy import tensors
 from ..capture import CaptureError, is_made_up, mark_made_up
 
 
-class ReadsRefused(TorchDispatchMode):
+class ReadsRefused(DispatchMode):
     """Follows made up values through operations, and refuses a layer that reads one that depends on them.
 
     Args:
@@ -29,10 +29,6 @@ class ReadsRefused(TorchDispatchMode):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports all of its compiler, for seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

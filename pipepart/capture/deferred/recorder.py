@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...autograd.dispatch_mode import DispatchMode
+from ...autograd.own_copy import tensors
 from ..recorded.refusal import CaptureError, line_of_user
 from .generators import Generators
 from .log import Constant, GeneratorRef, Log, Memory, Operation, View
@@ -22,7 +23,7 @@ _SETS_STORAGE = frozenset({_aten.set_.source_Storage, _aten.set_.source_Storage_
 _META = torch.device("meta")
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Turns every new tensor into one on the meta device, and logs what its values are.
 
     Args:
@@ -37,10 +38,6 @@ class Recorder(TorchDispatchMode):
         self._log = log
         self.generators = Generators(log)
         self.keeps_meta = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True has torch import its compiler at the first operation, which takes seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +67,7 @@ class Recorder(TorchDispatchMode):
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         traits = traits_of(func)
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = tensors((args, kwargs))
         if func in _LIFTS:
             return args[0] if args[0].is_meta else self.constant(args[0])
         if func in _SETS_STORAGE:  # as torch.load does
@@ -156,7 +153,7 @@ class Recorder(TorchDispatchMode):
 
     def _on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on copies of its deferred arguments that have values."""
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = tensors((args, kwargs))
         meta = [tensor for tensor in given if tensor.is_meta]
         values = {id(tensor): value for tensor, value in zip(meta, self._with_values(*meta), strict=True)}
         real_args, real_kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (args, kwargs))
@@ -164,8 +161,8 @@ class Recorder(TorchDispatchMode):
             real_kwargs["device"] = torch.device("cpu")
         return func(*real_args, **real_kwargs)
 
-    def _with_values(self, *tensors: Tensor) -> list[Tensor]:
-        views = [self._log.view_of(tensor) for tensor in tensors]
+    def _with_values(self, *deferred: Tensor) -> list[Tensor]:
+        views = [self._log.view_of(tensor) for tensor in deferred]
         storages: dict[int, torch.UntypedStorage] = {}
         replay(self._log, {view.memory for view in views}, storages.__setitem__)
         return [view.on(storages[view.memory]) for view in views]

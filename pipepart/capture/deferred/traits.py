@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ...autograd.own_copy import tensors
 
 _EMPTY = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -50,10 +51,10 @@ class Traits(NamedTuple):
     takes_device: bool
     takes_dtype: bool
 
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Tensor]:
         """Return the tensors that a call writes."""
         values = [args[place] if place < len(args) else kwargs.get(name) for place, name in self.writing]
-        return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+        return tensors(values)
 
 
 @cache

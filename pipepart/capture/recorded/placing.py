@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...autograd.own_copy import tensors
+
 
 def home(module: nn.Module) -> torch.device | None:
     """Return the device of the first parameter or buffer of a module."""
@@ -21,9 +23,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
-    devices = [
-        leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
-    ]
+    devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]
     return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
 
 

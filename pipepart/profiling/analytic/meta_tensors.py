@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ...autograd.dispatch_mode import DispatchMode
+from ...autograd.own_copy import tensors
 from ...capture import shadow_parameters
 
 META = torch.device("meta")
@@ -64,16 +66,12 @@ def on_meta(model: nn.Module, device: str) -> Iterator[None]:
             yield
 
 
-class _Moving(TorchDispatchMode):
+class _Moving(DispatchMode):
     """Moves real tensors to the meta device if an operation has them beside meta ones."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports all of its compiler, for seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        on_meta = {leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        on_meta = {tensor.is_meta for tensor in tensors((args, kwargs))}
         if len(on_meta) > 1:
             args, kwargs = to_meta((args, kwargs))
         if func is _aten.native_layer_norm_backward.default and True in on_meta:

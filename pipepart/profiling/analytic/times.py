@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.split_backward import WeightGradients
 from ..costs import Timing
 from ..layer_pass import LayerPass, Observer
@@ -26,7 +26,7 @@ _PARTS = ("forward", "backward_input", "backward_weight")
 WorkTable = dict[tuple[str, int], list[Work]]  # by part and index of the layer; the loss is the last
 
 
-class WorkOfLayers(TorchDispatchMode, Observer):
+class WorkOfLayers(DispatchMode, Observer):
     """Lists the operations of each part of each layer while a pass with a split backward runs.
 
     Attributes:
@@ -37,10 +37,6 @@ class WorkOfLayers(TorchDispatchMode, Observer):
         super().__init__()
         self.work: WorkTable = defaultdict(list)
         self._into: list[Work] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports all of its compiler, for seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ...autograd.sparse import dense_parts
+from ...autograd.sparse import dense_tensors
 
 _aten = torch.ops.aten
 
@@ -32,7 +31,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     name = func.overloadpacket.__name__
     if name in _ALLOCATES:
         return None
-    given, made = _tensors((args, kwargs)), _tensors(result)
+    given, made = dense_tensors((args, kwargs)), dense_tensors(result)
     if not func._schema.is_mutable and _is_view(given, made):
         return None
     if name in _OVERWRITES:
@@ -83,11 +82,6 @@ def _is_view(given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 def _bytes(parts: Sequence[Tensor]) -> int:
     return sum(min(part.nbytes, part.untyped_storage().nbytes()) for part in parts)
-
-
-def _tensors(nest: Any) -> list[Tensor]:
-    leaves = pytree.tree_leaves(nest)
-    return [part for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf)]
 
 
 _ALLOCATES = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))

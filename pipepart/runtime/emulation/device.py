@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.own_copy import own_copy, tensors
 from .memory import OTHER, Ledger, owner_of, storages, tag_of
 
@@ -41,7 +41,7 @@ _INDEXED = frozenset(
 )
 
 
-class StrictDevice(TorchDispatchMode):
+class StrictDevice(DispatchMode):
     """Entered by the device's worker, and by no other thread, around what an action computes.
 
     Args:
@@ -54,10 +54,6 @@ class StrictDevice(TorchDispatchMode):
         self.ledger = ledger
         self._layers = layers
         self._unchecked = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True has torch import its compiler at the first operation, which takes seconds
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:

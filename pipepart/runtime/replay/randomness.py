@@ -36,8 +36,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...autograd.dispatch_mode import DispatchMode
 from ...capture import FORWARD_HOOKS, has_hooks
 
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
@@ -185,7 +185,7 @@ class _Layer:
         self._draws = {mode: True for mode, drew in self._draws.items() if drew}
 
 
-class KeyedDraws(TorchDispatchMode):
+class KeyedDraws(DispatchMode):
     """While it is entered, each random operation of this thread draws from a state of its own.
 
     Attributes:
@@ -201,11 +201,6 @@ class KeyedDraws(TorchDispatchMode):
         self._seed = seed
         self._which = which
         self._own_states = own_states
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True makes torch import its compiler, which takes seconds. The compiler skips code under such a mode anyway.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
