@@ -280,8 +280,13 @@ def test_what_cannot_be_estimated_is_refused() -> None:
         pipepart.profile(nn.Sequential(nn.GRU(4, 4)), x[:, None], measure=False, roofline=CPU)
     with pytest.raises(ValueError, match="real device"):
         pipepart.calibrate(model.to("meta"), x)
-    with pytest.raises(ValueError, match="is not a roofline"):
-        Roofline.parse("312 TFLOP/s")
+    for text in ("312 TFLOP/s", "cuda: 0 TFLOP/s, 2.0 TB/s", "cuda: 1.2.3 TFLOP/s, 2.0 TB/s"):
+        with pytest.raises(ValueError, match="is not a roofline: write for example"):
+            Roofline.parse(text)
+    with pytest.raises(TypeError, match=r"write Roofline\.parse"):
+        pipepart.profile(model, x, measure=False, roofline=str(CPU))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leave one out"):
+        pipepart.profile(model, x, measure=False, roofline=CPU, device="cpu")
     mask = {"x": x, "mask": torch.ones(8, device="meta")}
     with pytest.raises(CaptureError, match=r"test_analytic\.py:\d+.*pass the sample on the CPU"):
         pipepart.profile(Gated(nn.Linear(4, 4)).to("meta"), mask, measure=False, roofline=CPU)

@@ -56,10 +56,10 @@ def values_refused(layer: str) -> Iterator[None]:
     except (RuntimeError, TypeError) as error:
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
-        why = textwrap.shorten(text.splitlines()[0], 120, placeholder=" ...").rstrip(".!")
+        why = textwrap.shorten(text.splitlines()[0].rstrip(".!"), 120, placeholder=" ...")
         raise CaptureError(
-            f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why}. Profile the "
-            "model on a real device and measure it (measure=True)"
+            f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why}. Construct "
+            "the model on a real device and measure it (measure=True)"
         ) from error
 
 

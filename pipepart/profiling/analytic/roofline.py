@@ -48,15 +48,18 @@ class Roofline(Document):
         2000000000000.0
         """
         match = _PARTS.fullmatch(text)
-        if not match:
-            raise ValueError(
-                f"{text!r} is not a roofline: write for example 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us'"
-            )
-        return cls(
-            device=match["device"],
-            flops_per_second=float(match["flops"]) * _ORDERS[match["order"]],
-            bytes_per_second=float(match["bytes"]) * _ORDERS[match["unit"]],
-            seconds_per_operation=float(match["seconds"] or 0) / 1e6,
+        try:
+            if match:
+                return cls(
+                    device=match["device"],
+                    flops_per_second=float(match["flops"]) * _ORDERS[match["order"]],
+                    bytes_per_second=float(match["bytes"]) * _ORDERS[match["unit"]],
+                    seconds_per_operation=float(match["seconds"] or 0) / 1e6,
+                )
+        except ValueError:
+            pass
+        raise ValueError(
+            f"{text!r} is not a roofline: write for example 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', with speeds above 0"
         )
 
     def seconds(self, operations: Sequence[Work]) -> float:

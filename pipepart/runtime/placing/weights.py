@@ -23,10 +23,16 @@ class WeightFiles:
 
     Raises:
         FileNotFoundError: there is no such file.
+        ValueError: a file is not of safetensors, or cut off.
         ImportError: safetensors is not installed.
     """
 
     def __init__(self, weights: str | PathLike[str]) -> None:
+        if not isinstance(weights, str | PathLike):
+            raise TypeError(
+                f"weights must be the path of a file or folder, got {type(weights).__name__}. For a state dict, call "
+                "model.load_state_dict(state, assign=True) instead"
+            )
         self._where = Path(weights)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Path] = {}
@@ -137,10 +143,16 @@ def _files(where: Path) -> Iterator[Path]:
 
 def _opened(path: Path, device: str = "cpu") -> Any:
     try:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError("weights= needs safetensors: pip install 'pipepart[safetensors]'") from error
-    return safe_open(path, framework="pt", device=device)
+    try:
+        return safe_open(path, framework="pt", device=device)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{str(path)!r} is not a whole file of safetensors ({error}). For a file of torch.save, pass no weights= "
+            "and call model.load_state_dict(torch.load(path, mmap=True), assign=True) before the pipeline is made"
+        ) from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -147,6 +147,20 @@ def test_folders_without_weights_are_refused(tmp_path):
         pipeline(tmp_path)
 
 
+def test_files_of_another_kind_are_refused(tmp_path):
+    _, path = saved(tmp_path)
+    cut_off = path.read_bytes()[:-8]
+    torch.save(two_layers().state_dict(), path)
+    with pytest.raises(ValueError, match=r"model\.safetensors' is not a whole file .*assign=True"):
+        pipeline(tmp_path)
+    path.write_bytes(cut_off)
+    with pytest.raises(ValueError, match=r"model\.safetensors' is not a whole file"):
+        pipeline(tmp_path)
+    state: Any = two_layers().state_dict()
+    with pytest.raises(TypeError, match=r"path of a file or folder, got OrderedDict.*assign=True"):
+        Pipeline(two_layers(), plan_by_hand(["0", "1", "2"], [1], micro_batches=2), LOSS, weights=state)
+
+
 def test_buffers_that_are_not_saved_need_the_construction(tmp_path):
     make, sample = FAMILIES["llama"]
     make().save_pretrained(tmp_path)  # type: ignore[operator]
