@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..capture import Chain, RecordedChain, chain_of, describe, tensor_specs
+from ..capture import Chain, RecordedChain, chain_of, deferred, describe, tensor_specs
+from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..workers.modes import Modes
@@ -141,6 +142,7 @@ def profile(
     def work() -> list[Measured]:
         with (
             method.running(),
+            deferred.writes_allowed(model),
             modes.autocasting(),
             progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):
@@ -184,6 +186,14 @@ def _place(
     """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
     if measure and roofline is not None:
         raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
+    if roofline is not None and not isinstance(roofline, Roofline):
+        raise TypeError(
+            f"roofline must be a Roofline, got {roofline!r}: write Roofline.parse(...) or Roofline.load(...)"
+        )
+    if roofline is not None and device is not None:
+        raise ValueError(
+            f"roofline=... states the speed, so nothing is measured on device={str(device)!r}: leave one out"
+        )
     if not measure:
         refuse_autocast()
     if device is None:
@@ -198,6 +208,7 @@ def _place(
         raise ValueError(f"device={device!r} is no torch device: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise ValueError('device="meta" has nothing to measure: name the device whose times are wanted')
+    Cluster.of([device])  # refuses one that is not here
     if device.type == "cpu" or device.index is not None:
         return torch.device("cpu") if device.type == "cpu" else device
     return torch.device(device.type, torch.accelerator.current_device_index())

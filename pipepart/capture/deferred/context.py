@@ -45,6 +45,8 @@ def deferred_init() -> Iterator[None]:
 
     def seen(module: nn.Module, name: str, value: Any) -> None:
         modules.add(module)
+        if isinstance(value, nn.Module):
+            modules.add(value)
 
     log = Log()
     recorder = Recorder(log)
@@ -52,6 +54,7 @@ def deferred_init() -> Iterator[None]:
         for register in (
             registration.register_module_parameter_registration_hook,
             registration.register_module_buffer_registration_hook,
+            registration.register_module_module_registration_hook,
         ):
             stack.callback(register(seen).remove)
         stack.callback(recorder.generators.restore)

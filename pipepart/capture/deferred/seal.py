@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 from ..recorded.refusal import CaptureError
@@ -36,14 +38,24 @@ class SealedParameter(nn.Parameter):
 
 
 def seal(modules: Iterable[nn.Module]) -> None:
-    """Note the versions of all deferred parameters and buffers, to find out later writes."""
+    """Note the versions of all deferred tensors of modules, to find out later writes."""
     for module in modules:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None or Memory.of(tensor) is None:
-                continue
+        own = (*module._parameters.values(), *module._buffers.values())
+        for tensor in (*own, *(tensor for _, tensor in attributes_of(module))):
+            if tensor is None or tensor.is_inference() or Memory.of(tensor) is None:
+                continue  # a tensor of inference mode has no version
             if type(tensor) is nn.Parameter:
                 tensor.__class__ = SealedParameter
             setattr(tensor, _VERSION, tensor._version)
+
+
+@contextmanager
+def writes_allowed(model: nn.Module) -> Iterator[None]:
+    """Let a forward on the meta device write attributes of deferred modules, which has no effect."""
+    own = (tensor for module in model.modules() for _, tensor in attributes_of(module))
+    sealed = tuple(tensor for tensor in own if hasattr(tensor, _VERSION))
+    with _unsafe_preserve_version_counter(sealed):
+        yield
 
 
 def unseal(tensor: Tensor) -> None:
@@ -69,13 +81,15 @@ def refuse_unknown(tensors: Iterable[tuple[str, Tensor]], weights: bool) -> None
             raise CaptureError(
                 f"{what} is on the meta device and its initial values are unknown"
                 f"{', weights do not have it' if weights else ''}. Construct the model within `with "
-                "pipepart.deferred_init():`, with all initialisation and conversion to other dtypes in the block"
-                f"{others}; or give the model real tensors (model.to_empty(device='cpu'), then load_state_dict)"
+                "pipepart.deferred_init():`, with all copies, initialisation and conversion to other dtypes in the "
+                f"block{others}; or give the model real tensors (model.to_empty(device='cpu'), then load_state_dict)"
             )
-        if getattr(tensor, _VERSION, tensor._version) != tensor._version:
+        noted = vars(tensor).get(_VERSION)
+        if noted is not None and noted != tensor._version:
+            others = "" if weights else "pass weights='folder or file.safetensors', or "
             raise CaptureError(
                 f"{what} was written after the block of deferred_init, where writes have no effect: move this "
-                "initialisation into the block"
+                f"initialisation into the block. To load values, {others}call model.load_state_dict(state, assign=True)"
             )
 
 

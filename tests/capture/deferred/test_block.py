@@ -1,5 +1,9 @@
 """The block of ``deferred_init``: what it leaves behind, and what it refuses."""
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -107,3 +111,23 @@ def test_changes_after_the_block_are_refused(change):
     AFTERWARDS[change](model)
     with pytest.raises(CaptureError, match=r"parameter 'weight'.* (in|into) the block"):
         deferred.refuse_unknown([("parameter 'weight'", model.weight)], weights=False)
+
+
+def test_writes_to_attributes_after_the_block_are_refused():
+    with deferred_init():
+        inner: Any = nn.Module()
+        inner.table = [torch.arange(3.0)]  # a tensor that is neither parameter nor buffer
+        model = nn.Sequential(inner)  # registers no parameter and no buffer
+    (named,) = deferred.attributes_of(model[0])
+    deferred.refuse_unknown([named], weights=False)
+    named[1].mul_(2)
+    with pytest.raises(CaptureError, match=r"table was written after .*load_state_dict"):
+        deferred.refuse_unknown([named], weights=False)
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_that_is_made_after_the_block_is_refused(copy_of):
+    with deferred_init():
+        model = nn.Linear(3, 3)
+    with pytest.raises(CaptureError, match=r"all copies, .* in the block"):
+        deferred.refuse_unknown([("parameter 'weight'", copy_of(model).weight)], weights=False)

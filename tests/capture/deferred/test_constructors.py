@@ -256,6 +256,14 @@ def sizes_from_a_forward(m: Module) -> None:
     m.register_buffer("d", torch.vmap(lambda x: x * 2)(torch.rand(3, 2)))
 
 
+@constructor
+def tensors_of_inference_mode(m: Module) -> None:
+    with torch.inference_mode():
+        m.a = nn.Linear(3, 3)
+        m.table = torch.arange(3) / 3
+        m.register_buffer("b", torch.rand(3), persistent=False)
+
+
 @pytest.mark.parametrize("construct", CONSTRUCTORS, ids=lambda construct: construct.__name__)
 def test_constructors(construct):
     assert_same_values(lambda: Module(construct))

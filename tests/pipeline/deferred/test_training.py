@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init
+from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init, profile
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -168,6 +168,29 @@ def test_check_needs_a_model_with_values():
         check(model, x, target=y, loss_fn=nn.functional.mse_loss)
     with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
         assert check(pipe.module, x, target=y, loss_fn=nn.functional.mse_loss, schedules=["1f1b"]).ok
+
+
+class Counting(nn.Linear):
+    """Adds up its inputs in an attribute, which is in no state dict."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.seen = torch.ones(4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.add_(input.detach().sum(0))
+        return super().forward(input) * self.seen
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_forward_may_write_attributes_while_it_is_profiled(measure):
+    x = torch.randn(8, 4)
+    with deferred_init():
+        layers = Counting(), Counting()
+        model = nn.Sequential(*layers)
+    profile(model, x, measure=measure, seconds=0)
+    with cut_by_hand(model, [1], micro_batches=1):
+        assert all(torch.equal(layer.seen, torch.ones(4)) for layer in layers)
 
 
 def test_auto():
