@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .any_module import capture, chain_of
 from .chain import Chain, Whole
+from .describing import describe, tensor_specs
 from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .made_up import copied, is_made_up, mark_made_up
@@ -12,7 +14,7 @@ from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_val
 from .recorded.replay.outputs import own_loss
 from .recorded.replay.recording import Recording
 from .restore import bindings_restored, restored, shadow_parameters
-from .sequential import capture, chain_of, describe, flatten, state_of, tensor_specs
+from .sequential import flatten, state_of
 
 if TYPE_CHECKING:
     from .graph import LayerGraph

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from pipepart import Arguments
 from tests.capture import handwritten
-from tests.support.recorded import assert_same_step, piped, plainly
+from tests.support.recorded import assert_same_step, assert_that_of_the_whole, piped, plainly
 
 
 def _noise(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -84,15 +85,13 @@ def test_gradients_are_those_of_plain_micro_batches(name, stages, schedule, reco
         parts=4,
         schedule=schedule,
         recompute=recompute,
-        strict=strict
-        and name != "Recurrent",  # its lengths are on the CPU, which is another device than a stage's
+        # The lengths of one are on the CPU, which is another device than a stage's.
+        strict=strict and name != "Recurrent",
     )
 
 
-OF_A_MICRO_BATCH = (
-    "ResNet",
-    "Codebook",
-)  # a sample's output depends on other samples
+# A sample's output depends on other samples.
+OF_A_MICRO_BATCH = ("ResNet", "Codebook")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in OF_A_MICRO_BATCH])
@@ -105,12 +104,8 @@ def test_gradients_are_those_of_the_mini_batch(name):
     with piped(model, sample, loss_fn=loss_fn, stages=3, parts=4) as pipe:
         loss = pipe.step(Arguments.of(sample), target=target)
     expected = plainly(plain, sample, target=target, loss_fn=loss_fn, parts=1)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0, check_dtype=False)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
+    assert_that_of_the_whole(model, plain, loss, expected, rtol=1e-12, atol=1e-12)
 
 
 def _double(nest: Any) -> Any:
-    from torch.utils import _pytree as pytree
-
     return pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, nest)

@@ -13,7 +13,7 @@ from pipepart import LossError
 from pipepart.capture.deep_copies import deep_copies
 from tests.capture.families import noise, transformers, words
 from tests.capture.test_families import build
-from tests.support.recorded import assert_same_step, differing, piped, plainly
+from tests.support.recorded import assert_same_step, assert_that_of_the_whole, piped
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
@@ -25,14 +25,6 @@ SMALL: dict[str, Any] = {
     "num_labels": 3,
     "num_key_value_heads": 1,
 }
-
-
-def assert_that_of_the_mini_batch(model: Any, plain: Any, loss: Tensor, expected: Tensor) -> None:
-    """Assert that loss and gradients of a pipeline are those of the whole mini-batch, up to rounding."""
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=0)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +70,7 @@ def test_two_towers_train_on_the_whole_batch_by_a_loss_beside_the_model():
         model, sample, loss_fn=contrastive, reduction="batch", schedule="gpipe", stages=3, strict=True
     ) as pipe:
         loss = pipe.step(**sample)
-    assert_that_of_the_mini_batch(model, plain, loss, plain(**sample, return_loss=True).loss)
+    assert_that_of_the_whole(model, plain, loss, plain(**sample, return_loss=True).loss)
 
 
 def test_routers_train_on_the_whole_batch_by_a_loss_beside_the_model():
@@ -96,17 +88,7 @@ def test_routers_train_on_the_whole_batch_by_a_loss_beside_the_model():
         model, sample, target=labels, loss_fn=balanced, reduction="batch", schedule="gpipe", stages=3
     ) as pipe:
         loss = pipe.step(**sample, target=labels)
-    assert_that_of_the_mini_batch(model, plain, loss, plain(**sample, labels=labels).loss)
-
-
-def test_losses_of_routers_are_those_of_micro_batches_if_declared_a_mean():
-    model, sample = build("mixtral")
-    model.config.output_router_logits = True
-    (plain,) = deep_copies(model)
-    with piped(model, sample, reduction="mean", stages=3) as pipe:
-        loss = pipe.step(**sample)
-    torch.testing.assert_close(loss, plainly(plain, sample))
-    assert differing(model, plain) == []
+    assert_that_of_the_whole(model, plain, loss, plain(**sample, labels=labels).loss)
 
 
 @pytest.mark.parametrize("name", ["clip", "mixtral"])

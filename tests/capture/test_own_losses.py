@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipepart import Arguments, LossError
-from tests.support.recorded import own_loss, piped
+from tests.support.recorded import assert_that_of_the_whole, own_loss, piped
 
 X = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.randint(-1, 3, (7,), generator=torch.Generator().manual_seed(1))
@@ -88,10 +88,7 @@ def test_add_up_to_that_of_the_mini_batch(name):
         expected = next(one for one in expected if one.requires_grad and not one.dim())
     else:
         expected = own_loss(expected)
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-15)
+    assert_that_of_the_whole(model, plain, loss, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", REFUSED)

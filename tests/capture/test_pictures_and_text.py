@@ -9,7 +9,7 @@ import torch
 import pipepart
 from pipepart.capture.deep_copies import deep_copies
 from tests.capture.families import noise, transformers, words
-from tests.support.recorded import assert_same_step
+from tests.support.recorded import assert_same_step, assert_that_of_the_whole
 
 PICTURE = 39  # the word that stands for a part of a picture
 TEXT: dict[str, Any] = {
@@ -86,8 +86,4 @@ def test_patches_of_pictures_of_any_size_are_split_by_the_user():
     sample["mm_token_type_ids"] = (sample["input_ids"] == PICTURE).long()
     with pipepart.Pipeline.auto(model, sample, devices=2, micro_batches=2, split=by_pictures) as pipe:
         loss = pipe.step(**sample)
-    expected = plain(**sample).loss
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    assert_that_of_the_whole(model, plain, loss, plain(**sample).loss)

@@ -18,11 +18,7 @@ from tests.support.recorded import borders_of, chain_for
 
 def assert_same_values(make: Callable[[], nn.Module]) -> None:
     """Assert that each tensor of a deferred module gets the bits that the plain construction gives it."""
-    _seed()
-    plain = make()
-    _seed()
-    with deferred_init():
-        module = make()
+    plain, module = twins(make)
     got: dict[int, Tensor] = {}
     held = _tensors(module)
     meta = {name: tensor for name, tensor in held.items() if tensor.is_meta}
@@ -40,15 +36,20 @@ def assert_same_values(make: Callable[[], nn.Module]) -> None:
         assert isinstance(held[name], nn.Parameter) == isinstance(one, nn.Parameter), name
 
 
-def pipelines(
-    make: Callable[[], nn.Module], sample: Any, *, stages: int = 3, loss_fn: Any = None, **options: Any
-) -> tuple[Pipeline, Pipeline]:
-    """Return the pipelines of a plain model and of a deferred one that is constructed from the same seed."""
+def twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Return a plain model and a deferred one that is constructed from the same seed."""
     _seed()
     plain = make()
     _seed()
     with deferred_init():
-        model = make()
+        return plain, make()
+
+
+def pipelines(
+    make: Callable[[], nn.Module], sample: Any, *, stages: int = 3, loss_fn: Any = None, **options: Any
+) -> tuple[Pipeline, Pipeline]:
+    """Return the pipelines of a plain model and of its deferred twin."""
+    plain, model = twins(make)
     chain = chain_for(plain, sample, loss_fn=loss_fn)
     names = [name for name, _ in chain.layers]
     plan = plan_by_hand(names, borders_of(len(names), stages), micro_batches=2)

@@ -114,6 +114,23 @@ def assert_same_step(model: nn.Module, sample: Any, **settings: Any) -> None:
     torch.testing.assert_close(loss, expected.to(loss.dtype), rtol=1e-6, atol=0)
 
 
+def assert_that_of_the_whole(
+    model: nn.Module, plain: nn.Module, loss: Tensor, expected: Tensor, rtol: float = 1e-4, atol: float = 1e-6
+) -> None:
+    """Assert that loss and gradients of a pipeline are those of the whole mini-batch, up to rounding.
+
+    Args:
+        model, loss: of the pipeline.
+        plain, expected: the plain model and its loss, whose backward runs here unless it has run.
+        rtol, atol: of the gradients. The losses may differ by a millionth, or by ``rtol`` if that is less.
+    """
+    if expected.requires_grad:
+        expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=min(rtol, 1e-6), atol=0, check_dtype=False)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=rtol, atol=atol)
+
+
 def _same(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other

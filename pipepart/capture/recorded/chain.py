@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..chain import Chain
+from ..sequential import state_of
 from .placing import together
 from .python_state.surroundings import Surroundings
 from .python_state.value_key import value_key
@@ -245,13 +246,13 @@ def _with_unused(groups: Sequence[Group], opening: Opening, model: nn.Module) ->
     """
     homes = {path: index for index, group in enumerate(groups) for path in group.modules}
     used = {id(_tensor_at(model, path)) for group in groups for path in group.tensors}
-    used |= {id(tensor) for path in homes for tensor in _state_of(model.get_submodule(path))}
+    used |= {id(tensor) for path in homes for tensor in state_of(model.get_submodule(path))}
     added: list[list[str]] = [[] for _ in groups]
     place = 0
     for path, module in model.named_modules():
         if path in homes:
             place = homes[path]
-        elif opening.whole.get(module) == path and used.isdisjoint(map(id, _state_of(module))):
+        elif opening.whole.get(module) == path and used.isdisjoint(map(id, state_of(module))):
             added[place].append(path)
     own = [
         f"{path}.{name}" if path else name
@@ -264,10 +265,6 @@ def _with_unused(groups: Sequence[Group], opening: Opening, model: nn.Module) ->
         for group, more in zip(groups, added, strict=True)
     ]
     return [first._replace(tensors=(*first.tensors, *own)), *others]
-
-
-def _state_of(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
 
 
 def _opening_of(model: nn.Module, groups: Mapping[str, Group]) -> Opening:

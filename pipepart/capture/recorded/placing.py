@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import tensors
+from ..sequential import state_of
 
 
 def home(module: nn.Module) -> torch.device | None:
     """Return the device of the first parameter or buffer of a module."""
-    return next((t.device for t in (*module.parameters(), *module.buffers())), None)
+    return next((tensor.device for tensor in state_of(module)), None)
 
 
 def is_on_meta(model: nn.Module) -> bool:

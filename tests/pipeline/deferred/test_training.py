@@ -8,7 +8,7 @@ from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init, pr
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import pipelines
+from tests.support.deferred import pipelines, twins
 from tests.support.recorded import chain_for, differing
 
 
@@ -30,6 +30,10 @@ class Tied(nn.Module):
         for block in self.blocks:
             x = torch.tanh(block(x)) * self.table
         return self.head(x)
+
+
+def perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
 def trained(pipe: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -93,11 +97,7 @@ def test_parameters_stay_the_same_objects():
 
 
 def test_replicas_of_a_deferred_model():
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    torch.manual_seed(0)
-    with deferred_init():
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plain, model = twins(perceptron)
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     losses = []
     for one in (plain, model):
@@ -144,11 +144,7 @@ class Recurrent(nn.Module):
 
 
 def test_recurrent_layers():
-    torch.manual_seed(0)
-    plain = nn.Sequential(Recurrent(), nn.Linear(4, 3))
-    torch.manual_seed(0)
-    with deferred_init():
-        model = nn.Sequential(Recurrent(), nn.Linear(4, 3))
+    plain, model = twins(lambda: nn.Sequential(Recurrent(), nn.Linear(4, 3)))
     parameters = list(model.parameters())
     x, y = torch.randn(6, 5, 3), torch.randn(6, 3)
     losses = []
@@ -195,11 +191,7 @@ def test_a_forward_may_write_attributes_while_it_is_profiled(measure):
 
 def test_auto():
     x, y = torch.randn(8, 4), torch.randn(8, 4)
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    torch.manual_seed(0)
-    with deferred_init():
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plain, model = twins(perceptron)
     with Pipeline.auto(model, x, target=y, loss_fn=nn.functional.mse_loss, devices=2) as pipe:
         assert torch.equal(model.get_parameter("0.weight"), plain.get_parameter("0.weight"))
         torch.testing.assert_close(pipe.step(x, target=y), nn.functional.mse_loss(plain(x), y).detach())

@@ -1,14 +1,17 @@
 """Live values that go past stages train with the numbers of the plain model, bit for bit."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from pipepart import Arguments
+from pipepart import Arguments, Pipeline
 from tests.capture import handwritten
+from tests.support.chains import plan_by_hand
 from tests.support.recorded import assert_same_step, borders_of, chain_for, differing, piped
 from tests.support.skipping import WIDTH, Hourglass, Woven, relayed
 
@@ -87,51 +90,42 @@ def test_values_with_several_uses_and_masks(schedule, recompute):
     )
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("looped-bfs", 2), ("chimera", 1), ("pipedream", 1)])
-def test_as_relayed_where_sums_have_another_order_or_weights_are_stale(schedule, chunks):
+def assert_as_relayed(make_pipe: Callable[[nn.Module], Pipeline]) -> None:
+    """Assert that a step leaves the gradients and parameters that it leaves where stages relay all values."""
     x, y = HOURGLASS
-    asynchronous = schedule == "pipedream"
-    options: dict[str, Any] = {}
-    if asynchronous:
-        options["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     torch.manual_seed(0)
     model = Hourglass()
     other = copy.deepcopy(model)
-
-    def trained(one):
-        with piped(
-            one, x, loss_fn=F.mse_loss, stages=4, parts=4, schedule=schedule, chunks=chunks, **options
-        ) as pipe:
-            pipe.step(x, target=y)
-
-    trained(model)
-    with relayed():
-        trained(other)
+    with make_pipe(model) as pipe:
+        pipe.step(x, target=y)
+    with relayed(), make_pipe(other) as pipe:
+        pipe.step(x, target=y)
     assert differing(model, other) == []
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("looped-bfs", 2), ("chimera", 1), ("pipedream", 1)])
+def test_as_relayed_where_sums_have_another_order_or_weights_are_stale(schedule, chunks):
+    options: dict[str, Any] = {
+        "loss_fn": F.mse_loss,
+        "stages": 4,
+        "parts": 4,
+        "schedule": schedule,
+        "chunks": chunks,
+    }
+    if schedule == "pipedream":
+        options["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    assert_as_relayed(lambda model: piped(model, HOURGLASS[0], **options))
 
 
 def test_replicas():
-    from pipepart import Pipeline
-    from tests.support.chains import plan_by_hand
-
-    x, y = HOURGLASS
-    torch.manual_seed(0)
-    model = Hourglass()
-    other = copy.deepcopy(model)
-
-    def trained(one):
-        chain = chain_for(one, x, loss_fn=F.mse_loss, parts=4)
+    def make_pipe(model: nn.Module) -> Pipeline:
+        chain = chain_for(model, HOURGLASS[0], loss_fn=F.mse_loss, parts=4)
         names = [name for name, _ in chain.layers]
         plan = plan_by_hand(names, borders_of(len(names), 4), micro_batches=4, replicas=2)
-        with Pipeline(chain, plan, F.mse_loss) as pipe:
-            pipe.step(x, target=y)
+        return Pipeline(chain, plan, F.mse_loss)  # type: ignore[arg-type]
 
-    trained(model)
-    with relayed():
-        trained(other)
-    assert differing(model, other) == []
+    assert_as_relayed(make_pipe)
 
 
 def test_the_differentiable_forward_and_evaluation():
@@ -158,9 +152,7 @@ def test_micro_batches_of_other_recordings_have_their_own_ways():
             kept = []
             for block in self.down:
                 kept.append(x := block(x))
-            order = (
-                kept if len(x) > 2 else kept[::-1]
-            )  # which values skip how far hangs on the size of the batch
+            order = kept if len(x) > 2 else kept[::-1]  # so the size of the batch decides how far values skip
             for block, skip in zip(self.up, order, strict=True):
                 x = block(torch.cat([x, skip], dim=-1))
             return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -230,7 +230,7 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
         arguments: those that only the loss needs.
         loss: what takes the place of the loss in the output; None for the loss itself.
     """
-    env = {**_ended(unfinished, arguments)}
+    env = _ended(unfinished, arguments)
     if loss is not None and unfinished.recording.loss is not None:
         env[unfinished.recording.loss] = loss
     return unfinished.recording.completed(env)
@@ -246,7 +246,7 @@ def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
     return _ended(unfinished, arguments)[recording.loss]
 
 
-def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Mapping[int, Any]:
+def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Env:
     recording = unfinished.recording
     rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else None
     values = (*unfinished.tensors, *arguments)
