@@ -36,7 +36,7 @@ from .operations import (
 )
 from .sums import combined
 from .terms import Count, Replay, Term, Terms
-from .torch_losses import is_one, loss_of
+from .torch_losses import is_torch_loss, result_of
 
 _HARMLESS = names(
     "dim ndim ndimension dtype device layout requires_grad is_leaf is_cuda is_cpu is_floating_point is_complex "
@@ -217,10 +217,10 @@ class Follower(TorchFunctionMode):
         if self._read:
             return Lost(f"it reads {self._read}, before it is finished: {_INSTEAD[self._reads_samples]}")
         sums = any(isinstance(state, Terms) for state in states)
-        if is_one(call.function):
+        if is_torch_loss(call.function):
             if sums:
                 raise LostError("takes a sum over samples, which differs from that of the mini-batch")
-            found = loss_of(call, self._in_proportion, self._sizes[self._micro_batch], self._trusted)
+            found = result_of(call, self._in_proportion, self._sizes[self._micro_batch], self._trusted)
             return found if isinstance(found, Rows) or self._trusted else self._apart(call, found)
         if sums:
             return combined(call)

@@ -44,14 +44,14 @@ def is_torchs_own(loss_fn: Any) -> bool:
     if isinstance(loss_fn, nn.Module):
         kind = next((k for k in type(loss_fn).__mro__ if k.__module__ == "torch.nn.modules.loss"), None)
         return kind is not None and type(loss_fn).forward is kind.forward
-    return torch_losses.is_one(_unbound(loss_fn)[0])
+    return torch_losses.is_torch_loss(_unbound(loss_fn)[0])
 
 
 def _stated(loss_fn: Any) -> Any:
     if isinstance(loss_fn, nn.Module):
         return getattr(loss_fn, "reduction", None)
     function, bound = _unbound(loss_fn)
-    if "reduction" in bound or not torch_losses.is_one(function):
+    if "reduction" in bound or not torch_losses.is_torch_loss(function):
         return bound.get("reduction")
     return inspect.signature(function).parameters["reduction"].default
 

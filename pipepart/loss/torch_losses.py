@@ -37,12 +37,12 @@ def all_losses() -> frozenset[Callable[..., Any]]:
     return frozenset(f for f in functions if "reduction" in inspect.signature(f).parameters)
 
 
-def is_one(function: Any) -> bool:
+def is_torch_loss(function: Any) -> bool:
     """Return True for a function of ``torch.nn.functional`` that takes a reduction."""
     return isinstance(function, Callable) and inspect.isfunction(function) and function in all_losses()
 
 
-def loss_of(
+def result_of(
     call: Call, in_proportion: Callable[[float], Replay], samples: int, trusted: bool
 ) -> Rows | Terms:
     """Return what the result of a call of one of torch's losses is: a term, or where its samples are.

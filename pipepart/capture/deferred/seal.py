@@ -1,8 +1,8 @@
-"""Where the initial values of a model's tensors are known from, and why not where they are not."""
+"""Seals deferred tensors after their construction: refuses those whose values are unknown or were written too late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 from ..recorded.refusal import CaptureError
-from .log import Log, Memory, View
-from .replay import replay
+from .log import Memory
 
 _VERSION = "_pipepart_version"
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
@@ -91,30 +90,6 @@ def refuse_unknown(tensors: Iterable[tuple[str, Tensor]], weights: bool) -> None
                 f"{what} was written after the block of deferred_init, where writes have no effect: move this "
                 f"initialisation into the block. To load values, {others}call model.load_state_dict(state, assign=True)"
             )
-
-
-def values_of(tensors: Iterable[Tensor], deliver: Callable[[Tensor, Tensor], None]) -> None:
-    """Compute the values of deferred tensors, one memory at a time.
-
-    Args:
-        tensors: some that :func:`refuse_unknown` let pass.
-        deliver: called with each tensor and its values on the CPU, which are the receiver's. Tensors that share memory
-            get values that share memory, one after the other.
-    """
-    wanted: dict[Log, dict[int, list[Tensor]]] = {}
-    for tensor in tensors:
-        memory = Memory.of(tensor)
-        assert memory is not None
-        wanted.setdefault(memory.log, {}).setdefault(memory.number, []).append(tensor)
-    for log, memories in wanted.items():
-
-        def hand_out(
-            number: int, storage: torch.UntypedStorage, memories: dict[int, list[Tensor]] = memories
-        ) -> None:
-            for tensor in memories.pop(number):
-                deliver(tensor, View.of(tensor, number).on(storage))
-
-        replay(log, set(memories), hand_out)
 
 
 def attributes_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -19,8 +19,9 @@ from .python_state.value_key import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
-from .replay.calls import Call, Env, autocast_now, same_value
+from .replay.calls import Call, autocast_now
 from .replay.counting import counting, with_another_sample
+from .replay.given import Env, same_value
 from .replay.layers import Live, held, recorded_layer
 from .replay.recording import Group, Recording
 from .verification import Runs, verify

@@ -18,7 +18,8 @@ from .recording.interception import called_whole
 from .recording.opening import Opening
 from .recording.session import untouched
 from .refusal import CaptureError
-from .replay.calls import Call, Env, Slice
+from .replay.calls import Call
+from .replay.given import Env, Slice
 from .replay.layers import replayed
 from .replay.outputs import same_outputs
 from .replay.recording import Recording

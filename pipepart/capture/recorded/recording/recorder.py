@@ -33,7 +33,8 @@ from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
 from ..placing import at, home, together
 from ..refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
-from ..replay.calls import HOOKS, Call, Given, autocast_now
+from ..replay.calls import HOOKS, Call, autocast_now
+from ..replay.given import Given
 from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
 from .changes import Watch
 from .conditions import Conditions

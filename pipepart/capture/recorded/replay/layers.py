@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .calls import Call, DeviceRule, Env
+from .calls import Call
+from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .calls import same_value
+from .given import same_value
 from .numbers import Ref
 
 

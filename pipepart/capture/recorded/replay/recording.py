@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
-from .calls import HOOKS, Autocast, Call, Env, is_plain_function
+from .calls import HOOKS, Autocast, Call, is_plain_function
+from .given import Env
 from .layer_order import layers_of
 from .numbers import Ref
 from .outputs import own_loss
