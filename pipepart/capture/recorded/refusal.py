@@ -56,7 +56,12 @@ def values_refused(layer: str) -> Iterator[None]:
     except (RuntimeError, TypeError) as error:
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
-        why = textwrap.shorten(text.splitlines()[0].rstrip(".!"), 120, placeholder=" ...")
+        why = textwrap.shorten(text.splitlines()[0].rstrip(".!"), 120)
+        if "expected device" in why:
+            raise CaptureError(
+                f"layer {layer!r} uses tensors of the meta device and of another one: {why}. Tensors in closures, "
+                "globals and objects are not found: hold them as buffers of the module"
+            ) from error
         raise CaptureError(
             f"layer {layer!r} cannot run on the meta device, where tensors have no values: {why}. Construct "
             "the model on a real device and measure it (measure=True)"

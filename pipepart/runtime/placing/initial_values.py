@@ -98,6 +98,9 @@ class InitialValues:
             if now is not tensor:
                 replaced[tensor] = now
 
+        for tensor in self._computed:
+            if tensor.grad_fn is not None and not tensor._is_view():
+                tensor.detach_()  # as the weight of nn.utils.weight_norm, whose graph would hold its parameters
         with _without_weak_references(self._model):
             deferred.values_of(self._computed, put)
             if self._files is not None:
@@ -114,7 +117,8 @@ class InitialValues:
                     setattr(module, name, replaced[value])
                     warnings.warn(
                         f"{path + '.' if path else ''}{name} is another tensor since it has values, as a graph or a "
-                        "weak reference holds the one without: an optimizer that was made before has the wrong one",
+                        "weak reference holds the one without: if it is a parameter, make the optimizer now, as one "
+                        "that was made before has the wrong tensor",
                         stacklevel=5,
                     )
 

@@ -1,5 +1,7 @@
 """Pipelines of deferred models: they train as the pipeline of the plainly constructed model does, bit for bit."""
 
+import operator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -115,6 +117,47 @@ def test_models_with_unknown_values_are_refused():
         Pipeline(model, plan, nn.functional.mse_loss)
     with pytest.raises(CaptureError, match=r"parameter '0.weight'"):
         Pipeline.auto(model, torch.randn(4, 4), target=torch.randn(4, 4), loss_fn=nn.functional.mse_loss)
+
+
+class Scaled(nn.Linear):
+    """Scales by a tensor that no attribute of the module holds."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        scale = torch.rand(4)
+        self.scaled = lambda y: y * scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.scaled(super().forward(input))
+
+
+def test_a_tensor_in_a_closure_is_named_as_the_reason():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Scaled() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    plain, pipe = pipelines(Model, x, loss_fn=nn.functional.mse_loss)
+    with plain, pipe:
+        plain.step(x, target=y)
+        with pytest.raises(CaptureError, match=r"'blocks\.0' uses tensors .* closures.* as buffers"):
+            pipe.step(x, target=y)
+
+
+@pytest.mark.filterwarnings("error:.*another tensor", "ignore:.*weight_norm:FutureWarning")
+def test_parameters_that_a_weight_norm_holds_stay_the_same_objects():
+    with deferred_init():
+        model = nn.Sequential(*(nn.utils.weight_norm(nn.Linear(3, 3)) for _ in range(3)))
+    parameters = list(model.parameters())
+    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
+        pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
+    assert all(map(operator.is_, model.parameters(), parameters))
 
 
 def test_a_parameter_that_a_graph_holds_is_replaced():
