@@ -41,7 +41,7 @@ def seal(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         own = (*module._parameters.values(), *module._buffers.values())
         for tensor in (*own, *(tensor for _, tensor in attributes_of(module))):
-            if tensor is None or tensor.is_inference() or Memory.of(tensor) is None:
+            if tensor is None or Memory.of(tensor) is None or tensor.is_inference():
                 continue  # a tensor of inference mode has no version
             if type(tensor) is nn.Parameter:
                 tensor.__class__ = SealedParameter

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipepart import CaptureError, deferred_init
+from pipepart import CaptureError, Pipeline, deferred_init
 from pipepart.capture import deferred
 
 
@@ -111,6 +111,13 @@ def test_changes_after_the_block_are_refused(change):
     AFTERWARDS[change](model)
     with pytest.raises(CaptureError, match=r"parameter 'weight'.* (in|into) the block"):
         deferred.refuse_unknown([("parameter 'weight'", model.weight)], weights=False)
+
+
+def test_lazy_layers_may_stay_without_shapes():
+    with deferred_init():
+        model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match=r"lazy layers without shapes: call it once"):
+        Pipeline.auto(model, torch.randn(4, 4), devices=2)
 
 
 def test_writes_to_attributes_after_the_block_are_refused():
