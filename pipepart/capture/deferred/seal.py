@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ..recorded.refusal import CaptureError
@@ -75,6 +76,10 @@ def refuse_unknown(tensors: Iterable[tuple[str, Tensor]], weights: bool) -> None
         CaptureError: names the first one whose values are not.
     """
     for what, tensor in tensors:
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{what} is of a lazy layer without shapes: call the model once on a sample in the block"
+            )
         if Memory.of(tensor) is None:
             others = "" if weights else "; or pass weights='folder or file.safetensors'"
             raise CaptureError(
