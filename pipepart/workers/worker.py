@@ -89,6 +89,7 @@ def _work(
                 del job
                 if then is not None:
                     then()
+                del then  # an idle worker must not hold the step, and so the model
 
 
 def start_workers(devices: Sequence[tuple[str, torch.device, int | None]]) -> list[Worker]:
