@@ -14,7 +14,7 @@ from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_val
 from .recorded.replay.outputs import own_loss
 from .recorded.replay.recording import Recording
 from .restore import bindings_restored, restored, shadow_parameters
-from .sequential import flatten, state_of
+from .sequential import flatten, holds_meta, state_of
 
 if TYPE_CHECKING:
     from .graph import LayerGraph
@@ -41,6 +41,7 @@ __all__ = [
     "finish",
     "flatten",
     "has_hooks",
+    "holds_meta",
     "is_made_up",
     "loss_of",
     "mark_made_up",

@@ -65,6 +65,11 @@ def state_of(layer: nn.Module) -> Iterator[Tensor]:
     yield from layer.buffers()
 
 
+def holds_meta(model: nn.Module) -> bool:
+    """Return True if a parameter or buffer is on the meta device."""
+    return any(tensor.is_meta for tensor in state_of(model))
+
+
 def _layers(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
         if child is None:

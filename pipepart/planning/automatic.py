@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..capture import chain_of, state_of
+from ..capture import chain_of, holds_meta
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
@@ -79,7 +79,7 @@ def plan_for(
         optimizer=optimizer_state,
         devices=len(cluster),
         threads=cluster.devices[0].threads,
-        measure=not any(tensor.is_meta for tensor in state_of(chain.model)),
+        measure=not holds_meta(chain.model),
     )
     return plan(
         measured,

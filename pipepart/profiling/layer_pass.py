@@ -117,6 +117,12 @@ class LayerPass:
         """The indices of the layers that run, and of the loss."""
         return [index for index, _ in self._forwards]
 
+    def zero_grad(self) -> None:
+        """Clear the gradients of what runs."""
+        for index in self.runs:
+            if isinstance(module := self.calls[index], nn.Module):
+                module.zero_grad()
+
     def run(self, micro_batch: Any, observer: Observer, *, split: bool = False) -> None:
         """Run all forwards and then all backwards on a copy of ``micro_batch``.
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..autograd.own_copy import tensors
-from ..capture import Live, restored, shadow_parameters, state_of
+from ..capture import Live, holds_meta, restored, shadow_parameters, state_of
 from ..data.arguments import Arguments
 from ..data.recorded import entered
 from ..data.split import MicroBatches
@@ -36,7 +36,7 @@ class OneAtATime(Method):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._on_meta = any(tensor.is_meta for tensor in state_of(task.chain.model))
+        self._on_meta = holds_meta(task.chain.model)
 
     def running(self) -> AbstractContextManager[None]:
         """Leave the model where it is."""
@@ -104,5 +104,4 @@ class OneAtATime(Method):
 
 def needs_copies(model: nn.Module, device: torch.device, device_given: bool) -> bool:
     """Return True if layers must be copied to a device to be measured there, one at a time."""
-    state = list(state_of(model))
-    return (device_given or any(one.is_meta for one in state)) and any(one.device != device for one in state)
+    return (device_given or holds_meta(model)) and any(one.device != device for one in state_of(model))

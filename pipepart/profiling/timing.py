@@ -58,9 +58,7 @@ class LayerTimer:
         start = time.perf_counter()
         for count in range(1, most + 1):
             for split in (False, True):
-                for index in self._chain.runs:
-                    if isinstance(module := self._chain.calls[index], nn.Module):
-                        module.zero_grad()
+                self._chain.zero_grad()
                 self._time(micro_batch, split)
                 self._time(micro_batch, split)
             if count >= least and time.perf_counter() - start >= budget:

@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster import Cluster
-from .crossings import Crossings
+from .crossings import Borders, Crossings
 from .layer_ranges import ChainCosts
 from .stage_memory import Floats, Ints, Recompute, StageSizes, StashCounts, device_peak_bytes
-
-Borders = NDArray[np.int64]  # [cuts, borders]
 
 
 class CutCosts:

@@ -7,11 +7,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...profiling import Costs, SavedTensor
-
-Ints = NDArray[np.int64]
+from .stage_memory import Ints
 
 
 class Gap(NamedTuple):
@@ -90,14 +88,14 @@ class Skips:
         """
         return self._bytes @ ((self._first >= start) & (self._first < ends) & (self._last > ends))
 
-    def past(self, borders: NDArray[np.int64]) -> Past:
+    def past(self, borders: Ints) -> Past:
         """Return the values of cuts, [cuts, borders], that may go past stages: [cuts, gaps]."""
         source, target = (
             (borders[:, :, None] <= ends[:, 0]).sum(axis=1) for ends in (self._first, self._last)
         )
         return Past(source, target, np.where(target > source + 1, self._bytes, 0))
 
-    def waiting_of(self, borders: NDArray[np.int64]) -> Ints:
+    def waiting_of(self, borders: Ints) -> Ints:
         """[cuts, stages]: the bytes of :meth:`waiting` for given cuts, where no stage relays."""
         past = self.past(borders)
         found = np.zeros((len(borders), borders.shape[1] + 1), dtype=np.int64)

@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.split_backward import WeightGradients
 from ..costs import Timing
@@ -66,9 +64,7 @@ class WorkOfLayers(DispatchMode, Observer):
 
 def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkTable, WorkTable]:
     """Return the work of the first micro-batch of a step, which finds no gradients, and of a later one."""
-    for index in chain.runs:
-        if isinstance(call := chain.calls[index], nn.Module):
-            call.zero_grad()
+    chain.zero_grad()
     first, later = WorkOfLayers(), WorkOfLayers()
     for observed in (first, later):
         with observed:

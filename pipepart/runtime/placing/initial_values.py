@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ...capture import deferred, state_of
+from ...capture import deferred, holds_meta
 from ..state.shadow import Layers
 from .exchange import in_place_of
 from .weights import WeightFiles
@@ -66,7 +66,7 @@ class InitialValues:
             ValueError: the files have other tensors than the model.
             FileNotFoundError, ImportError: there are no such files, or safetensors is not installed.
         """
-        if weights is None and not any(tensor.is_meta for tensor in state_of(model)):
+        if weights is None and not holds_meta(model):
             return None
         found = cls(model, list(_held(model)), None if weights is None else WeightFiles(weights))
         unread = ((what, tensor) for tensor, what in found._computed.items())

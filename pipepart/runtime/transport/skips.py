@@ -59,6 +59,7 @@ class Routes:
 
     def __init__(self, plan: Plan) -> None:
         self._ends = list(accumulate(len(stage.layers) for stage in plan.stages))
+        self._stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
         self._links = StageLinks(plan.cluster, [stage.device for stage in plan.stages])
         self._found: WeakKeyDictionary[Recording, Route | None] = WeakKeyDictionary()
 
@@ -72,15 +73,10 @@ class Routes:
 
     def _route(self, recording: Recording) -> Route | None:
         first = [0, *self._ends[:-1]]
-        stage_of = [
-            stage
-            for stage, (begin, end) in enumerate(zip(first, self._ends, strict=True))
-            for _ in range(begin, end)
-        ]
         to: list[dict[int, int]] = [{} for _ in first]
         back: list[dict[int, int]] = [{} for _ in first]
         for number, layers in recording.touched.items():
-            stages = list(dict.fromkeys(stage_of[layer] for layer in layers))
+            stages = list(dict.fromkeys(self._stage_of[layer] for layer in layers))
             for source, target in self._links.hops(stages):
                 to[source][number] = target
                 back[target][number] = source
@@ -154,13 +150,15 @@ class SkipTransport:
     def _route(self, message: Any) -> Route | None:
         return self._routes.get(message.recording) if isinstance(message, Live) else None
 
+    def _of_replica(self, ends: Ends, stage: int) -> list[int]:
+        """Return the ends of a stage as stages of its replica."""
+        in_model = stage % self._model_stages
+        return [stage - in_model + end if end >= 0 else -1 for end in ends[in_model]]
+
     def _send_output(
         self, sender: int, following: int, micro_batch: int, message: Live, route: Route
     ) -> None:
-        first = sender - sender % self._model_stages  # of the replica
-        targets = [
-            first + target if target >= 0 else -1 for target in route.targets[sender % self._model_stages]
-        ]
+        targets = self._of_replica(route.targets, sender)
         self._targets[sender][micro_batch] = _of_leaves(targets, message)
         own = [
             value if target == following else None
@@ -173,10 +171,7 @@ class SkipTransport:
 
     def _filled(self, receiver: int, micro_batch: int, message: Live, route: Route) -> Live:
         """Return the input of a stage with the values that have gone past stages."""
-        first = receiver - receiver % self._model_stages
-        sources = [
-            first + source if source >= 0 else -1 for source in route.sources[receiver % self._model_stages]
-        ]
+        sources = self._of_replica(route.sources, receiver)
         before = receiver - 1
         arrived = {
             source: iter(self._recv(receiver, _key(Kind.F, receiver, micro_batch, source)))
