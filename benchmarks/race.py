@@ -8,13 +8,13 @@ from benchmarks import models
 from benchmarks.contender import Contender, Course, Cut
 from benchmarks.peers.distributed import DistributedPipelining, Ranks
 from benchmarks.peers.distributed_rank import SCHEDULES as DISTRIBUTED_SCHEDULES
-from benchmarks.peers.pipepart_threads import PipepartThreads, cut_of, make_plans, name_of
+from benchmarks.peers.pipepart_threads import AUTO, PipepartThreads, make_plans, predicted_seconds, profiled
 from benchmarks.peers.plain import Plain
 from benchmarks.peers.torchgpipe_threads import TorchGPipe
 from benchmarks.proof import require_equal
 from benchmarks.quiet import TRIES, undisturbed
 from benchmarks.rounds import Samples, interleave
-from pipepart import Plan
+from pipepart import Plan, Profile
 
 PLAIN = "plain"
 PLAIN_LOOP = "plain, micro-batches"
@@ -24,13 +24,15 @@ PLAIN_LOOP = "plain, micro-batches"
 class Result:
     """What one race showed; the dictionaries go by the contenders' names.
 
-    `predicted_seconds` holds what pipepart predicted from a profile taken at the start of each round: were
-    there only one from before the race, its error would be that of a machine that has changed its pace since.
+    `cut` is that of all pipelines but auto, `auto` says what pipepart chose there. `predicted_seconds` holds what
+    pipepart predicted from a profile taken at the start of each round: were there only one from before the race,
+    its error would be that of a machine that has changed its pace since.
     """
 
     model: str
     micro_batches: int
     cut: Cut
+    auto: str
     samples: dict[str, Samples]
     predicted_seconds: dict[str, list[float]]
     gradient_errors: dict[str, float]
@@ -49,23 +51,32 @@ def run(
     workload = models.build(model)
     progress("profiling")
 
-    def forecast() -> dict[str, Plan]:
-        return undisturbed(lambda: make_plans(workload, micro_batches), tries=tries).result
+    def profile() -> Profile:
+        return undisturbed(lambda: profiled(workload, micro_batches), tries=tries).result
 
-    plans = forecast()
-    course = Course(workload, cut_of(plans), micro_batches)
+    plans = make_plans(profile())
+    shared = next(plan for name, plan in plans.items() if name != AUTO)
+    course = Course(workload, tuple(stage.layers for stage in shared.stages), micro_batches)
     progress("starting")
     with _contenders(course, plans, ranks) as contenders:
         errors = _prove(contenders)
         progress("racing")
-        predicted: dict[str, list[float]] = {name_of(plan): [] for plan in plans.values()}
+        predicted: dict[str, list[float]] = {name: [] for name in plans}
 
         def predict() -> None:
-            for plan in forecast().values():
-                predicted[name_of(plan)].append(plan.predicted.step_seconds)
+            fresh = profile()
+            for name, plan in plans.items():
+                predicted[name].append(predicted_seconds(plan, fresh))
 
         samples = interleave(contenders, rounds, tries=tries, before_round=predict)
-    return Result(model, micro_batches, course.cut, samples, predicted, errors)
+    return Result(model, micro_batches, course.cut, _described(plans[AUTO]), samples, predicted, errors)
+
+
+def _described(plan: Plan) -> str:
+    """The schedule, and the number of layers of each stage with its device."""
+    order = {device.name: number for number, device in enumerate(plan.cluster.devices)}
+    stages = ", ".join(f"{len(stage.layers)} on {order[stage.device]}" for stage in plan.stages)
+    return f"{plan.schedule}, {stages}"
 
 
 @contextmanager
@@ -73,7 +84,7 @@ def _contenders(course: Course, plans: dict[str, Plan], ranks: Ranks) -> Iterato
     contenders: list[Contender] = [
         Plain(course),
         Plain(course, micro_batches=course.micro_batches),
-        *(PipepartThreads(course, plan) for plan in plans.values()),
+        *(PipepartThreads(name, course.workload, plan) for name, plan in plans.items()),
         TorchGPipe(course, worker_per_device=False),
         TorchGPipe(course, worker_per_device=True),
         *(DistributedPipelining(course, ranks, schedule) for schedule in DISTRIBUTED_SCHEDULES),

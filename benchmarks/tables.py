@@ -39,7 +39,7 @@ def step_table(result: Result) -> Table:
     stages = " + ".join(str(len(stage)) for stage in result.cut)
     table = Table(
         title=f"{result.model}, {result.micro_batches} micro-batches, {stages} layers",
-        caption=disturbances(result),
+        caption=f"{disturbances(result)}; auto: {result.auto}",
     )
     table.add_column("framework", no_wrap=True)
     for heading in ("ms", "of plain", "spread", "predicted", "error"):

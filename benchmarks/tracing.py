@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import models, tables
-from benchmarks.peers.pipepart_threads import make_plans
-from pipepart import Pipeline
+from benchmarks.peers.pipepart_threads import DEVICES, profiled
+from pipepart import Cluster, Pipeline, plan
 
 COURSES = {"tiny": 64, "gpt": 8}
 """Models, and in how many micro-batches."""
@@ -50,10 +50,10 @@ def main(
 def measure(name: str, micro_batches: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """CPU and wall seconds of a step of each way and round; the order turns from round to round."""
     workload = models.build(name)
-    plan = make_plans(workload, micro_batches)["1f1b"]
+    made = plan(profiled(workload, micro_batches), Cluster.virtual(DEVICES, threads=1), schedule="1f1b")
     samples: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     steps = STEPS.get(name, 1)
-    with Pipeline(workload.model, plan, loss_fn=workload.loss_fn) as pipe:
+    with Pipeline(workload.model, made, loss_fn=workload.loss_fn) as pipe:
         for turn in range(-3, rounds):  # the first ones warm up
             ways = list(WAYS) if turn % 2 else list(WAYS)[::-1]
             for way in ways:

@@ -1,59 +1,58 @@
-"""pipepart on virtual devices of one thread each, and the plans that give every contender its cut."""
+"""pipepart on virtual devices of one thread each, and the plans that it runs."""
 
 import copy
 
 from torch import Tensor
 
 import pipepart
-from benchmarks.contender import Course, Cut, InThisProcess
+from benchmarks.contender import InThisProcess
 from benchmarks.models import Workload
-from pipepart import Plan
+from pipepart import Plan, Profile
 
 SCHEDULES = ("gpipe", "1f1b")
 DEVICES = 2
+AUTO = "pipepart auto"
 
 
-def make_plans(workload: Workload, micro_batches: int) -> dict[str, Plan]:
-    """Profiles the model once and plans it under each schedule, for two devices of one thread."""
-    profile = pipepart.profile(
+def profiled(workload: Workload, micro_batches: int) -> Profile:
+    """Measures the model anew."""
+    return pipepart.profile(
         workload.model,
         workload.sample,
         loss_fn=workload.loss_fn,
         target=workload.target,
         micro_batches=micro_batches,
     )
+
+
+def make_plans(profile: Profile) -> dict[str, Plan]:
+    """Plans for two devices of one thread, by the names of the contenders that run them.
+
+    Those under a named schedule have the cut of the plan for 1F1B, which the peers run too. ``auto`` has its own.
+    """
     cluster = pipepart.Cluster.virtual(DEVICES, threads=1)
-    return {
-        schedule: pipepart.plan(profile, cluster, schedule=schedule, micro_batches=micro_batches)
+    shared = pipepart.plan(profile, cluster, schedule="1f1b", stages=DEVICES)
+    cut = [stage.layers[0] for stage in shared.stages[1:]]
+    plans = {
+        f"pipepart {schedule}": pipepart.plan(profile, cluster, schedule=schedule, cut_before=cut)
         for schedule in SCHEDULES
     }
+    return {**plans, AUTO: pipepart.plan(profile, cluster)}
 
 
-def cut_of(plans: dict[str, Plan]) -> Cut:
-    """The cut that all plans share.
-
-    Raises:
-        ValueError: they cut the model in different places, so that a race would not be one of schedules.
-    """
-    cuts = {tuple(stage.layers for stage in plan.stages) for plan in plans.values()}
-    if len(cuts) > 1:
-        raise ValueError(f"the plans under {', '.join(plans)} cut the model in different places: {cuts}")
-    return cuts.pop()
-
-
-def name_of(plan: Plan) -> str:
-    """What the contender that runs `plan` is called."""
-    return f"pipepart {plan.schedule}"
+def predicted_seconds(plan: Plan, profile: Profile) -> float:
+    """The step that the plan has with the costs of another profile of the same layers."""
+    return plan.model_copy(update={"profile": profile}).predict().predicted.step_seconds
 
 
 class PipepartThreads(InThisProcess):
     """One plan, run by one worker thread for each device."""
 
-    def __init__(self, course: Course, plan: Plan) -> None:
-        self.name = name_of(plan)
-        self._workload = course.workload
-        model = copy.deepcopy(course.workload.model)
-        self._pipe = pipepart.Pipeline(model, plan, loss_fn=course.workload.loss_fn)
+    def __init__(self, name: str, workload: Workload, plan: Plan) -> None:
+        self.name = name
+        self._workload = workload
+        model = copy.deepcopy(workload.model)
+        self._pipe = pipepart.Pipeline(model, plan, loss_fn=workload.loss_fn)
 
     def step(self) -> None:
         self._pipe.zero_grad()

@@ -34,6 +34,7 @@ def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path):
     pipelines = {
         "pipepart gpipe",
         "pipepart 1f1b",
+        "pipepart auto",
         "torchgpipe",
         "torchgpipe, 2 workers",
         "torch.distributed gpipe",
@@ -47,6 +48,7 @@ def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path):
     assert {name: len(seconds) for name, seconds in race["predicted_seconds"].items()} == {
         "pipepart gpipe": 1,
         "pipepart 1f1b": 1,
+        "pipepart auto": 1,
     }
     assert overhead["micro_batches"] == 64
     for heading in ("tiny, 4 micro-batches", "µs per action"):

@@ -18,6 +18,7 @@ RESULT = Result(
     model="tiny",
     micro_batches=50,
     cut=(("0", "1"), ("2", "3")),
+    auto="zb-h1, 1 on 0, 3 on 1",
     samples={
         "plain": steps(100, 100),
         "plain, micro-batches": steps(120, 120),
@@ -51,6 +52,10 @@ def test_a_peer_has_no_prediction():
 def test_overhead_counts_the_actions_of_one_device_for_wall_and_of_all_for_cpu():
     # 50 micro-batches: 100 actions a device, 200 on both.
     assert rows(overhead_table(RESULT))["pipepart 1f1b"] == ["600", "-600", "700", "+100"]
+
+
+def test_the_caption_says_what_auto_runs():
+    assert str(step_table(RESULT).caption).endswith("auto: zb-h1, 1 on 0, 3 on 1")
 
 
 @pytest.mark.parametrize("table", [step_table, overhead_table])
