@@ -85,6 +85,7 @@ def plan_for(
         measured,
         cluster,
         schedule=schedule,
+        micro_batches=micro_batches,
         recompute=recompute,
         replicas=replicas,
         allow_split_ties=True,

@@ -78,8 +78,9 @@ def replan(
         trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
         profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
         cluster: the devices; None for the plan's.
-        options: keywords of :func:`plan` to change. The others are those of the plan: its schedule, chunks, replicas
-            and number of micro-batches, and the recompute mode, reduction and constraints that it was made with.
+        options: keywords of :func:`plan` to change. The others are those that the plan was made with
+            (``plan.constraints``), such as ``schedule="auto"``, which chooses again; ``chunks`` only with the same
+            schedule. A plan written by hand keeps its schedule, chunks, replicas and number of micro-batches.
 
     Raises:
         ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
@@ -91,19 +92,22 @@ def replan(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
-    same: dict[str, Any] = {
-        "schedule": plan.schedule,
-        "micro_batches": plan.micro_batches,
-        "replicas": plan.replicas,
-        **dict(plan.constraints),
-    }
-    if plan.chunks > 1 and options.get("schedule", plan.schedule) == plan.schedule != SEARCH:
-        same["chunks"] = plan.chunks
-    if len(plan.workers) < len(plan.cluster):
-        same["stages"] = "auto"
-    made = make_plan(refined, cluster or plan.cluster, **{**same, **options})
+    asked = dict(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
+    if options.get("schedule", asked["schedule"]) != asked["schedule"]:
+        asked["chunks"] = None  # those of the other schedule
+    made = make_plan(refined, cluster or plan.cluster, **{**asked, **options})
     # The plan's own profile has the layers of a branched model in one order, as a chain.
     return made if refined.edges else made.model_copy(update={"edges": plan.edges})
+
+
+def _by_hand(plan: Plan) -> dict[str, Any]:
+    """The keywords of :func:`plan` that a plan written by hand stands for."""
+    return {
+        "schedule": plan.schedule,
+        "micro_batches": plan.micro_batches,
+        "chunks": plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None,
+        "replicas": plan.replicas,
+    }
 
 
 def _check_layers(profile: Profile, plan: Plan) -> None:

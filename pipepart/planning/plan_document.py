@@ -41,7 +41,7 @@ class Plan(PlanRecord):
         edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a; empty for a
             chain. ``profile`` then has what crosses the border behind each layer as that layer's output.
         alternatives: the other plans that were considered, the fastest first.
-        constraints: what the user asked of the cut.
+        constraints: the keywords that the plan was asked for with.
     """
 
     @model_validator(mode="after")

@@ -87,9 +87,15 @@ class Alternative(Value):
 
 
 class PlanConstraints(Value):
-    """The keywords of :func:`pipepart.plan` that limit the plan; :func:`~pipepart.replan` uses them again."""
+    """The keywords that :func:`pipepart.plan` was called with; :func:`~pipepart.replan` uses them again."""
 
+    schedule: str = "auto"
+    micro_batches: int | Literal["auto"] = "auto"
     recompute: RecomputeChoice = "auto"
+    stages: int | Literal["auto"] | None = None
+    chunks: int | None = None
+    replicas: int | Literal["auto"] = 1
+    max_micro_batches: int | None = None
     pin: dict[str, int] = Field(default_factory=dict)
     colocate: tuple[tuple[str, ...], ...] = ()
     no_cut_before: tuple[str, ...] = ()

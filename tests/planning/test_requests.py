@@ -4,7 +4,6 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Link, Plan
-from pipepart.planning import replan
 from pipepart.planning.partition.device_orders import all_orders
 from tests.planning.problems import Layer, profile_of
 
@@ -38,22 +37,6 @@ def test_a_named_schedule_is_no_slower_than_any_cut_of_it(name):
     plan = pipepart.plan(profile, cluster, schedule=name)
     cuts = [pipepart.plan(profile, cluster, schedule=name, cut_before=[f"layer{i}"]) for i in range(1, 5)]
     assert plan.predicted.step_seconds == min(cut.predicted.step_seconds for cut in cuts)
-
-
-def test_replan_keeps_the_constraints_of_the_plan():
-    layers = [Layer(parameters=1, saved=8)] * 6
-    profile = profile_of(layers, [4])
-    first = pipepart.plan(
-        profile, Cluster.virtual(2), schedule="1f1b", cut_before=["layer1"], recompute="always"
-    )
-    again = replan(first, first.simulate())
-    assert [len(stage.layers) for stage in again.stages] == [1, 5]
-    assert [stage.recompute for stage in again.stages] == ["always", "always"]
-    pinned = pipepart.plan(profile, Cluster.virtual(2), schedule="1f1b", pin={"layer4": 0})
-    assert "layer4" in replan(pinned, pinned.simulate()).stages[0].layers
-    tied = profile_of([*layers[:5], Layer(parameters=1, shares_with=(0,))], [4])
-    split = pipepart.plan(tied, Cluster.virtual(2), schedule="1f1b", allow_split_ties=True)
-    assert len(replan(split, split.simulate()).stages) == 2
 
 
 def test_all_orders_of_eight_unlike_devices_are_searched():
