@@ -25,6 +25,8 @@ class Device(Value):
         speed: relative to the device that was profiled: 0.5 takes twice as long.
         torch_device: where its tensors live, as in ``"cuda:0"``; None for a device that is only described.
         threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
+        host_bandwidth: bytes per second between the device and pinned memory of its host, in each direction, one copy
+            at a time; None if it is not known, and stages then keep what they save on the device.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Device(Value):
     speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     torch_device: str | None = None
     threads: int | None = Field(default=None, ge=1)
+    host_bandwidth: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class Link(Value):
@@ -141,6 +144,7 @@ class Cluster(Document):
         speed: float | Sequence[float] = 1.0,
         link: float | str | None = None,
         latency: float = VIRTUAL_LATENCY_SECONDS,
+        host_link: float | str | None = None,
     ) -> Cluster:
         """Return ``count`` virtual devices: worker threads of this process that share the CPU's memory.
 
@@ -154,6 +158,8 @@ class Cluster(Document):
             speed: speed of each, or one for all, relative to this machine; at most 1.
             link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
             latency: seconds per message; at least the time that threads need for one.
+            host_link: bandwidth between each device and the memory of the host, as in ``"8GB/s"``, so that stages may
+                keep there what they save; None for devices that cannot.
 
         Raises:
             TypeError: ``count`` is not an int.
@@ -183,6 +189,7 @@ class Cluster(Document):
             )
         limit = None if memory is None else parse_bytes(memory)
         share = threads or max(1, torch.get_num_threads() // count)
+        host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
         return cls(
             devices=tuple(
                 Device(
@@ -192,16 +199,27 @@ class Cluster(Document):
                     speed=own,
                     torch_device="cpu",
                     threads=share,
+                    host_bandwidth=host_bandwidth,
                 )
                 for index, own in enumerate(speeds)
             ),
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
-            emulated=min(speeds) < 1 or link is not None or latency > VIRTUAL_LATENCY_SECONDS,
+            emulated=(
+                min(speeds) < 1
+                or link is not None
+                or host_link is not None
+                or latency > VIRTUAL_LATENCY_SECONDS
+            ),
         )
 
     @classmethod
     def parse(
-        cls, devices: Sequence[str], *, link: float | str | None = None, latency: float = 0.0
+        cls,
+        devices: Sequence[str],
+        *,
+        link: float | str | None = None,
+        latency: float = 0.0,
+        host_link: float | str | None = None,
     ) -> Cluster:
         """Parse descriptions of devices, to plan for hardware that is not available.
 
@@ -209,6 +227,8 @@ class Cluster(Document):
             devices: one text per device: its memory and, after ``@``, its speed relative to the profiled device.
             link: bandwidth between any two devices, as in ``"12GB/s"``; None for no limit.
             latency: seconds per message.
+            host_link: bandwidth between each device and pinned memory of its host, as in ``"25GB/s"``, so that stages
+                may keep there what they save; None for devices that cannot.
 
         Raises:
             ValueError: there are no devices, or a text cannot be parsed.
@@ -218,8 +238,9 @@ class Cluster(Document):
         """
         if not devices:
             raise ValueError("a cluster needs at least 1 device, got none")
+        to_host = None if host_link is None else parse_bandwidth(host_link)
         return cls(
-            devices=tuple(_described_device(index, text) for index, text in enumerate(devices)),
+            devices=tuple(_described_device(index, text, to_host) for index, text in enumerate(devices)),
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
         )
 
@@ -257,7 +278,7 @@ def _accelerators() -> list[torch.device]:
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
-def _described_device(index: int, text: str) -> Device:
+def _described_device(index: int, text: str, host_bandwidth: float | None) -> Device:
     memory, _, speed = text.partition("@")
     try:
         factor = float(speed) if speed else 1.0
@@ -267,7 +288,13 @@ def _described_device(index: int, text: str) -> Device:
         ) from None
     if not 0 < factor < float("inf"):
         raise ValueError(f"device {index}, {text!r}: the speed must be positive, got {factor}")
-    return Device(name=f"device:{index}", kind="described", memory_bytes=parse_bytes(memory), speed=factor)
+    return Device(
+        name=f"device:{index}",
+        kind="described",
+        memory_bytes=parse_bytes(memory),
+        speed=factor,
+        host_bandwidth=host_bandwidth,
+    )
 
 
 def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster:
