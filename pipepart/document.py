@@ -39,8 +39,12 @@ class Document(Value):
             ValueError: the file is not JSON of this class and version. The message lists every fault.
             OSError: the file cannot be read.
         """
+        return cls._read(Path(path).read_bytes(), path)
+
+    @classmethod
+    def _read(cls, text: bytes, path: str | Path) -> Self:
         try:
-            return cls.model_validate_json(Path(path).read_bytes(), strict=True)
+            return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             faults = "\n".join(f"  {fault}" for fault in fault_texts(error))
             raise ValueError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None

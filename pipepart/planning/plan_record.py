@@ -243,7 +243,7 @@ class PlanRecord(Document):
         if costs is None:
             gathers = self.constraints.reduction == "batch"
             measured = self.profile.at(self.micro_batches)
-            relays = bool(self.cluster.links)
+            relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         counts = StashCounts(self.build_schedule())
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
@@ -315,7 +315,7 @@ class PlanRecord(Document):
 
     def _links(self) -> tuple[float | list[list[float]], float | list[list[float]]]:
         """Latency and bandwidth: one for all pairs of devices, or [from][to] in the order of the schedule's rows."""
-        if not self.cluster.links:
+        if not self.cluster.links_differ:
             return self.cluster.link.latency, self.cluster.link.bandwidth or math.inf
         names = [device.name for device in self.workers]
         links = [[self.cluster.link_between(one, other) for other in names] for one in names]

@@ -67,7 +67,7 @@ class ChainProblem:
         self._ranges = constraints.stage_ranges(stages)
         self._types = device_types(cluster)
         self._groups = [kind.devices for kind in self._types]
-        self._links = bool(cluster.links)
+        self._links = cluster.links_differ
         self._limited = any(device.memory_bytes is not None for device in cluster.devices)
         self._orders = all_orders(
             self._groups, stages, links=self._links, most_edges=_MOST_WORK // costs.layers
@@ -258,7 +258,7 @@ def _links(
     costs: ChainCosts, cluster: Cluster, types: Sequence[DeviceType], orders: Orders
 ) -> tuple[Floats, Ints, Ints]:
     """Border seconds of each kind of link, and the kind before and after the stage of each edge."""
-    if not cluster.links:
+    if not cluster.links_differ:
         none = np.zeros(len(orders.type), dtype=np.int64)
         return costs.border_seconds(cluster.link)[None, :], none, none
     kinds = len(types)

@@ -165,7 +165,7 @@ def _alike(cluster: Cluster, one: int, other: int) -> bool:
     a, b = cluster.devices[one], cluster.devices[other]
     if (a.kind, a.speed, a.memory_bytes) != (b.kind, b.speed, b.memory_bytes):
         return False
-    if not cluster.links:
+    if not cluster.links_differ:
         return True
     # Of three that are alike, all pairs have the same link.
     others = [device.name for device in cluster.devices if device.name not in (a.name, b.name)]

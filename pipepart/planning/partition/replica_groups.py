@@ -47,7 +47,7 @@ def group_devices(cluster: Cluster, replicas: int) -> ReplicaGroups:
     return ReplicaGroups(
         cluster
         if replicas == 1
-        else Cluster(devices=tuple(map(_weakest, groups)), link=cluster.link, links=links),
+        else cluster.model_copy(update={"devices": tuple(map(_weakest, groups)), "links": links}),
         cluster,
         members,
         len(device_types(cluster)) == 1,

@@ -92,7 +92,7 @@ def choices(request: Request) -> list[Choice]:
                 limits.no_border,
                 split,
                 request.gathers_outputs,
-                may_relay=bool(request.cluster.links),
+                may_relay=request.cluster.links_differ,
             )
             for split in ways
         ]

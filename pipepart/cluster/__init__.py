@@ -1,0 +1,8 @@
+"""The devices that a pipeline runs on, and the links between them."""
+
+from .cluster import Cluster
+from .devices import Device
+from .finding import as_cluster
+from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink
+
+__all__ = ["VIRTUAL_LATENCY_SECONDS", "Cluster", "Device", "Link", "Network", "PairLink", "as_cluster"]

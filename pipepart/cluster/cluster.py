@@ -1,0 +1,311 @@
+"""Cluster: the devices that a pipeline runs on, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import Field, PrivateAttr, model_validator
+
+from ..document import Document
+from ..units import counted, parse_bandwidth, parse_bytes
+from .describing import describe_devices, expand_counts
+from .devices import Device
+from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
+from .places import Lookup, Places, Route
+from .real_devices import REAL_LINK, find_accelerators, numbered, real_device
+
+
+class Cluster(Document):
+    """Devices, and the links between them.
+
+    Attributes:
+        devices: at least one.
+        link: the link between any two devices of a host.
+        links: links of single pairs, which replace all others.
+        network: what joins the hosts; of several tiers the nearest first. Two devices are joined by the lowest tier
+            that has both. Empty if there is one host.
+        emulated: if True, a pipeline on virtual devices slows them down to their speeds, and messages to the speed of
+            the links. Otherwise speeds and links only describe the devices to the planner.
+    """
+
+    devices: tuple[Device, ...] = Field(min_length=1)
+    link: Link = Link()
+    links: tuple[PairLink, ...] = ()
+    network: tuple[Network, ...] = ()
+    emulated: bool = False
+
+    _lookup: Lookup = PrivateAttr(default_factory=Lookup)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [device.name for device in self.devices]
+        known = set(names)
+        if len(known) < len(names):
+            raise ValueError(f"device names must differ, got {_few(names)}")
+        pairs: set[frozenset[str]] = set()
+        for link in self.links:
+            pair = frozenset(link.between)
+            for name in link.between:
+                if name not in known:
+                    raise ValueError(f"a link joins {name!r}, the cluster has {_few(names)}")
+            if len(pair) < 2:
+                raise ValueError(f"a link joins two devices, got {link.between[0]!r} twice")
+            if pair in pairs:
+                raise ValueError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
+            pairs.add(pair)
+        self._check_hosts()
+        return self
+
+    def _check_hosts(self) -> None:
+        first = self.devices[0]
+        for device in self.devices:
+            if self.network and (device.host.count("/") + 1 != len(self.network) or not device.host):
+                tiers = (
+                    "host:0"
+                    if len(self.network) == 1
+                    else "/".join(["group:0"] * (len(self.network) - 1)) + "/host:0"
+                )
+                raise ValueError(
+                    f"device {device.name!r} is in host {device.host!r}: with a network of {len(self.network)} "
+                    f"tiers write it as in {tiers!r}"
+                )
+            if not self.network and device.host != first.host:
+                raise ValueError(
+                    f"devices {first.name!r} and {device.name!r} are in hosts {first.host!r} and {device.host!r}: say "
+                    "what joins them with network"
+                )
+
+    @property
+    def links_differ(self) -> bool:
+        """True if not all pairs of devices have the same link."""
+        return self._places.differ
+
+    @property
+    def _places(self) -> Places:
+        if self._lookup.places is None:
+            self._lookup.places = Places(self.devices, self.link, self.links, self.network)
+        return self._lookup.places
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced, which looks its devices up anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied._lookup = Lookup()
+        return copied
+
+    def link_between(self, one: str, other: str) -> Link:
+        """Return the link between two devices, by their names.
+
+        Raises:
+            KeyError: no device has a name.
+        """
+        return self._places.link(one, other)
+
+    def route_between(self, one: str, other: str) -> Route:
+        """Return the ports of hosts that a message from one device to another passes, and the bandwidth of each."""
+        return self._places.route(one, other)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def device(self, name: str) -> Device:
+        """Return the device of this name.
+
+        Raises:
+            KeyError: no device has it.
+        """
+        found = self._places.index.get(name)
+        if found is None:
+            raise KeyError(
+                f"no device {name!r}: the cluster has {_few([device.name for device in self.devices])}"
+            )
+        return self.devices[found]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a cluster that :meth:`save` wrote, or one written by hand.
+
+        An entry of ``devices`` may stand for several: ``{"name": "gpu", "kind": "A100", "count": 8, "hosts": 2}`` are
+        eight devices in each of two hosts.
+
+        Raises:
+            ValueError: the file is no cluster of this version. The message lists every fault.
+            OSError: the file cannot be read.
+        """
+        try:
+            text = expand_counts(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} is no cluster that this version reads:\n  {error}") from None
+        return cls._read(text, path)
+
+    @classmethod
+    def local(cls) -> Cluster:
+        """Return the accelerators of this machine, or its CPU as one device if there are none."""
+        return cls.of(find_accelerators() or ["cpu"])
+
+    @classmethod
+    def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
+        """Return a cluster of these torch devices, in order. A device named twice counts as two in one memory.
+
+        The planner may use 92 % of an accelerator's memory; the rest is for its context and for fragmentation.
+
+        Raises:
+            ValueError: no device is named.
+        """
+        if not devices:
+            raise ValueError("a cluster needs at least 1 device, got none")
+        real = [numbered(torch.device(device)) for device in devices]
+        on_cpu = sum(device.type == "cpu" for device in real)
+        threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
+        return cls(
+            devices=tuple(real_device(index, real, threads) for index in range(len(real))),
+            link=REAL_LINK if on_cpu < len(real) else Link(latency=VIRTUAL_LATENCY_SECONDS),
+        )
+
+    @classmethod
+    def virtual(
+        cls,
+        count: int,
+        *,
+        memory: int | str | None = None,
+        threads: int | None = None,
+        speed: float | Sequence[float] = 1.0,
+        link: float | str | None = None,
+        latency: float = VIRTUAL_LATENCY_SECONDS,
+        host_link: float | str | None = None,
+    ) -> Cluster:
+        """Return ``count`` virtual devices: worker threads of this process that share the CPU's memory.
+
+        Slower devices and links are emulated when a pipeline runs on them, so that plans for different devices can be
+        tried on one machine: an action takes ``1 / speed`` times as long, a message ``latency + bytes / link``.
+
+        Args:
+            count: number of devices.
+            memory: memory of each that the planner may use, as in ``"2GiB"``; None for no limit.
+            threads: intra-operation threads of each; by default torch's number shared out evenly.
+            speed: speed of each, or one for all, relative to this machine; at most 1.
+            link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
+            latency: seconds per message; at least the time that threads need for one.
+            host_link: bandwidth between each device and the memory of the host, as in ``"8GB/s"``, so that stages may
+                keep there what they save; None for devices that cannot.
+
+        Raises:
+            TypeError: ``count`` is not an int.
+            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, a
+                speed is above 1, or the latency is below that of threads.
+
+        >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
+        0.5
+        """
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"the number of virtual devices must be an int, got {count!r}")
+        if count < 1:
+            raise ValueError(f"a cluster needs at least 1 device, got {count}")
+        speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
+        if len(speeds) != count:
+            raise ValueError(f"speed names {len(speeds)} devices, there are {count}")
+        for index, one in enumerate(speeds):
+            if not 0 < one <= 1:
+                raise ValueError(
+                    f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
+                    "down only; give the fastest device 1 and the others what they are of it"
+                )
+        if not VIRTUAL_LATENCY_SECONDS <= latency < float("inf"):
+            raise ValueError(
+                f"messages of virtual devices cannot have a latency of {latency} s: threads need "
+                f"{VIRTUAL_LATENCY_SECONDS} s for one"
+            )
+        limit = None if memory is None else parse_bytes(memory)
+        share = threads or max(1, torch.get_num_threads() // count)
+        host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
+        return cls(
+            devices=tuple(
+                Device(
+                    name=f"virtual:{index}",
+                    kind="cpu",
+                    memory_bytes=limit,
+                    speed=own,
+                    torch_device="cpu",
+                    threads=share,
+                    host_bandwidth=host_bandwidth,
+                )
+                for index, own in enumerate(speeds)
+            ),
+            link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
+            emulated=(
+                min(speeds) < 1
+                or link is not None
+                or host_link is not None
+                or latency > VIRTUAL_LATENCY_SECONDS
+            ),
+        )
+
+    @classmethod
+    def parse(
+        cls,
+        devices: Sequence[str],
+        *,
+        link: float | str | None = None,
+        latency: float = 0.0,
+        hosts: int | Sequence[int] = 1,
+        devices_per_host: int | None = None,
+        network: float | str | Network | Sequence[float | str | Network] | None = None,
+        network_latency: float = 0.0,
+        host_link: float | str | None = None,
+    ) -> Cluster:
+        """Parse descriptions of devices, to plan for hardware that is not available.
+
+        Args:
+            devices: one text per device: its memory and, after ``@``, its speed relative to the profiled device. With
+                several hosts the devices of one host, or one text for all, are enough.
+            link: bandwidth between any two devices of a host, as in ``"12GB/s"``; None for no limit.
+            latency: seconds per message within a host.
+            hosts: their number; or, for several tiers, numbers from the nearest outward: ``(4, 2)`` is two groups of
+                four hosts.
+            devices_per_host: their number; None for as many as ``devices`` has.
+            network: bandwidth of a host's port, which its devices share; one number for each tier. A
+                :class:`Network` says how many ports a host has.
+            network_latency: seconds per message between hosts.
+            host_link: bandwidth between each device and pinned memory of its host, as in ``"25GB/s"``, so that stages
+                may keep there what they save; None for devices that cannot.
+
+        Raises:
+            ValueError: there are no devices, a text cannot be parsed, or the numbers of devices and tiers do not agree.
+
+        >>> Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s").devices[1].speed
+        0.6
+        >>> two = Cluster.parse(["24GiB"], hosts=2, devices_per_host=8, link="300GB/s", network="25GB/s")
+        >>> [two.link_between("device:0", other).bandwidth for other in ("device:7", "device:8")]
+        [300000000000.0, 25000000000.0]
+        """
+        described = describe_devices(devices, hosts, devices_per_host)
+        if host_link is not None:
+            to_host = {"host_bandwidth": parse_bandwidth(host_link)}
+            described = tuple(device.model_copy(update=to_host) for device in described)
+        several = described[0].host != ""
+        tiers = 0 if not several else 1 if isinstance(hosts, int) else len(hosts)
+        given = (
+            []
+            if network is None
+            else [network]
+            if isinstance(network, float | int | str | Network)
+            else network
+        )
+        if len(given) != tiers:
+            raise ValueError(
+                f"hosts={hosts!r} needs {counted(tiers, 'network')}, as in network='25GB/s', got {network!r}"
+                if tiers
+                else f"network={network!r} joins hosts, and there is one: give hosts="
+            )
+        return cls(
+            devices=described,
+            link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
+            network=tuple(make_network(one, network_latency) for one in given),
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    """The names, or the first of many."""
+    return str(list(names)) if len(names) <= 16 else f"{list(names[:16])} and {len(names) - 16} more"

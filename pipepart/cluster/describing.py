@@ -1,0 +1,108 @@
+"""Reads descriptions of devices that are not at hand: texts for each device, and entries with counts in files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..units import counted, is_count
+from .devices import Device, described_device
+
+
+def describe_devices(
+    texts: Sequence[str], hosts: int | Sequence[int], devices_per_host: int | None
+) -> tuple[Device, ...]:
+    """Return the devices of texts, on hosts.
+
+    Args:
+        texts: of all devices, of those of one host, which are then in each, or one for all.
+        hosts: their number; or numbers of several tiers, the nearest first: ``(4, 2)`` is two groups of four hosts.
+        devices_per_host: their number; None for as many as the texts say.
+
+    Raises:
+        ValueError: there are no devices, a text cannot be parsed, or the numbers do not agree.
+    """
+    if not texts:
+        raise ValueError("a cluster needs at least 1 device, got none")
+    tiers = [hosts] if isinstance(hosts, int) else list(hosts)
+    if not tiers or not all(map(is_count, tiers)):
+        raise ValueError(f"hosts must be a number of at least 1, or several of them, got {hosts!r}")
+    if devices_per_host is not None and not is_count(devices_per_host):
+        raise ValueError(f"devices_per_host must be a whole number of at least 1, got {devices_per_host!r}")
+    count = math.prod(tiers)
+    each = devices_per_host or len(texts)
+    devices = [described_device(index, text) for index, text in enumerate(texts)]
+    if len(texts) not in (1, each, each * count):
+        raise ValueError(
+            f"{counted(len(texts), 'device')} for {counted(count, 'host')} with {counted(each, 'device')} each: "
+            f"describe 1, {each} or {each * count}"
+        )
+    return tuple(
+        devices[number % len(devices)].model_copy(
+            update={
+                "name": f"device:{number}",
+                "host": _host(number // each, tiers) if count > 1 else "",
+            }
+        )
+        for number in range(each * count)
+    )
+
+
+def expand_counts(text: bytes) -> bytes:
+    """Return the JSON of a cluster with its entries for several devices written out.
+
+    An entry of ``devices`` may have ``count``, the devices that it stands for, and ``hosts``, the number of hosts that
+    have as many each, one after the other. Their names get the numbers of hosts and devices::
+
+        {"name": "a", "kind": "A100", "count": 2}               a:0, a:1
+        {"name": "a", "kind": "A100", "count": 2, "hosts": 2}   host:0/a:0, host:0/a:1, host:1/a:0, host:1/a:1
+
+    What is no cluster comes back as it is, for the checks of the class to find.
+
+    Raises:
+        ValueError: a count is not a number of at least 1.
+    """
+    try:
+        fields = json.loads(text)
+        entries = [dict(entry) for entry in fields["devices"]]
+    except (ValueError, TypeError, KeyError):
+        return text
+    if not any({"count", "hosts"} & set(entry) for entry in entries):
+        return text
+    written: list[dict[str, Any]] = []
+    hosts = 0
+    for number, entry in enumerate(entries):
+        for key in ("count", "hosts"):
+            if not is_count(entry.get(key, 1)):
+                raise ValueError(
+                    f"devices.{number}.{key}: must be a number of at least 1, got {entry[key]!r}"
+                )
+        written += _expanded(entry, hosts)
+        hosts += entry.get("hosts", 0)
+    return json.dumps({**fields, "devices": written}).encode()
+
+
+def _expanded(entry: dict[str, Any], first_host: int) -> list[dict[str, Any]]:
+    own = {key: value for key, value in entry.items() if key not in ("count", "hosts")}
+    name, numbers = own.get("name"), range(entry.get("count", 1))
+    if "hosts" not in entry:
+        return [{**own, "name": f"{name}:{number}"} for number in numbers]
+    around = f"{own['host']}/" if own.get("host") else ""
+    return [
+        {**own, "name": f"{host}/{name}:{number}", "host": host}
+        for host in (f"{around}host:{first_host + index}" for index in range(entry["hosts"]))
+        for number in numbers
+    ]
+
+
+def _host(number: int, tiers: Sequence[int]) -> str:
+    """The path of a host: the groups that it is in, from the outermost inward."""
+    if len(tiers) == 1:
+        return f"host:{number}"
+    parts = []
+    for tier, size in enumerate(tiers):
+        number, place = divmod(number, size)
+        parts.append(f"{'group' if tier else 'host'}:{place}")
+    return "/".join(reversed(parts))

@@ -1,0 +1,47 @@
+"""The accelerators of this machine, as torch finds them: names, kinds and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .devices import Device
+from .links import Link
+
+# Peer-to-peer copies over PCIe 4: an assumption until links are measured.
+REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
+# The rest of an accelerator's memory is for its context, libraries' workspaces and fragmentation.
+_USABLE_MEMORY = 0.92
+
+
+def real_device(index: int, devices: Sequence[torch.device], threads: int | None) -> Device:
+    """Return the device at a position of a list, which may name it several times: they share its memory.
+
+    Raises:
+        ValueError: this machine does not have it.
+    """
+    device = devices[index]
+    name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
+    found = [one for one in find_accelerators() if one.type == device.type]
+    if device not in found and (found or device.type == "cuda"):
+        raise ValueError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
+    if device.type != "cuda":
+        share = threads if device.type == "cpu" else None
+        return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
+    properties = torch.cuda.get_device_properties(device)
+    usable = int(properties.total_memory * _USABLE_MEMORY) // devices.count(device)
+    return Device(name=name, kind=properties.name, memory_bytes=usable, torch_device=str(device))
+
+
+def numbered(device: torch.device) -> torch.device:
+    """Return the device with its index, as ``tensor.device`` has it."""
+    return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
+
+
+def find_accelerators() -> list[torch.device]:
+    """Return the accelerators of this machine."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None or kind.type == "mps":  # which is one device, with the CPU's memory
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
