@@ -1,0 +1,154 @@
+"""Moves: random changes of a layout that keep the constraints."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+from ..costs.stage_memory import MODES, Recompute
+from .layout import Layout, Rule
+from .pricing import Pricing
+from .request import JointRequest
+
+_GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
+
+
+class Moves:
+    """Makes random neighbours of layouts.
+
+    Args:
+        request: has the constraints.
+        pricing: of the layouts.
+        random: owned by the search.
+    """
+
+    def __init__(self, request: JointRequest, pricing: Pricing, random: Random) -> None:
+        self._pricing, self._random = pricing, random
+        self._borders: list[int] = request.costs.allowed_borders.tolist()
+        self._pins = sorted(request.constraints.pins.items())
+        self._fixed_stages = request.stages if request.stages is not None else request.constraints.stages
+        self._chunks = request.chunks or math.inf
+        self._modes: tuple[Recompute, ...] = MODES[request.asked.recompute]
+        # Where splitting costs nothing, whole backwards only save the memory that waits for W.
+        self._may_fuse = pricing.split_costs or pricing.limited
+        may_recompute = pricing.limited and len(self._modes) > 1
+        self._choices = [self._shift] * 8 + [self._rehome] * 3 + [self._exchange] * 3 + [self._retune] * 2
+        if self._fixed_stages is None:
+            self._choices += [self._split] * 2 + [self._merge] * 2
+        self._choices += [self._refuse] * (2 * self._may_fuse) + [self._repeat] * (2 * may_recompute)
+
+    def neighbour(self, layout: Layout) -> Layout | None:
+        """Return a random neighbour; None if the move that was drawn is not possible."""
+        made = self._random.choice(self._choices)(layout)
+        return made if made is not None and self.allows(made) else None
+
+    def allows(self, layout: Layout) -> bool:
+        """Return whether a layout keeps pins, the number of stages, and the most stages of a device."""
+        if self._fixed_stages is not None and layout.stages != self._fixed_stages:
+            return False
+        if max(Counter(layout.devices).values()) > self._chunks:
+            return False
+        return all(sum(border <= layer for border in layout.borders) == stage for layer, stage in self._pins)
+
+    def _shift(self, layout: Layout) -> Layout | None:
+        """Move a border or two."""
+        borders = layout.borders
+        for _ in range(2 if self._random.random() < 0.3 else 1):
+            if not borders:
+                return None
+            at = self._random.randrange(len(borders))
+            index = bisect_left(self._borders, borders[at]) + self._random.choice((1, -1))
+            if not 0 <= index < len(self._borders):
+                return None
+            moved = self._borders[index]
+            if (at and moved <= borders[at - 1]) or (at + 1 < len(borders) and moved >= borders[at + 1]):
+                return None
+            borders = (*borders[:at], moved, *borders[at + 1 :])
+        return replace(layout, borders=borders)
+
+    def _rehome(self, layout: Layout) -> Layout | None:
+        at, device = (
+            self._random.randrange(layout.stages),
+            self._random.randrange(self._pricing.devices),
+        )
+        if layout.devices[at] == device:
+            return None
+        return replace(layout, devices=(*layout.devices[:at], device, *layout.devices[at + 1 :]))
+
+    def _exchange(self, layout: Layout) -> Layout | None:
+        one, other = (self._random.randrange(layout.stages) for _ in range(2))
+        if layout.devices[one] == layout.devices[other]:
+            return None
+        devices = list(layout.devices)
+        devices[one], devices[other] = devices[other], devices[one]
+        return replace(layout, devices=tuple(devices))
+
+    def _split(self, layout: Layout) -> Layout | None:
+        """Part a stage in two, one of them on any device."""
+        if not self._borders:
+            return None
+        border = self._random.choice(self._borders)
+        at = bisect_left(layout.borders, border)
+        if at < len(layout.borders) and layout.borders[at] == border:
+            return None
+        device = self._random.randrange(self._pricing.devices)
+        pair = (device, layout.devices[at]) if self._random.random() < 0.5 else (layout.devices[at], device)
+        return replace(
+            layout,
+            borders=(*layout.borders[:at], border, *layout.borders[at:]),
+            devices=(*layout.devices[:at], *pair, *layout.devices[at + 1 :]),
+            fused=(*layout.fused[: at + 1], *layout.fused[at:]),
+            modes=self._trained(
+                (*layout.borders[:at], border, *layout.borders[at:]),
+                (*layout.modes[: at + 1], *layout.modes[at:]),
+            ),
+        )
+
+    def _merge(self, layout: Layout) -> Layout | None:
+        """Join two stages on the device of one of them."""
+        if layout.stages < 2:
+            return None
+        at = self._random.randrange(layout.stages - 1)
+        gone = at + self._random.randrange(2)
+        borders = (*layout.borders[:at], *layout.borders[at + 1 :])
+        return replace(
+            layout,
+            borders=borders,
+            devices=(*layout.devices[:gone], *layout.devices[gone + 1 :]),
+            fused=(*layout.fused[:gone], *layout.fused[gone + 1 :]),
+            modes=self._trained(borders, (*layout.modes[:gone], *layout.modes[gone + 1 :])),
+        )
+
+    def _trained(self, borders: tuple[int, ...], modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
+        """The modes with "never" where a stage has no backward."""
+        ends = (*borders, self._pricing.layers)
+        return tuple(
+            mode if self._pricing.trains(end) else "never" for end, mode in zip(ends, modes, strict=True)
+        )
+
+    def _retune(self, layout: Layout) -> Layout:
+        rule, gauss = layout.rule, self._random.gauss
+        return replace(
+            layout,
+            rule=Rule(
+                rule.spread + gauss(0, 0.4),
+                rule.spread_back + gauss(0, 0.4),
+                self._random.choice(_GAPS),
+            ),
+        )
+
+    def _refuse(self, layout: Layout) -> Layout:
+        """Run the backwards of a stage as a whole, or no longer."""
+        at = self._random.randrange(layout.stages)
+        return replace(layout, fused=(*layout.fused[:at], not layout.fused[at], *layout.fused[at + 1 :]))
+
+    def _repeat(self, layout: Layout) -> Layout | None:
+        """Change the recompute mode of a stage."""
+        at = self._random.randrange(layout.stages)
+        mode = self._random.choice(self._modes)
+        if mode == layout.modes[at] or not self._pricing.trains((*layout.borders, self._pricing.layers)[at]):
+            return None
+        return replace(layout, modes=(*layout.modes[:at], mode, *layout.modes[at + 1 :]))

@@ -1,0 +1,41 @@
+"""JointRequest: what the joint search chooses from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...profiling import Profile
+from ..constraints import Constraints
+from ..costs.layer_ranges import ChainCosts
+from ..partition.replica_groups import ReplicaGroups
+from ..plan_record import PlanConstraints
+
+
+@dataclass(frozen=True)
+class JointRequest:
+    """What the joint search chooses from: any cut, placement and order that the constraints allow.
+
+    Attributes:
+        profile: the layers, with costs at the number of micro-batches only.
+        groups: the devices, grouped for the replicas of the model; each replica gets the same order.
+        costs: of the layers at the number of micro-batches.
+        constraints: of the user, by layer index.
+        asked: the keywords of the user, for the plan.
+        fingerprint: of the profile.
+        stages: their number; None for any.
+        chunks: the most stages of a device; None for any number.
+    """
+
+    profile: Profile
+    groups: ReplicaGroups
+    costs: ChainCosts
+    constraints: Constraints
+    asked: PlanConstraints
+    fingerprint: str
+    stages: int | None = None
+    chunks: int | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """The most micro-batches of one replica."""
+        return -(-self.costs.micro_batches // self.groups.replicas)

@@ -1,0 +1,85 @@
+"""Starts of the joint search: balanced cuts on looped and wave placements, and the stages of given plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..costs.stage_memory import MODES, Recompute
+from ..plan_document import Plan
+from .layout import Layout
+from .pricing import Pricing
+from .request import JointRequest
+
+_MOST_CHUNKS = 8
+
+
+def layout_of(plan: Plan, request: JointRequest) -> Layout:
+    """Return the stages of a plan where they are, with backwards in two parts."""
+    position = {device.name: index for index, device in enumerate(request.groups.cluster.devices)}
+    borders = np.cumsum([len(stage.layers) for stage in plan.stages])[:-1].tolist()
+    stages = len(plan.stages)
+    return Layout(
+        tuple(borders),
+        tuple(position[stage.device] for stage in plan.stages),
+        (False,) * stages,
+        tuple(stage.recompute for stage in plan.stages),
+    )
+
+
+def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout]:
+    """Yield cuts into stages of nearly equal seconds: for several numbers a device, on a loop and on a wave.
+
+    A stage on a slow device is smaller. Devices whose speeds differ are taken the fastest first.
+    """
+    borders = request.costs.allowed_borders
+    order = sorted(range(pricing.devices), key=lambda device: -pricing.speeds[device])
+    order = list(range(pricing.devices)) if len(set(pricing.speeds)) == 1 else order
+    fixed = request.stages if request.stages is not None else request.constraints.stages
+    most = min(request.chunks or _MOST_CHUNKS, len(borders) + 1)
+    numbers = (
+        [fixed] if fixed else sorted({pricing.devices * v for v in range(1, most + 1)} | {len(borders) + 1})
+    )
+    for stages in numbers:
+        if stages > len(borders) + 1 or stages > pricing.devices * most:
+            continue
+        for wave in (False, True):
+            if wave and stages <= pricing.devices:
+                continue
+            devices = [order[_row(stage, pricing.devices, wave)] for stage in range(stages)]
+            for mode in MODES[request.asked.recompute][:: 2 if pricing.limited else 3]:
+                yield _balanced(request, pricing, borders, devices, mode)
+
+
+def _row(stage: int, devices: int, wave: bool) -> int:
+    turn, at = divmod(stage, devices)
+    return devices - 1 - at if wave and turn % 2 else at
+
+
+def _balanced(
+    request: JointRequest, pricing: Pricing, allowed: np.ndarray, devices: Sequence[int], mode: Recompute
+) -> Layout:
+    """The cut whose stages have seconds in proportion to the speeds of their devices, as nearly as borders allow."""
+    sums, stages = request.costs.compute_sums, len(devices)
+    shares = np.cumsum([pricing.speeds[device] for device in devices])
+    targets = sums[-1] * shares[:-1] / shares[-1]
+    at = np.searchsorted(sums[allowed], targets)
+    before = np.clip(at - 1, 0, len(allowed) - 1)
+    at = np.clip(at, 0, len(allowed) - 1)
+    nearer = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[at]] - targets)
+    chosen = np.where(nearer, before, at)
+    # Borders differ: push those that coincide apart, from both ends.
+    index = np.arange(stages - 1)
+    chosen = np.maximum.accumulate(chosen - index) + index
+    most = len(allowed) - 1 - index[::-1]
+    chosen = np.minimum(chosen, most)
+    chosen = np.maximum(chosen, index)
+    borders = tuple(allowed[chosen].tolist())
+    ends = (*borders, pricing.layers)
+    return Layout(
+        borders,
+        tuple(devices),
+        (False,) * stages,
+        tuple(mode if pricing.trains(end) else "never" for end in ends),
+    )

@@ -1,0 +1,214 @@
+"""Dispatching: each device runs the most urgent operation that is ready, in about a microsecond an operation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+_NEVER = float("inf")
+_SLACK = 1 + 1e-9
+
+Row = list[int]
+
+
+class Room(NamedTuple):
+    """Memory for stashes, in bytes.
+
+    limit: of each device.
+    stash: of each F, what it keeps from its start on.
+    during: of each I, what it keeps besides while it runs, as a stage that recomputes does.
+    deferred: of each I, what it leaves for its W.
+    needs: of each stage, the bytes that must be free before a forward: its stash, those of the device's later stages
+        for one micro-batch, and the most that one of these keeps besides while it runs. So the oldest micro-batch can
+        always go on.
+    """
+
+    limit: Sequence[float]
+    stash: Sequence[float]
+    during: Sequence[float]
+    deferred: Sequence[float]
+    needs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The operations of one step on a placement. Each is a number: (kind * stages + stage) * micro_batches + k.
+
+    Attributes:
+        devices, micro_batches: their numbers.
+        device_of: the device of each stage.
+        seconds: of each F, I and W; a W of 0 seconds behind its I is a full backward.
+        before: of each F and I, seconds of what runs right before it and needs no input: a recompute; empty for none.
+        delay_forward, delay_backward: of each stage, seconds that the input of its F, and of its I, travels.
+        fused: of each stage, whether W follows its I at once and the I has the seconds of both.
+        room: the memory; None without limits.
+    """
+
+    devices: int
+    micro_batches: int
+    device_of: Sequence[int]
+    seconds: Sequence[float]
+    before: Sequence[float]
+    delay_forward: Sequence[float]
+    delay_backward: Sequence[float]
+    fused: Sequence[bool]
+    room: Room | None = None
+
+    @property
+    def stages(self) -> int:
+        """How many stages."""
+        return len(self.device_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What the dispatcher made: the row of each device, and when the last operation ends."""
+
+    makespan: float
+    rows: list[Row]
+
+
+def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:
+    """Return keys that follow a steady state: a micro-batch begins as often as the busiest device can take one.
+
+    With spreads of 1 the key of an operation is its start if nothing ever waits. Smaller spreads let old micro-batches
+    go first, larger ones operations near the first stage.
+
+    Args:
+        work: the operations.
+        spread, spread_back: factors of the time from the start of a micro-batch to its operations: F's, and I's.
+    """
+    m, seconds, stages = work.micro_batches, work.seconds, work.stages
+    per_device = [0.0] * work.devices
+    forward = [seconds[stage * m] for stage in range(stages)]
+    backward = [seconds[(stages + stage) * m] for stage in range(stages)]
+    for stage, device in enumerate(work.device_of):
+        weight = seconds[(2 * stages + stage) * m]
+        per_device[device] += forward[stage] + backward[stage] + weight
+    pace = max(per_device)
+    offsets, passed = [], 0.0
+    for one in forward:
+        offsets.append(passed)
+        passed += one * spread
+    behind = [0.0] * stages
+    for stage in reversed(range(stages)):
+        behind[stage] = passed
+        passed += backward[stage] * spread_back
+    starts = [k * pace for k in range(m)]
+    return [start + offset for offset in (*offsets, *behind) for start in starts]
+
+
+# One function, as a search runs it thousands of times a second.
+def dispatch(  # noqa: C901
+    work: Work, keys: Sequence[float], weight_gap: float = 0.0
+) -> Dispatched | None:
+    """Let every device run the most urgent F or I that is ready whenever it is free, and a W if none is.
+
+    Micro-batches keep their order on each stage if the keys of each stage and kind grow with the micro-batch.
+
+    Args:
+        work: the operations.
+        keys: of each F and I; the smallest goes first.
+        weight_gap: a W runs if the next operation comes after this part of it or later.
+
+    Returns:
+        The rows, or None if the memory is not enough to end the step.
+    """
+    m, p, device_of, seconds, before = (
+        work.micro_batches,
+        work.devices,
+        work.device_of,
+        work.seconds,
+        work.before,
+    )
+    stages = len(device_of)
+    stride = stages * m  # from the F of a stage and micro-batch to its I, and from there to its W
+    last = stride - m  # from here on, an F is of the last stage
+    home = [device for device in device_of for _ in range(m)]
+    room, fused = work.room, work.fused
+    used = [0.0] * p
+    waiting: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # on their way: (arrival, operation)
+    forwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # ready: (key, operation)
+    backwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]
+    weights: list[deque[int]] = [deque() for _ in range(p)]
+    rows: list[Row] = [[] for _ in range(p)]
+    free, wake = [0.0] * p, [_NEVER] * p  # when a device is free, and when it decides next
+    for k in range(m):
+        waiting[device_of[0]].append((0.0, k))
+    wake[device_of[0]] = 0.0
+    left = 3 * stride
+    while left:
+        now = min(wake)
+        if now == _NEVER:
+            return None
+        device = wake.index(now)
+        arriving, ready, back = waiting[device], forwards[device], backwards[device]
+        while arriving and arriving[0][0] <= now:
+            operation = heappop(arriving)[1]
+            heappush(ready if operation < stride else back, (keys[operation], operation))
+        take_forward = ready and (not back or ready[0] < back[0])
+        blocked = False
+        if (
+            ready
+            and room is not None
+            and used[device] + room.needs[ready[0][1] // m] > room.limit[device] * _SLACK
+        ):
+            blocked, take_forward = True, False
+        if take_forward or back:
+            operation = heappop(ready if take_forward else back)[1]
+            end = now + seconds[operation] + (before[operation] if before else 0.0)
+            rows[device].append(operation)
+            left -= 1
+            if operation < stride:
+                if room is not None:
+                    used[device] += room.stash[operation]
+                if operation < last:
+                    following = operation + m
+                    arrival = end + work.delay_forward[following // m]
+                else:
+                    following, arrival = operation + stride, end
+            else:
+                if room is not None:
+                    used[device] += room.deferred[operation - stride] - room.stash[operation - stride]
+                if fused[operation // m - stages]:
+                    rows[device].append(operation + stride)
+                    left -= 1
+                    if room is not None:
+                        used[device] -= room.deferred[operation - stride]
+                else:
+                    weights[device].append(operation + stride)
+                following = operation - m
+                arrival = (
+                    end + work.delay_backward[following // m - stages] if following >= stride else _NEVER
+                )
+            if arrival < _NEVER:
+                target = home[following % stride]
+                heappush(waiting[target], (arrival, following))
+                if target != device:
+                    soonest = free[target] if free[target] > arrival else arrival
+                    if soonest < wake[target]:
+                        wake[target] = soonest
+        elif weights[device]:
+            operation = weights[device][0]
+            if (
+                arriving
+                and not blocked
+                and weight_gap
+                and arriving[0][0] - now < weight_gap * seconds[operation]
+            ):
+                wake[device] = arriving[0][0]
+                continue
+            weights[device].popleft()
+            rows[device].append(operation)
+            left -= 1
+            end = now + seconds[operation]
+            if room is not None:
+                used[device] -= room.deferred[operation - 2 * stride]
+        else:
+            wake[device] = arriving[0][0] if arriving else _NEVER
+            continue
+        free[device] = wake[device] = end
+    return Dispatched(max(free), rows)

@@ -1,0 +1,103 @@
+"""The joint search of cut, placement and order: it keeps constraints, fits the memory, and is repeatable."""
+
+import math
+
+import pytest
+
+import schedules
+from pipepart import Cluster, Device, Link, Plan, Profile
+from pipepart.planning.costs.layer_ranges import ChainCosts
+from pipepart.planning.joint.allowance import Allowance
+from pipepart.planning.joint.request import JointRequest
+from pipepart.planning.joint.search import search_jointly
+from pipepart.planning.partition.replica_groups import group_devices
+from pipepart.planning.request import PlanOptions, read_request
+from tests.planning.problems import Layer, profile_of
+
+LAYERS = [
+    Layer(1 + i % 3, 1 + i % 2, backward_weight=1, parameters=3, output=5, saved=10, waiting=4)
+    for i in range(10)
+]
+
+
+def devices(count: int, memory: int | None = None, speeds: tuple[float, ...] = ()) -> Cluster:
+    return Cluster(
+        devices=tuple(
+            Device(
+                name=f"device:{i}", kind="made up", memory_bytes=memory, speed=(*speeds, *[1.0] * count)[i]
+            )
+            for i in range(count)
+        ),
+        link=Link(bandwidth=100.0, latency=0.01),
+    )
+
+
+def found_for(
+    profile: Profile, cluster: Cluster, operations: int = 200_000, replicas: int = 1, **options
+) -> Plan | None:
+    read = read_request(profile, cluster, PlanOptions(**options))
+    measured = profile.costs[0]
+    costs = ChainCosts(profile, measured, read.constraints.colocate, read.constraints.no_border)
+    request = JointRequest(
+        profile,
+        group_devices(cluster, replicas),
+        costs,
+        read.constraints,
+        read.asked,
+        profile.fingerprint,
+        stages=read.stages if isinstance(read.stages, int) else None,
+    )
+    return search_jointly(request, [], Allowance(operations))
+
+
+def check(plan: Plan | None) -> Plan:
+    """A plan that runs, fits, and has the step that the simulation gives."""
+    assert plan is not None
+    order = plan.build_schedule()
+    schedules.check(order)
+    assert schedules.simulate(order, plan.stage_costs()).makespan == plan.predicted.step_seconds
+    for device, size in zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True):
+        assert size <= (device.memory_bytes or math.inf)
+    return plan
+
+
+def test_equal_arguments_give_equal_plans():
+    profile, cluster = profile_of(LAYERS, [4]), devices(3)
+    assert found_for(profile, cluster) == check(found_for(profile, cluster))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_it_is_near_the_bound(replicas):
+    profile, cluster = profile_of(LAYERS, [8]), devices(4)
+    plan = check(found_for(profile, cluster, replicas=replicas))
+    assert plan.predicted.step_seconds <= 1.2 * plan.predicted.serial_seconds / 4
+
+
+def test_it_keeps_to_the_memory_and_recomputes_where_it_must():
+    profile = profile_of(LAYERS, [4])
+    free = check(found_for(profile, devices(3)))
+    need = max(free.predicted.memory_bytes)
+    steps = []
+    for part in (0.8, 0.6, 0.45):
+        plan = check(found_for(profile, devices(3, memory=int(need * part))))
+        steps.append(plan.predicted.step_seconds)
+    assert steps == sorted(steps)
+    assert steps[0] >= free.predicted.step_seconds
+
+
+def test_constraints_hold():
+    profile, cluster = profile_of(LAYERS, [4]), devices(3)
+    plan = check(found_for(profile, cluster, chunks=2, cut_before=["layer2", "layer5", "layer7"]))
+    assert [stage.layers[0] for stage in plan.stages] == ["layer0", "layer2", "layer5", "layer7"]
+    plan = check(found_for(profile, cluster, colocate=[["layer1", "layer4"]], no_cut_before=["layer7"]))
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
+    assert stage_of["layer1"] == stage_of["layer4"]
+    assert stage_of["layer6"] == stage_of["layer7"]
+    plan = check(found_for(profile, cluster, pin={"layer3": 1}, stages=3))
+    assert len(plan.stages) == 3
+    assert "layer3" in plan.stages[1].layers
+
+
+def test_a_slow_device_gets_less_or_nothing():
+    plan = check(found_for(profile_of(LAYERS, [4]), devices(3, speeds=(1.0, 1.0, 0.01))))
+    assert {stage.device for stage in plan.stages} == {"device:0", "device:1"}
