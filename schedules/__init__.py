@@ -17,6 +17,7 @@ from .simulation.simulate import simulate
 from .transforms.communication import insert_messages
 from .transforms.passes import (
     fuse_backward,
+    insert_offload,
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
@@ -42,6 +43,7 @@ __all__ = [
     "fuse_backward",
     "in_flight",
     "insert_messages",
+    "insert_offload",
     "insert_optimizer_step",
     "insert_recompute",
     "insert_reduce_grad",

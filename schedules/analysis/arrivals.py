@@ -1,4 +1,4 @@
-"""Finds when the inputs of each action arrive, from the messages of a timeline."""
+"""Finds when the inputs of each action arrive, from the messages and the host's copies of a timeline."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from ..core.transfer import Transfer
 def arrivals(schedule: Schedule, found: Dependencies, transfers: Sequence[Transfer]) -> list[float | None]:
     """Return, for each edge of `found`, when its message had arrived; None if no transfer carries it.
 
-    Edges within a device, and those of explicit sends and receives, have none.
+    Edges within a device other than copies of its host, and those of explicit sends and receives, have none.
     """
     if not len(transfers):
         return [None] * found.source.size
     arrived = {
-        (each.source, each.target, each.micro_batch, each.kind is Kind.F): each.end for each in transfers
+        (each.source, each.target, each.micro_batch, each.kind in (Kind.F, Kind.OFFLOAD)): each.end
+        for each in transfers
     }
     actions = [action for row in schedule.actions for action in row]
-    edges = zip(found.target.tolist(), found.source_stage.tolist(), found.target_stage.tolist(), strict=True)
+    ends = (found.target, found.source_stage, found.target_stage, found.is_copy)
     return [
         arrived.get((sender, receiver, *_read(actions[target], sender, receiver)))
-        if schedule.device_of[sender] != schedule.device_of[receiver]
-        and actions[target].kind not in COMMUNICATION
+        if is_copy
+        or (
+            schedule.device_of[sender] != schedule.device_of[receiver]
+            and actions[target].kind not in COMMUNICATION
+        )
         else None
-        for target, sender, receiver in edges
+        for target, sender, receiver, is_copy in zip(*(column.tolist() for column in ends), strict=True)
     ]
 
 
 def _read(action: Action, sender: int, receiver: int) -> tuple[int | None, bool]:
     """Return the micro-batch of the message that an action takes from a stage, and whether it is an output."""
+    if action.kind is Kind.OFFLOAD:
+        return action.micro_batch, True
     forward = receiver == sender + 1 and any(leaf.kind is Kind.F for leaf in action.leaves)
     numbers = (
         leaf.micro_batch

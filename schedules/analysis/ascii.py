@@ -8,7 +8,14 @@ from statistics import quantiles
 from ..core.action import COMMUNICATION, Action, Kind
 from ..core.schedule import Schedule
 
-_FILL = {Kind.OVERLAP_F_B: "x", Kind.RECOMPUTE: "r", Kind.REDUCE_GRAD: "g", Kind.OPT_STEP: "s"}
+_FILL = {
+    Kind.OVERLAP_F_B: "x",
+    Kind.RECOMPUTE: "r",
+    Kind.OFFLOAD: "o",
+    Kind.RELOAD: "l",
+    Kind.REDUCE_GRAD: "g",
+    Kind.OPT_STEP: "s",
+}
 _MOST_PANELS = 4
 
 

@@ -29,7 +29,7 @@ class Idle:
         steady: between the two others.
         cool_down: from the end of its last forward on.
         producer: waiting for another device to make what the next action needs.
-        transfer: waiting for that to arrive.
+        transfer: waiting for that to arrive, or for a copy between the device and its host.
         delay: between the arrival of an action's inputs and its start; only measured timelines have it. Where the
             timeline has no transfer for a message, it counts as `transfer`.
         finished: nothing left to do.
@@ -97,7 +97,8 @@ def _inputs_there(
     )
     for source, target, arrival in edges:
         from_afar = actions[source][0] != actions[target][0]
-        if from_afar or actions[source][1].kind in COMMUNICATION:
+        is_copy = actions[source][1].kind is Kind.RELOAD or actions[target][1].kind is Kind.OFFLOAD
+        if from_afar or is_copy or actions[source][1].kind in COMMUNICATION:
             there[target] = max(there[target], math.inf if arrival is None else arrival)
     return [there[first:last] for first, last in pairwise(found.offsets)]
 

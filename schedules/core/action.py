@@ -24,11 +24,16 @@ class Kind(StrEnum):
     SEND_B = "SEND_B"  # input gradient of a stage to the previous
     RECV_B = "RECV_B"  # output gradient of a stage from the next
     RECOMPUTE = "RECOMPUTE"  # forward once more, to rebuild what the backward needs
+    OFFLOAD = (
+        "OFFLOAD"  # what the forward saved is on the host from here on; its copy began when the forward ended
+    )
+    RELOAD = "RELOAD"  # the copy back begins; the backward waits for it
     REDUCE_GRAD = "REDUCE_GRAD"  # sum a stage's gradients over its replicas
     OPT_STEP = "OPT_STEP"  # optimizer step of a stage
 
 
 BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W})
+HOST_COPIES = frozenset({Kind.OFFLOAD, Kind.RELOAD})
 COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICRO_BATCH = frozenset({Kind.REDUCE_GRAD, Kind.OPT_STEP})
 

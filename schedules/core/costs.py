@@ -29,8 +29,12 @@ class StageCosts:
         stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
         weight_stash_bytes: what is kept between I and W; it may be more than the stash. Left out, it is the stash: then
             only W, or a full backward, releases memory.
-        boundary_bytes: what a micro-batch that is recomputed keeps until its RECOMPUTE.
+        boundary_bytes: what a micro-batch that is recomputed keeps until its RECOMPUTE, and one that is offloaded
+            between its OFFLOAD and its RELOAD.
         recompute: seconds of a RECOMPUTE; left out, those of the forward.
+        host_copy: seconds that the copy of a micro-batch's stash to the host takes beside the computation, and the
+            copy back. Each device makes one copy at a time.
+        offload: seconds for which an OFFLOAD, and a RELOAD, keeps the device itself from computing.
         reduce_grad: seconds of a REDUCE_GRAD.
         optimizer_step: seconds of an OPT_STEP.
         overlap: part of the shorter action that an overlapped pair hides, 0 to 1. With 0 the two run one after the
@@ -54,6 +58,8 @@ class StageCosts:
     weight_stash_bytes: Sequence[float] = ()
     boundary_bytes: Sequence[float] = ()
     recompute: Sequence[float] = ()
+    host_copy: Sequence[float] = ()
+    offload: Sequence[float] = ()
     reduce_grad: Sequence[float] = ()
     optimizer_step: Sequence[float] = ()
     overlap: float = 0.0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .action import Action, Kind, ScheduleError
+from .action import HOST_COPIES, Action, Kind, ScheduleError
 from .schedule import Schedule
 
 
@@ -34,6 +34,8 @@ FLOWS = (
 )
 FLOW_OF = {kind: flow for flow in FLOWS for kind in (*flow.makers, flow.send, flow.receive)}
 EARLIER = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}  # on the same stage, in the list of its device
+# Copies between a device and its host: what makes a copy begin, and what waits for its end, the first that exists.
+_COPIES = ((Kind.F, (Kind.OFFLOAD,)), (Kind.RELOAD, (Kind.B, Kind.I)))
 COMPUTES = frozenset(kind for flow in FLOWS for kind in flow.makers)  # what takes a result and makes one
 
 
@@ -78,6 +80,7 @@ class Dependencies:
         and the number of the action it belongs to; an overlapped action has two leaves, any other one.
     source, target: the edges: action `target` starts when what action `source` made has arrived.
     source_stage, target_stage: the stages at both ends of an edge; the message passes between their devices.
+    is_copy: of each edge, whether it stands for a copy between a device and its host.
     """
 
     offsets: tuple[int, ...]
@@ -89,6 +92,7 @@ class Dependencies:
     target: np.ndarray
     source_stage: np.ndarray
     target_stage: np.ndarray
+    is_copy: np.ndarray
 
     @property
     def actions(self) -> int:
@@ -104,7 +108,8 @@ def dependencies(schedule: Schedule) -> Dependencies:
     """Return the actions and edges of a schedule as arrays; linear in the number of actions.
 
     F waits for F of the previous stage, I and B for I or B of the next; where the schedule has sends and
-    receives, the message stands between. REDUCE_GRAD waits for the last backward of every copy of its stage.
+    receives, the message stands between. OFFLOAD waits for the copy that begins behind F, the backward for that which
+    begins with RELOAD. REDUCE_GRAD waits for the last backward of every copy of its stage.
 
     Raises ScheduleError when what an action waits for is missing, or comes after it on its device, or when
     an action stands on a device where its stage is not. `check` finds the rest of what can be wrong.
@@ -119,8 +124,12 @@ def dependencies(schedule: Schedule) -> Dependencies:
     leaves.refuse_wrong_order()
     if schedule.replicas > 1:
         leaves.add_reductions(edges)
+    messages = edges.count
+    leaves.add_host_copies(edges)
+    columns = edges.columns()
+    is_copy = np.arange(columns[0].size) >= messages
     return Dependencies(
-        leaves.offsets, leaves.code, leaves.stage, leaves.micro_batch, leaves.owner, *edges.columns()
+        leaves.offsets, leaves.code, leaves.stage, leaves.micro_batch, leaves.owner, *columns, is_copy
     )
 
 
@@ -132,6 +141,10 @@ class _Edges:
 
     def add(self, *columns: np.ndarray) -> None:
         self._parts.append(columns)
+
+    @property
+    def count(self) -> int:
+        return sum(part[0].size for part in self._parts)
 
     def columns(self) -> list[np.ndarray]:
         return [np.concatenate(column) for column in zip(*self._parts, strict=True)]
@@ -153,7 +166,7 @@ class _Leaves:
         device = np.repeat(np.arange(schedule.devices), np.diff(self.offsets))[self.owner]
         at_home = np.asarray(schedule.device_of, dtype=np.int64)[self.stage] == device
         self._refuse(~at_home, "stands on another device than its stage")
-        self._place = {kind: self._places(kind) for kind in {*FLOW_OF, *EARLIER}}
+        self._place = {kind: self._places(kind) for kind in {*FLOW_OF, *EARLIER, *HOST_COPIES}}
 
     def add_edges(self, kind: Kind, makers: Sequence[tuple[Kind, int]], edges: _Edges) -> None:
         """Add the edges into all leaves of a kind, each from the first of its makers that exists."""
@@ -196,6 +209,20 @@ class _Leaves:
             edges.add(
                 last[copies], np.full(copies.size, self.owner[row]), copies, np.full(copies.size, stage)
             )
+
+    def add_host_copies(self, edges: _Edges) -> None:
+        """Add the edges of copies between a device and its host; raise where one begins behind what waits for it."""
+        for begins, waits in _COPIES:
+            copies = begins if begins in HOST_COPIES else waits[0]
+            rows = np.flatnonzero(self.code == CODE[copies])
+            if not rows.size:
+                continue
+            at = self.stage[rows], self.micro_batch[rows]
+            source, target = self._place[begins][at], self._place[waits[0]][at]
+            for other in waits[1:]:
+                target = np.where(target < 0, self._place[other][at], target)
+            self._refuse(rows[(source < 0) | (target <= source)], "stands where its copy cannot")
+            edges.add(source, target, at[0], at[0])
 
     def _places(self, kind: Kind) -> np.ndarray:
         rows = np.flatnonzero(self.code == CODE[kind])

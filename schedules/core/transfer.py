@@ -1,4 +1,4 @@
-"""Transfer: a message from one device to another, and when it travelled."""
+"""Transfer: a message between devices, or a copy between a device and its host, and when it travelled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class Transfer(NamedTuple):
 
     It is taken when the action that it is for starts, which may be long after it has arrived.
 
-    kind: F for the output of a stage, B for a gradient, REDUCE_GRAD for the gradients of a copy of the model.
-    source, target: the stages that send and receive it.
+    kind: F for the output of a stage, B for a gradient, REDUCE_GRAD for the gradients of a copy of the model; OFFLOAD
+        and RELOAD for the copy of a stash to the host and back.
+    source, target: the stages that send and receive it; the same one for a copy of a stash.
     micro_batch: None for what belongs to no one micro-batch.
     start, end: seconds, on the clock of the timeline: when it was sent, and when it had arrived.
     bytes: its size.

@@ -37,7 +37,8 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
     Returns:
         One array per device, of shape (moments, stages of the device, 3). The three numbers count micro-batches: with
         their full stash, from F (or RECOMPUTE) to the end of B or I; with their input alone, from F to RECOMPUTE; and
-        with what W needs, from the end of I to the end of W.
+        with what W needs, from the end of I to the end of W. A stash that is offloaded counts as input alone from the
+        end of OFFLOAD to the start of RELOAD.
 
     >>> from schedules import build, insert_recompute
     >>> peak_candidates(insert_recompute(build("gpipe", devices=1, micro_batches=4)))[0].tolist()
@@ -55,7 +56,7 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
         column = np.searchsorted(stages, found.stage[first:last])
         change = np.zeros((last - first, len(stages), parts), dtype=np.int64)
         change[np.arange(last - first), column] = changes[first:last, :parts]
-        adds = found.is_kind(Kind.F, Kind.RECOMPUTE)[first:last, None, None]
+        adds = found.is_kind(Kind.F, Kind.RECOMPUTE, Kind.RELOAD)[first:last, None, None]
         levels = _levels(np.where(adds, change, 0), np.where(adds, 0, change), found.owner[first:last])
         if parts == 3:  # what waits after I may be more than the stash before it
             levels = np.concatenate(
@@ -88,6 +89,8 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
     for kind, bytes_changed in (
         (Kind.F, np.where(_recomputed(found), boundary, stash)),
         (Kind.RECOMPUTE, stash - boundary),
+        (Kind.OFFLOAD, boundary - stash),
+        (Kind.RELOAD, stash - boundary),
         (Kind.B, -stash),
         (Kind.I, weight - stash),
         (Kind.W, -weight),
@@ -103,7 +106,8 @@ def _count_changes(found: Dependencies) -> np.ndarray:
     change = np.zeros((found.code.size, 3), dtype=np.int64)
     change[found.is_kind(Kind.F) & ~recomputed] = (1, 0, 0)
     change[found.is_kind(Kind.F) & recomputed] = (0, 1, 0)
-    change[found.is_kind(Kind.RECOMPUTE)] = (1, -1, 0)
+    change[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
+    change[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
     change[found.is_kind(Kind.B)] = (-1, 0, 0)
     change[found.is_kind(Kind.I)] = (-1, 0, 1)
     change[found.is_kind(Kind.W)] = (0, 0, -1)

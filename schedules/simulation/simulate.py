@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -26,7 +27,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     """Return when each action starts and ends if each device runs its list in order, as early as it can.
 
     A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends). It arrives
-    after the time on the link plus its latency, and blocks neither device. Where nothing of an overlapped pair is
+    after the time on the link plus its latency, and blocks neither device. Copies between a device and its host run
+    beside the computation, one at a time. Where nothing of an overlapped pair is
     hidden (``costs.overlap`` is 0), the pair runs as a forward and then a backward. The time taken is linear in the
     number of actions.
 
@@ -56,7 +58,7 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         ends,
         tuple(float(peak) for peak, _ in peaks),
         tuple(row[position] if row else 0.0 for row, (_, position) in zip(starts, peaks, strict=True)),
-        Transfers(found, partial(messages, schedule, costs), sent_and_arrived),
+        Transfers(found, partial(_sizes, schedule, costs), sent_and_arrived),
     )
 
 
@@ -69,10 +71,11 @@ def _play(
     is_message = np.zeros(found.actions, dtype=bool)
     is_message[found.owner[found.is_kind(*COMMUNICATION)]] = True
     edges = found.source, _readers(found, is_message)
-    if contention:
-        operations = make_operations(found.offsets, seconds, edges, latency, occupancy, link)
-    else:
-        operations = make_operations(found.offsets, seconds, edges, latency + occupancy)
+    carried = found.is_copy | contention
+    delay = latency + np.where(carried, 0.0, occupancy)
+    operations = make_operations(
+        found.offsets, seconds, edges, delay, np.where(carried, occupancy, 0.0), link
+    )
     played, done = play(operations.table, operations.rows)
     ends_of_all = np.asarray(played)
     ends = ends_of_all[operations.place]
@@ -138,6 +141,8 @@ def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
         Kind.W: np.asarray(costs.backward_weight),
         Kind.B: np.asarray(costs.backward),
         Kind.RECOMPUTE: np.asarray(costs.recompute),
+        Kind.OFFLOAD: np.asarray(costs.offload),
+        Kind.RELOAD: np.asarray(costs.offload),
         Kind.REDUCE_GRAD: np.asarray(costs.reduce_grad),
         Kind.OPT_STEP: np.asarray(costs.optimizer_step),
     }
@@ -161,8 +166,19 @@ def _messages(schedule: Schedule, costs: StageCosts, found: Dependencies) -> tup
             latency[source, target] = costs.latency_between(*devices)
             occupancy[source, target] = costs.occupancy_between(*devices, size)
             link[source, target] = devices[0] * schedule.devices + devices[1]
+    every = range(schedule.stages)
+    occupancy[every, every] = costs.host_copy  # of the edges from a stage to itself, only copies take time
+    link[every, every] = schedule.devices**2 + np.asarray(schedule.device_of)
     ends = found.source_stage, found.target_stage
-    return latency[ends], occupancy[ends], link[ends].astype(np.int64)
+    taken = np.where((ends[0] == ends[1]) & ~found.is_copy, 0.0, occupancy[ends])
+    return latency[ends], taken, link[ends].astype(np.int64)
+
+
+def _sizes(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, float]]:
+    """Yield two stages and the bytes of a message between them; a stage twice and the bytes copied to its host."""
+    yield from messages(schedule, costs)
+    for stage, (stash, boundary) in enumerate(zip(costs.stash_bytes, costs.boundary_bytes, strict=True)):
+        yield stage, stage, stash - boundary
 
 
 def _refuse_deadlock(schedule: Schedule, pending: np.ndarray) -> None:

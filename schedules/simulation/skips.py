@@ -26,8 +26,9 @@ def with_skips(found: Dependencies, schedule: Schedule, costs: StageCosts) -> De
             stages = np.full((2, int(both.sum())), [[one], [other]])
             columns.append([made[both], used[both], *stages])
     names = ("source", "target", "source_stage", "target_stage")
-    joined = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return replace(found, **dict(zip(names, joined, strict=True)))
+    joined = dict(zip(names, map(np.concatenate, zip(*columns, strict=True)), strict=True))
+    is_copy = np.pad(found.is_copy, (0, joined["source"].size - found.is_copy.size))
+    return replace(found, is_copy=is_copy, **joined)
 
 
 def messages(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, float]]:

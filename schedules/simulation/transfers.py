@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..core.action import Kind
-from ..core.dependencies import Dependencies
+from ..core.dependencies import CODE, Dependencies
 from ..core.transfer import Transfer
 
 Messages = Callable[[], Iterable[tuple[int, int, float]]]
 SentAndArrived = Callable[[], tuple[np.ndarray, np.ndarray]]  # seconds, one number per edge
+_KINDS = tuple(CODE)
 _make = partial(tuple.__new__, Transfer)  # what a Transfer(...) does, without its call into Python
 
 
@@ -70,6 +71,8 @@ def _transfers(
     leaf = np.searchsorted(found.owner, found.source[slow])
     makes_output = found.is_kind(Kind.F, Kind.SEND_F)
     leaf += (found.stage[leaf] != source) | (makes_output[leaf] != forward)
+    copies, copied = _host_copies(found, slow)
+    leaf[copies] = copied
     size_of = {(one, other): size for one, other, size in messages()}
     ends = zip(np.minimum(source, target).tolist(), np.maximum(source, target).tolist(), strict=True)
     columns = (
@@ -80,5 +83,16 @@ def _transfers(
         arrived[slow],
         np.array([size_of[pair] for pair in ends]),
     )
-    kinds = map((Kind.B, Kind.F).__getitem__, forward.tolist())
+    kinds = np.where(forward, CODE[Kind.F], CODE[Kind.B])
+    kinds[copies] = found.code[copied]
+    kinds = map(_KINDS.__getitem__, kinds.tolist())
     return tuple(map(_make, zip(kinds, *(column.tolist() for column in columns), strict=True)))
+
+
+def _host_copies(found: Dependencies, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of the edges are copies between a device and its host, and the leaf of their OFFLOAD or RELOAD."""
+    copies = np.flatnonzero(found.is_copy[edges])
+    begins, waits = (
+        np.searchsorted(found.owner, ends[edges[copies]]) for ends in (found.source, found.target)
+    )
+    return copies, np.where(found.is_kind(Kind.RELOAD)[begins], begins, waits)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..core.action import Action, Kind, ScheduleError
+from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
 from ..core.schedule import Schedule
 
 _Row = Sequence[Action]
+_LEAST_APART = (
+    4  # a forward and a backward that are nearer leave nothing between the copy out and the copy back
+)
 
 
 def split_overlaps(schedule: Schedule) -> Schedule:
@@ -76,6 +80,33 @@ def insert_recompute(
             yield leaf
 
     return _each_row(schedule, row_with)
+
+
+def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
+    """Return the schedule with an OFFLOAD and a RELOAD for each micro-batch of these stages that gains by it.
+
+    Each copy runs beside one action of the device: the copy out beside the action that follows the forward, and the
+    copy back beside the action that precedes the backward::
+
+        F(s, k)   next action   OFFLOAD(s, k)   ...   RELOAD(s, k)   action before   B(s, k)
+                  ▒ copy out ▒                                       ▒ copy back ▒
+
+    A micro-batch whose backward follows too soon keeps its stash, as does one that is recomputed. Actions that exist
+    stay as they are; overlapped pairs of these stages come apart.
+
+    Args:
+        schedule: to be changed.
+        stages: all of them by default.
+
+    Raises:
+        ScheduleError: there is no such stage.
+    """
+    chosen = set(range(schedule.stages)) if stages is None else set(stages)
+    for stage in chosen:
+        if not 0 <= stage < schedule.stages:
+            raise ScheduleError(f"{schedule.name} has no stage {stage} to offload among {schedule.stages}")
+    apart = _each_row(schedule, lambda row: [leaf for action in row for leaf in _apart(action, chosen)])
+    return _each_row(apart, lambda row: _with_offloads(row, chosen))
 
 
 def insert_reduce_grad(schedule: Schedule) -> Schedule:
@@ -162,7 +193,28 @@ def _after_last(
 
 
 def _apart(action: Action, stages: set[int]) -> tuple[Action, ...]:
-    """Return the two leaves of an overlapped pair whose backward is on one of the stages; else the action itself."""
-    if action.parts and action.parts[1].stage in stages:
+    """Return the two leaves of an overlapped pair with a part on one of the stages; else the action itself."""
+    if any(part.stage in stages for part in action.parts):
         return action.parts
     return (action,)
+
+
+def _with_offloads(row: _Row, stages: Collection[int]) -> Iterator[Action]:
+    """Yield the row with the copies of some stages, each a whole action away from what it belongs to."""
+    busy = [place for place, action in enumerate(row) if action.kind not in COMMUNICATION]
+    turn = {row[place]: number for number, place in enumerate(busy)}
+    kept = {action[1:3] for action in row if action.kind in (Kind.RECOMPUTE, Kind.OFFLOAD)}
+    offloads: dict[int, list[Action]] = defaultdict(list)  # by the turn that they stand before
+    reloads: dict[int, list[Action]] = defaultdict(list)
+    for backward, last in turn.items():
+        first = turn.get(backward._replace(kind=Kind.F))
+        if backward.kind not in (Kind.B, Kind.I) or first is None or last - first < _LEAST_APART:
+            continue
+        if backward.stage in stages and backward[1:3] not in kept:
+            offloads[first + 2].append(backward._replace(kind=Kind.OFFLOAD))
+            reloads[last - 1].append(backward._replace(kind=Kind.RELOAD))
+    for action in row:
+        number = turn.get(action, -1)
+        yield from offloads.get(number, ())
+        yield from reloads.get(number, ())
+        yield action

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import get_args
 
-from ..core.action import BACKWARDS, COMMUNICATION, Action, Kind, ScheduleError
+from ..core.action import BACKWARDS, COMMUNICATION, HOST_COPIES, Action, Kind, ScheduleError
 from ..core.costs import StageCosts
 from ..core.dependencies import EARLIER, dependencies
 from ..core.schedule import Schedule
@@ -24,7 +25,7 @@ def check(
     """Return if every device can run its list to the end and the result is one correct step.
 
     Every micro-batch runs forward once and backward once on every stage of one copy of the model, on the device of
-    the stage, in an order in which no device waits for ever. If the schedule has sends and receives, recomputes,
+    the stage, in an order in which no device waits for ever. If it has sends and receives, recomputes, host copies,
     gradient reductions or optimizer steps, these must be in their places too.
 
     Args:
@@ -51,6 +52,7 @@ def check(
     _check_order(place)
     _check_overlaps(schedule)
     _check_recomputes(place)
+    _check_host_copies(place)
     _check_reductions(schedule, place)
     check_steps(schedule, place)
     if any(action.kind in COMMUNICATION for row in schedule.actions for action in row):
@@ -195,6 +197,27 @@ def _check_recomputes(place: Mapping[Action, Place]) -> None:
             raise ScheduleError(f"{action} at {here} repeats {forward}, which has not run by then")
         if backward not in place or place[backward] <= here:
             raise ScheduleError(f"{action} at {here} comes too late for {backward}")
+
+
+def _check_host_copies(place: Mapping[Action, Place]) -> None:
+    """Check that F, OFFLOAD, RELOAD and the backward of an offloaded micro-batch stand in this order."""
+    for action, here in place.items():
+        if action.kind not in HOST_COPIES:
+            continue
+        out, back = (action._replace(kind=kind) for kind in (Kind.OFFLOAD, Kind.RELOAD))
+        again = action._replace(kind=Kind.RECOMPUTE)
+        if again in place:
+            raise ScheduleError(f"{action} at {here} conflicts with {again} at {place[again]}: choose one")
+        backward = next(b for kind in (Kind.B, Kind.I) if (b := action._replace(kind=kind)) in place)
+        order = [action._replace(kind=Kind.F), out, back, backward]
+        for earlier, later in pairwise(order):
+            for one in (earlier, later):
+                if one not in place:
+                    raise ScheduleError(f"{action} at {here} needs {one}, which is missing")
+            if place[earlier].position >= place[later].position:
+                raise ScheduleError(
+                    f"{later} at {place[later]} needs {earlier}, which comes at {place[earlier]}"
+                )
 
 
 def _check_reductions(schedule: Schedule, place: Mapping[Action, Place]) -> None:
