@@ -8,8 +8,9 @@ from ..core.schedule import Schedule
 def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """GPipe over `chunks` stages per device, breadth first: chunk after chunk, back in reverse.
 
-    The backward of a chunk takes the micro-batches last in, first out. Every stage keeps all micro-batches in
-    flight; the fill and drain cost 1 / chunks of those of GPipe.
+    Every stage keeps all micro-batches in flight; the fill and drain cost 1 / chunks of those of GPipe. The backwards
+    of a chunk run in the order of the micro-batches, so gradients add up as in training without stages. Torch takes
+    the reverse order, with the same times and memory.
 
     Source: Lamy-Poirier 2023, Breadth-First Pipeline Parallelism, arXiv 2211.05953, §4.
     """
@@ -19,6 +20,6 @@ def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:
     for device in range(devices):
         stages = range(device, devices * chunks, devices)
         forwards = [forward(stage, k) for stage in stages for k in range(micro_batches)]
-        backwards = [backward(stage, k) for stage in reversed(stages) for k in reversed(range(micro_batches))]
+        backwards = [backward(stage, k) for stage in reversed(stages) for k in range(micro_batches)]
         actions.append((*forwards, *backwards))
     return Schedule("looped-bfs", tuple(actions), looped(devices, chunks), micro_batches)

@@ -63,8 +63,8 @@ def called_step(model: nn.Module, x: Tensor, y: Tensor, loss_fn: Callable[..., T
 def check(mode: Mode) -> None:
     """Two steps: gradients of parameters and inputs, buffers and losses are those of the plain model.
 
-    Those of micro-batches one after the other bit for bit, but for a schedule that adds them up the other way round;
-    and in float64, where layers neither draw nor write statistics, those of the whole mini-batch.
+    Those of micro-batches one after the other bit for bit; and in float64, where layers neither draw nor write
+    statistics, those of the whole mini-batch.
     """
     kind, (samples, micro_batches) = KINDS[mode.kind], mode.sizes
     loss_fn, mean = LOSSES[mode.loss]
@@ -73,7 +73,6 @@ def check(mode: Mode) -> None:
     borders, recompute = stages_of(mode, len(flatten(model)))
     parts, turns = min(micro_batches, samples), replica_of(mode)
     rounding = ROUNDING[mode.dtype]
-    same = plain.assert_close if mode.schedule[0] == "looped-bfs" else plain.assert_same
     with cut_by_hand(
         model,
         borders,
@@ -100,7 +99,7 @@ def check(mode: Mode) -> None:
                     reference, theirs, y, loss_fn, parts, mean, kind.draws, turns
                 )
             plain.assert_near(loss.detach().double(), expected.detach().double(), rounding, "loss")
-            compare(same, model, reference, ours, theirs, rounding)
+            compare(plain.assert_same, model, reference, ours, theirs, rounding)
             if mode.dtype == torch.float64 and not kind.draws and not kind.writes and not kind.by_batch:
                 plain.assert_near(loss.detach(), plain.whole_step(whole, undivided, y, loss_fn), what="loss")
                 compare(plain.assert_close, model, whole, ours, undivided, rounding)
