@@ -93,7 +93,7 @@ def searched_plan(
     cluster = Cluster.virtual(order.devices + spare, threads=1)
     devices = [device.name for device in cluster.devices][::-1]
     edges = [0, *borders, len(names)]
-    modes = [*recompute, *["never"] * order.stages]
+    modes: list[Recompute] = list(recompute) or ["never"] * order.stages
     stages = [
         StagePlan(layers=tuple(names[start:end]), device=devices[home], recompute=mode)
         for (start, end), home, mode in zip(pairwise(edges), order.device_of, modes, strict=False)
