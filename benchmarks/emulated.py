@@ -26,7 +26,7 @@ CLUSTERS = {
 }
 
 
-def main(model: str = "gpt", micro_batches: int = 8, rounds: int = ROUNDS) -> None:
+def main(model: str = "gpt", micro_batches: int = 8, rounds: int = ROUNDS, schedule: str = "1f1b") -> None:
     """Plans for each cluster, trains along the plan, and shows both times; a profile is made for each anew.
 
     Where other programs disturb both, *played* tells what emulation itself is off by: the step that the order and the
@@ -36,11 +36,11 @@ def main(model: str = "gpt", micro_batches: int = 8, rounds: int = ROUNDS) -> No
         "devices", "cut", "predicted, ms", "measured, ms", "error", "played, ms", "error", "disturbed"
     )
     for name, cluster in CLUSTERS.items():
-        table.add_row(name, *compared(model, cluster(threads=1), micro_batches, rounds))
+        table.add_row(name, *compared(model, cluster(threads=1), micro_batches, rounds, schedule))
     Console().print(table)
 
 
-def compared(model: str, cluster: Cluster, micro_batches: int, rounds: int) -> list[str]:
+def compared(model: str, cluster: Cluster, micro_batches: int, rounds: int, schedule: str) -> list[str]:
     """One row: the plan's cut and step, and medians of measured steps."""
     work = build(model)
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def compared(model: str, cluster: Cluster, micro_batches: int, rounds: int) -> l
         profile = pipepart.profile(
             work.model, work.sample, target=work.target, loss_fn=work.loss_fn, micro_batches=micro_batches
         )
-        plan = pipepart.plan(profile, cluster, schedule="1f1b", micro_batches=micro_batches)
+        plan = pipepart.plan(profile, cluster, schedule=schedule, micro_batches=micro_batches)
         assert plan.prediction is not None
         predicted.append(plan.prediction.step_seconds * 1e3)
         cut = " + ".join(str(len(stage.layers)) for stage in plan.stages)

@@ -14,12 +14,15 @@ from ..core.schedule import Schedule
 
 
 def with_skips(found: Dependencies, schedule: Schedule, costs: StageCosts) -> Dependencies:
-    """Return the edges of a schedule and those of ``costs.skips``: outputs from F to F, gradients from B or I back."""
+    """Return the edges of a schedule and those of ``costs.skips``: outputs from F to F, gradients from B or I back.
+
+    Of edges from one action, that to the nearest stage comes first: the order in which their messages are sent.
+    """
     if not costs.skips:
         return found
     forward, backward = _places(found, schedule, Kind.F), _places(found, schedule, Kind.B, Kind.I)
     columns: list[list[np.ndarray]] = [[found.source, found.target, found.source_stage, found.target_stage]]
-    for source, target, _ in _skips(schedule, costs):
+    for source, target, _ in sorted(_skips(schedule, costs), key=lambda skip: skip[1] - skip[0]):
         for place, one, other in ((forward, source, target), (backward, target, source)):
             made, used = place[one], place[other]
             both = (made >= 0) & (used >= 0)

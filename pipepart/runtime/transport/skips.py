@@ -10,7 +10,8 @@
 A value hops from the stage that makes it to the first one that uses it, and from there to the next one. So each hop has
 the value that relaying it through every stage would bring. Its gradient comes back over the same hops, and each stage
 adds that of the next hop to those of its own uses in one backward: the sums are those of relaying, bit for bit. In the
-stages between, None takes the place of the value.
+stages between, None takes the place of the value. Of messages that a stage sends at a time, that for the nearest stage
+goes first, as it is needed first.
 
 No wait is endless. F of a stage waits for a value from an earlier stage, and for the output of the stage before it,
 which was made after that value. B of a stage waits for a gradient from a later stage, whose B comes before the B of the
@@ -132,7 +133,7 @@ class SkipTransport:
         if kind is Kind.F and (route := self._route(message)):
             self._send_output(sender, receiver, micro_batch, message, route)
         elif kind is Kind.B and (sources := self._sources[sender].pop(micro_batch, None)) is not None:
-            for source, own in _grouped(sources, message).items():
+            for source, own in sorted(_grouped(sources, message).items(), reverse=True):
                 self._inner.send(sender, source, _key(Kind.B, source, micro_batch, sender), own)
         else:
             self._inner.send(sender, receiver, key, message)
@@ -164,10 +165,10 @@ class SkipTransport:
             value if target == following else None
             for target, value in zip(targets, message.tensors, strict=True)
         ]
-        for target, values in _grouped(targets, message.tensors).items():
+        self._inner.send(sender, following, (Kind.F, following, micro_batch), Live(message.recording, own))
+        for target, values in sorted(_grouped(targets, message.tensors).items()):
             if target not in (-1, following):
                 self._inner.send(sender, target, _key(Kind.F, target, micro_batch, sender), values)
-        self._inner.send(sender, following, (Kind.F, following, micro_batch), Live(message.recording, own))
 
     def _filled(self, receiver: int, micro_batch: int, message: Live, route: Route) -> Live:
         """Return the input of a stage with the values that have gone past stages."""

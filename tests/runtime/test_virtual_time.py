@@ -1,0 +1,182 @@
+"""Steps run at the moments that were predicted, on clocks that only layers and emulated links move.
+
+Each worker has a clock of its own. A message brings the time of its arrival, and its receiver's clock goes on to that.
+So moments are exact and do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+import schedules
+from pipepart import Cluster, Pipeline, Plan, Profile
+from pipepart.profiling import Costs, Timing
+from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
+from pipepart.runtime.observe import recorder
+from schedules import Kind, Timeline
+from tests.support.searched import drawn_plan
+from tests.support.seeds import seeds
+
+WIDTH = 16
+
+
+class Time(threading.local):
+    """The clock of each thread; begins at 0 s."""
+
+    now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+TIME = Time()
+
+
+class Work(torch.autograd.Function):
+    """Takes some seconds in its forward, and others in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
+        ctx.seconds = backward_seconds
+        TIME.sleep(forward_seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        TIME.sleep(ctx.seconds)
+        return gradients[0], None, None
+
+
+class Layer(nn.Module):
+    """Takes the seconds that it is made with: of a forward, and of a backward for its input and for its weight."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        self.forward_seconds, self.input_seconds, self.weight_seconds = (choose.uniform(1, 9) for _ in "fiw")
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(Work.apply(x, self.forward_seconds, self.input_seconds))
+
+
+class Woven(nn.Module):
+    """Layers, of which some also take the outputs of earlier ones."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(choose) for _ in range(choose.randint(3, 9)))
+        self.skips = [sorted(choose.sample(range(len(self.layers)), 2)) for _ in range(3)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for index, layer in enumerate(self.layers):
+            x = x + sum(made[source] for source, target in self.skips if target == index)
+            made.append(x := layer(x))
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = DeviceEmulation.computing
+
+    @contextmanager
+    def with_weights(self: DeviceEmulation, kind: Kind, stage: int) -> Iterator[None]:
+        with computing(self, kind, stage):
+            yield
+            if kind in (Kind.B, Kind.W):
+                own = (layer for _, part in self._stages[stage].layers for layer in part.modules())
+                TIME.sleep(sum(layer.weight_seconds for layer in own if isinstance(layer, Layer)))
+
+    monkeypatch.setattr(DeviceEmulation, "computing", with_weights)
+    monkeypatch.setattr(emulation, "HOST_CLOCK", transport.Clock(lambda: TIME.now, TIME.sleep))
+    monkeypatch.setattr(recorder, "_now", lambda: TIME.now)
+    monkeypatch.setattr(transport, "VIRTUAL_LATENCY_SECONDS", 0.0)
+
+
+def profile_of(model: nn.Module, layers: list[Layer], micro_batches: int) -> Profile:
+    """The profile of a model, with the seconds that its layers take."""
+    x = torch.randn(micro_batches, WIDTH)
+    found = pipepart.profile(
+        model, x, target=x, loss_fn=nn.MSELoss(), micro_batches=micro_batches, seconds=0.0
+    )
+
+    def known(costs: Costs) -> Costs:
+        changed = [
+            cost.model_copy(
+                update={
+                    "forward": Timing(seconds=layer.forward_seconds),
+                    # Nothing wants the gradient of the model's input.
+                    "backward_input": Timing(seconds=layer.input_seconds if index else 0.0),
+                    "backward_weight": Timing(seconds=layer.weight_seconds),
+                    "split_seconds": 0.0,
+                }
+            )
+            for index, (cost, layer) in enumerate(zip(costs.layers, layers, strict=True))
+        ]
+        none = {"forward": Timing(), "backward_input": Timing(), "backward_weight": Timing()}
+        return costs.model_copy(update={"layers": tuple(changed), "loss": costs.loss.model_copy(update=none)})
+
+    return found.model_copy(update={"costs": tuple(map(known, found.costs))})
+
+
+def drawn(seed: int, skipping: bool) -> tuple[nn.Module, Plan]:
+    """A model and a plan for it on emulated devices, all drawn."""
+    choose = random.Random(seed)
+    woven = Woven(choose)
+    layers: list[Layer] = list(woven.layers)  # type: ignore[arg-type]
+    model = woven if skipping else nn.Sequential(*layers)
+    names = [f"layers.{index}" if skipping else str(index) for index in range(len(layers))]
+    plan = drawn_plan(choose, names)
+    count = len(plan.cluster)
+    cluster = Cluster.virtual(
+        count,
+        threads=1,
+        speed=[choose.choice([1, 0.5, 0.25]) for _ in range(count)],
+        link=choose.choice([None, "10B/s", "30B/s"]),
+        latency=choose.choice([0.25, 1.0, 3.0]),
+    )
+    profile = profile_of(model, layers, plan.micro_batches)
+    return model, plan.model_copy(update={"cluster": cluster, "profile": profile}).predict()
+
+
+def check(seed: int, skipping: bool) -> None:
+    model, plan = drawn(seed, skipping)
+    x = torch.randn(plan.micro_batches, WIDTH)
+    with Pipeline(model, plan, nn.MSELoss(), trace=True) as pipe:
+        pipe.step(x, target=x)
+        trace = pipe.last_trace
+    assert trace is not None
+    predicted = schedules.simulate(plan.build_schedule(), plan.stage_costs(), contention=True)
+    assert moments(trace) == pytest.approx(moments(predicted))
+
+
+def moments(timeline: Timeline) -> dict[str, float]:
+    """When each action ends."""
+    return {
+        str(action): end
+        for row, ends in zip(timeline.schedule.actions, timeline.ends, strict=True)
+        for action, end in zip(row, ends, strict=True)
+    }
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_actions_end_when_predicted(seed, skipping):
+    """Under any placement and order, on unlike devices whose links carry one message at a time in each direction."""
+    check(seed, skipping)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skipping", [False, True])
+def test_actions_of_hundreds_of_plans_end_when_predicted(skipping):
+    for seed in seeds(150, f"virtual time {skipping}"):
+        check(seed, skipping)
