@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from .action import ScheduleError
 from .schedule import Schedule
 
-Link = float | Sequence[Sequence[float]]
-_SHARED = ("latency", "bandwidth", "overlap", "skips")  # not one number a stage
+Link = float | Sequence[Sequence[float]] | Mapping[tuple[int, int], float]
+Ports = Mapping[tuple[int, int], Sequence[tuple[Hashable, float]]]
+_SHARED = ("latency", "bandwidth", "ports", "overlap", "skips")  # not one number a stage
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,12 @@ class StageCosts:
         forward: seconds of a forward.
         backward_input: seconds of a backward for the inputs.
         backward_weight: seconds of a backward for the weights.
-        latency: seconds from device to device, one number or a matrix [from][to].
-        bandwidth: bytes per second from device to device, one number or a matrix [from][to].
+        latency: seconds from device to device: one number, a matrix [from][to], or {(from, to): seconds} of the pairs
+            that send to each other.
+        bandwidth: bytes per second from device to device, in the same forms.
+        ports: {(from, to): [(port, bytes per second), ...]}: what messages from a device to another share with those
+            of other devices, as the network card of a host. It matters under contention only, where a port carries
+            one message at a time. The same name is the same port.
         message_bytes: size of a stage's output, as sent to the next stage; its gradient is as large.
         stash_bytes: what one micro-batch in flight keeps on a stage from its forward on.
         weight_stash_bytes: what is kept between I and W; it may be more than the stash. Left out, it is the stash: then
@@ -53,6 +58,7 @@ class StageCosts:
     backward_weight: Sequence[float]
     latency: Link = 0.0
     bandwidth: Link = float("inf")
+    ports: Ports = field(default_factory=dict)
     message_bytes: Sequence[float] = ()
     stash_bytes: Sequence[float] = ()
     weight_stash_bytes: Sequence[float] = ()
@@ -76,14 +82,14 @@ class StageCosts:
             "recompute": self.forward,
             "backward": parts if len(parts) == stages else (),
         }
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _SHARED:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in _SHARED:
                 continue
-            given = value if len(value) else left_out.get(field.name, ())
+            given = value if len(value) else left_out.get(one.name, ())
             numbers = tuple(map(float, given)) or zeros
-            _check_numbers(field.name, numbers, stages)
-            object.__setattr__(self, field.name, numbers)
+            _check_numbers(one.name, numbers, stages)
+            object.__setattr__(self, one.name, numbers)
         for source, target, size in self.skips:
             if not (0 <= source < target - 1 < stages - 1 and 0 <= size < float("inf")):
                 raise ScheduleError(
@@ -101,6 +107,7 @@ class StageCosts:
                 raise ScheduleError(
                     f"bandwidth{_of_link(source, target)} is {speed}; bytes per second are more than 0"
                 )
+        _check_ports(self.ports)
 
     @property
     def stages(self) -> int:
@@ -138,9 +145,9 @@ class StageCosts:
                 f"the costs are for {self.stages} stages, {schedule.name} has {schedule.model_stages}"
             )
         per_stage = {
-            field.name: getattr(self, field.name) * schedule.replicas
-            for field in fields(self)
-            if field.name not in _SHARED
+            one.name: getattr(self, one.name) * schedule.replicas
+            for one in fields(self)
+            if one.name not in _SHARED
         }
         return replace(self, **per_stage)
 
@@ -161,10 +168,22 @@ def _check_numbers(name: str, numbers: tuple[float, ...], stages: int) -> None:
             raise ScheduleError(f"{name} of stage {stage} is {number}; costs are finite and not negative")
 
 
+def _check_ports(ports: Ports) -> None:
+    for (source, target), route in ports.items():
+        for port, speed in route:
+            if not speed > 0:
+                raise ScheduleError(
+                    f"port {port!r}{_of_link(source, target)} carries {speed}; bytes per second are more than 0"
+                )
+
+
 def _link_numbers(name: str, link: Link) -> Iterator[tuple[int, int, float]]:
     """Yield source, target and number of each link; (-1, -1, number) where one number is for all of them."""
     if isinstance(link, int | float):
         yield -1, -1, link
+        return
+    if isinstance(link, Mapping):
+        yield from ((*pair, number) for pair, number in link.items())
         return
     for source, row in enumerate(link):
         if len(row) != len(link):
@@ -181,4 +200,12 @@ def _of_link(source: int, target: int) -> str:
 
 
 def _link(link: Link, source: int, target: int) -> float:
-    return float(link) if isinstance(link, int | float) else float(link[source][target])
+    if isinstance(link, int | float):
+        return float(link)
+    if not isinstance(link, Mapping):
+        return float(link[source][target])
+    if (source, target) not in link:
+        raise ScheduleError(
+            f"device {source} sends to device {target}, and the costs have no link between them"
+        )
+    return float(link[source, target])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from ..transforms.passes import split_overlaps
 from .event_loop import play
 from .memory import stash_peaks
 from .operations import ActionOperations, make_operations
+from .shared_ports import Message, play_shared, port_messages
 from .skips import messages, with_skips
 from .transfers import SentAndArrived, Transfers
 
@@ -35,8 +36,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     Args:
         schedule: one that passes `check`.
         costs: of the stages of one copy of the model, or of all copies, copy after copy.
-        contention: whether a link carries one message at a time, in the order of their sending; otherwise it carries
-            any number.
+        contention: whether a link between two devices, and each of ``costs.ports``, carries one message at a time, in
+            the order of their sending; otherwise they carry any number.
 
     Raises:
         ScheduleError: the costs are for another number of stages, or the devices wait for each other for ever.
@@ -71,18 +72,18 @@ def _play(
     is_message = np.zeros(found.actions, dtype=bool)
     is_message[found.owner[found.is_kind(*COMMUNICATION)]] = True
     edges = found.source, _readers(found, is_message)
+    through = port_messages(schedule, costs, found, occupancy) if contention and costs.ports else {}
     carried = found.is_copy | contention
     delay = latency + np.where(carried, 0.0, occupancy)
-    operations = make_operations(
-        found.offsets, seconds, edges, delay, np.where(carried, occupancy, 0.0), link
-    )
-    played, done = play(operations.table, operations.rows)
-    ends_of_all = np.asarray(played)
+    carried[list(through)] = False
+    alone = np.where(carried, occupancy, 0.0)
+    operations = make_operations(found.offsets, seconds, edges, delay, alone, link)
+    ends_of_all, left, done = _ends(operations, through)
     ends = ends_of_all[operations.place]
     if not done:
         _refuse_deadlock(schedule, ends < 0)
-    starts = _starts(found, operations, ends_of_all)
-    sent_and_arrived = partial(_sent_and_arrived, operations, ends_of_all, latency, occupancy)
+    starts = _starts(found, operations, ends_of_all, left, latency + occupancy)
+    sent_and_arrived = partial(_sent_and_arrived, operations, ends_of_all, left, latency, occupancy)
     if is_message.any():
         _, arrived = sent_and_arrived()
         both = is_message[found.source], is_message[found.target]
@@ -106,8 +107,32 @@ def _readers(found: Dependencies, is_message: np.ndarray) -> np.ndarray:
     return reader[found.target]
 
 
-def _starts(found: Dependencies, operations: ActionOperations, ends: np.ndarray) -> np.ndarray:
-    """The start of each action: when its device is free and its input is there."""
+def _ends(
+    operations: ActionOperations, through: Mapping[int, Message]
+) -> tuple[np.ndarray, dict[int, float], bool]:
+    """The end of each operation, when the message of each edge through ports left, and whether all have run."""
+    if not through:
+        played, done = play(operations.table, operations.rows)
+        return np.asarray(played), {}, done
+    receiver = operations.receiver[list(through)].tolist()
+    of_receiver = dict(zip(receiver, through.values(), strict=True))
+    played, done, left = play_shared(operations.table, operations.rows, of_receiver)
+    pairs = zip(through, receiver, strict=True)
+    return np.asarray(played), {edge: left[waiting] for edge, waiting in pairs if waiting in left}, done
+
+
+def _starts(
+    found: Dependencies,
+    operations: ActionOperations,
+    ends: np.ndarray,
+    left: Mapping[int, float],
+    travel: np.ndarray,
+) -> np.ndarray:
+    """The start of each action: when its device is free and its input is there.
+
+    left: when the message of each edge through ports left.
+    travel: of each edge, the seconds of its message once it has left.
+    """
     place = operations.place
     first = np.asarray(found.offsets[:-1])[np.diff(found.offsets) > 0]
     free = ends[place - 1] if place.size else np.zeros(0)
@@ -115,16 +140,23 @@ def _starts(found: Dependencies, operations: ActionOperations, ends: np.ndarray)
         [row.start for row in operations.rows[: len(found.offsets) - 1] if len(row)]
     )
     free[first[waits == 0]] = 0.0
-    source = np.asarray(operations.table.source)[place]
-    ready = np.where(source >= 0, ends[source] + np.asarray(operations.table.delay)[place], 0.0)
-    return np.maximum(free, ready)
+    source = np.asarray(operations.table.source)
+    arrives = np.where(source >= 0, ends[source] + np.asarray(operations.table.delay), 0.0)
+    through = list(left)
+    arrives[operations.receiver[through]] = np.array([*left.values()]) + travel[through]
+    return np.maximum(free, arrives[place])
 
 
 def _sent_and_arrived(
-    operations: ActionOperations, ends: np.ndarray, latency: np.ndarray, occupancy: np.ndarray
+    operations: ActionOperations,
+    ends: np.ndarray,
+    left: Mapping[int, float],
+    latency: np.ndarray,
+    occupancy: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """When the message of each edge leaves and arrives."""
     sent = ends[operations.sender]
+    sent[list(left)] = list(left.values())
     arrived = sent + (latency + occupancy)
     on_link = ends[operations.carrier]
     arrived[operations.carried] = on_link + latency[operations.carried]
