@@ -9,6 +9,7 @@ from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .made_up import copied, is_made_up, mark_made_up
 from .recorded.chain import RecordedChain, Verify
+from .recorded.live_values import LiveTensor, live_tensors
 from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .recorded.replay.outputs import own_loss
@@ -26,6 +27,7 @@ __all__ = [
     "LayerGraph",
     "LayerInfo",
     "Live",
+    "LiveTensor",
     "RecordedChain",
     "Recording",
     "SharedTensor",
@@ -43,6 +45,7 @@ __all__ = [
     "has_hooks",
     "holds_meta",
     "is_made_up",
+    "live_tensors",
     "loss_of",
     "mark_made_up",
     "own_loss",

@@ -13,6 +13,7 @@ from .chain import WHOLE, Chain, Whole
 from .describing import describe, tensor_specs
 from .layer_info import LayerInfo
 from .recorded.chain import RecordedChain, Verify
+from .recorded.live_values import live_tensors
 from .recorded.recording.opening import is_skippable
 from .recorded.replay.recording import Group
 from .restore import shadow_parameters
@@ -85,8 +86,9 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
     chain = chain_of(model, split_loss=False)
     outputs = []
     given = graph_cut.cut((args, kwargs))[0]
-    if isinstance(chain, RecordedChain):
-        given = ((chain.enter(*given).live,), {})
+    values = chain.enter(*given).live if isinstance(chain, RecordedChain) else None
+    if values is not None:
+        given = ((values,), {})
     with shadow_parameters(model), torch.enable_grad():
         for name, layer in chain.layers:
             positional, named = graph_cut.alias(given)
@@ -99,4 +101,8 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
                 raise
             outputs.append(tensor_specs(output))
             given = ((graph_cut.cut(output)[0],), {})
-    return LayerGraph.chain(describe(chain, outputs), tensor_specs((args, kwargs)))
+    infos, inputs = describe(chain, outputs), tensor_specs((args, kwargs))
+    if values is None:
+        return LayerGraph.chain(infos, inputs)
+    made = [one for one in live_tensors(values, outputs) if not one.is_argument]
+    return LayerGraph.recorded(infos, [(one.layers, one.spec.bytes, one.spec) for one in made], inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import networkx as nx
@@ -16,7 +16,7 @@ class LayerGraph(nx.DiGraph):
 
     A node is the name of a layer. Its attribute ``layer`` is a :class:`LayerInfo`. Edge ``(a, b)`` means that layer
     ``b`` uses an output of layer ``a``. It has the attributes ``tensors`` (a tuple of :class:`TensorSpec`) and
-    ``bytes``, their total size. The graph does not hold the model.
+    ``bytes``, their total size; a profile of a recorded model knows the bytes only. The graph does not hold the model.
     """
 
     @classmethod
@@ -29,12 +29,37 @@ class LayerGraph(nx.DiGraph):
         cls, layers: list[LayerInfo], edges: Iterable[tuple[str, str]], inputs: tuple[TensorSpec, ...]
     ) -> LayerGraph:
         """Build a graph with branches: for each pair ``(a, b)`` of names, layer b uses all outputs of layer a."""
-        graph = cls(inputs=inputs)
-        for layer in layers:
-            graph.add_node(layer.name, layer=layer)
+        graph = cls._of_layers(layers, inputs)
         for before, after in edges:
             layer: LayerInfo = graph.nodes[before]["layer"]
             graph.add_edge(before, after, tensors=layer.outputs, bytes=layer.output_bytes)
+        return graph
+
+    @classmethod
+    def recorded(
+        cls,
+        layers: list[LayerInfo],
+        values: Iterable[tuple[Sequence[int], int, TensorSpec | None]],
+        inputs: tuple[TensorSpec, ...],
+    ) -> LayerGraph:
+        """Build a graph from values between layers: indices of the maker and the users, bytes, and the spec if known.
+
+        Arguments of the model are no edges.
+        """
+        graph = cls._of_layers(layers, inputs)
+        for (maker, *users), size, spec in values:
+            for user in users:
+                edge = layers[maker].name, layers[user].name
+                known = graph.get_edge_data(*edge, {"tensors": (), "bytes": 0})
+                tensors = (*known["tensors"], spec) if spec else ()
+                graph.add_edge(*edge, tensors=tensors, bytes=known["bytes"] + size)
+        return graph
+
+    @classmethod
+    def _of_layers(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
+        graph = cls(inputs=inputs)
+        for layer in layers:
+            graph.add_node(layer.name, layer=layer)
         return graph
 
     @property

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 
 from ..cluster import Cluster
-from ..profiling import Costs, Profile
+from ..profiling import Costs, LiveValue, Profile
 from .graph import CutDoesNotFit, cut
 from .plan_document import Plan
 from .suggestions import InfeasiblePlanError
@@ -32,8 +32,7 @@ def plan_branched(
 
     Each cut into convex stages is a topological order of the layers, cut into intervals. So `plan_chain` plans some
     orders as chains: the execution order, and for each number of micro-batches the order of the stages of the best cut
-    (:func:`.graph.cut`). In a chain each stage sends to the next one only. A tensor that skips stages is relayed by the
-    stages in between, and its bytes count at each border that it crosses, in time and in memory.
+    (:func:`.graph.cut`). The outputs of layers are live values of the chain, as in the profile of a recorded model.
 
     Args:
         profile: with ``edges``.
@@ -43,9 +42,8 @@ def plan_branched(
         allow_split_ties: whether layers that share a parameter may be in different stages.
 
     Returns:
-        The plan. Its ``edges`` are those of the profile. Its ``profile`` has the layers in the order of the plan; the
-        output of a layer there is all that crosses the border after it. The plan is ``optimal`` if its bottleneck
-        equals the lower bound of the cut, which is proven for all orders.
+        The plan. Its ``edges`` are those of the profile. Its ``profile`` has the layers in the order of the plan. The
+        plan is ``optimal`` if its bottleneck equals the lower bound of the cut, which is proven for all orders.
 
     Raises:
         InfeasiblePlanError: no plan was found that fits.
@@ -73,54 +71,71 @@ def plan_branched(
 
 
 def linearized(profile: Profile, order: Sequence[int]) -> Profile:
-    """Return the profile as a chain: each layer also relays the outputs of earlier layers that later layers use.
+    """Return the profile as a chain with live values, as the profile of a recorded model is one.
 
     Args:
         profile: with ``edges``.
         order: of the layers, by index; topological.
 
     Returns:
-        A profile without ``edges``, its layers in this order. ``output_bytes`` of a layer are the bytes that cross the
-        border after it: each output that a later layer uses, once, and the outputs that no layer uses, which go to the
-        loss. A saved tensor counts as an input of each stage that may relay it. The profile does not say which layer
-        made it, so it counts from the first layer that feeds one of its users: an upper bound.
+        A profile without ``edges``, its layers in this order. The output of each layer is a live value of the layers
+        that use it; the outputs that no layer uses go to the loss, in the last layer. ``output_bytes`` of a layer are
+        those of all values that are live behind it.
     """
     place = {layer: position for position, layer in enumerate(order)}
     index = {info.name: position for position, info in enumerate(profile.layers)}
-    edges = [(place[index[one]], place[index[other]]) for one, other in profile.edges]
-    last_use = [len(order)] * len(order)
-    sources: list[list[int]] = [[] for _ in order]
-    for one, other in edges:
-        sources[other].append(one)
-        last_use[one] = other if last_use[one] == len(order) else max(last_use[one], other)
-
-    def costs_in_order(costs: Costs) -> Costs:
-        crossing = np.zeros(len(order) + 1, dtype=np.int64)
-        for position, layer in enumerate(order):
-            size = costs.layers[layer].output_bytes
-            crossing[position] += size
-            crossing[last_use[position]] -= size
-        behind = np.cumsum(crossing)[:-1].tolist()
-        saved = []
-        for tensor in costs.saved:
-            uses = sorted(place[layer] for layer in tensor.input_of)
-            makers = [maker for use in uses for maker in sources[use]]
-            inputs = range(min(makers) + 1, uses[-1] + 1) if makers else uses
-            kept = tuple(sorted(place[layer] for layer in tensor.layers))
-            saved.append(tensor.model_copy(update={"layers": kept, "input_of": tuple(inputs)}))
-        layers = [
-            costs.layers[layer].model_copy(update={"output_bytes": size})
-            for layer, size in zip(order, behind, strict=True)
-        ]
-        return costs.model_copy(update={"layers": tuple(layers), "saved": tuple(saved)})
-
+    users: list[list[int]] = [[] for _ in order]
+    for one, other in profile.edges:
+        users[place[index[one]]].append(place[index[other]])
+    last = len(order) - 1
+    spans = [(position, *sorted(own or {last} - {position})) for position, own in enumerate(users)]
     return profile.model_copy(
         update={
             "layers": tuple(profile.layers[layer] for layer in order),
-            "costs": tuple(map(costs_in_order, profile.costs)),
+            "costs": tuple(_in_order(costs, order, spans) for costs in profile.costs),
             "edges": (),
         }
     )
+
+
+def _in_order(costs: Costs, order: Sequence[int], spans: Sequence[tuple[int, ...]]) -> Costs:
+    """Return the costs of the layers in an order; ``spans`` are the places of each maker and its users."""
+    sizes = [costs.layers[layer].output_bytes for layer in order]
+    crossing = np.zeros(len(order) + 1, dtype=np.int64)
+    for size, span in zip(sizes, spans, strict=True):
+        crossing[span[0]] += size
+        crossing[span[-1]] -= size
+    behind = np.cumsum(crossing)[:-1].tolist()
+    behind[-1] = sizes[-1]  # what the loss gets
+    place = {layer: position for position, layer in enumerate(order)}
+    layers = [
+        costs.layers[layer].model_copy(update={"output_bytes": size})
+        for layer, size in zip(order, behind, strict=True)
+    ]
+    values = [
+        LiveValue(bytes=size, layers=span) for size, span in zip(sizes, spans, strict=True) if len(span) > 1
+    ]
+    saved = []
+    for tensor in costs.saved:
+        uses = sorted(place[layer] for layer in tensor.input_of)
+        live = range(_maker(tensor.bytes, uses, sizes, spans) + 1, uses[-1] + 1) if uses else range(0)
+        kept = {
+            "layers": tuple(sorted(place[layer] for layer in tensor.layers)),
+            "input_of": tuple(live),
+            "passed_by": tuple(position for position in live if position not in uses),
+        }
+        saved.append(tensor.model_copy(update=kept))
+    return costs.model_copy(update={"layers": tuple(layers), "values": tuple(values), "saved": tuple(saved)})
+
+
+def _maker(size: int, uses: Sequence[int], sizes: Sequence[int], spans: Sequence[tuple[int, ...]]) -> int:
+    """Return the place of the layer that made a saved tensor; -1 for an argument of the model.
+
+    The profile does not name it. It feeds all users, and its output has the size. Of several such layers, and if there
+    is none, the first one that may have made it counts: an upper bound.
+    """
+    feeding = [span[0] for span in spans if {*uses} <= {*span[1:]}]
+    return next((maker for maker in feeding if sizes[maker] == size), feeding[0] if feeding else -1)
 
 
 class _Cutter:

@@ -2,17 +2,17 @@
 
 from .analytic.calibration import calibrate
 from .analytic.roofline import Roofline
-from .costs import Costs, LayerCost, SavedTensor, SkippingValue, Timing
+from .costs import Costs, LayerCost, LiveValue, SavedTensor, Timing
 from .profile_document import Profile
 from .profiler import profile
 
 __all__ = [
     "Costs",
     "LayerCost",
+    "LiveValue",
     "Profile",
     "Roofline",
     "SavedTensor",
-    "SkippingValue",
     "Timing",
     "calibrate",
     "profile",

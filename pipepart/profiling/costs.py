@@ -72,8 +72,8 @@ class SavedTensor(Value):
     passed_by: tuple[int, ...] = ()
 
 
-class SkippingValue(Value):
-    """A live value that layers between its maker and a user do not use.
+class LiveValue(Value):
+    """A value that one layer makes and later layers use.
 
     Attributes:
         bytes: its size.
@@ -95,7 +95,8 @@ class Costs(Value):
         layers: one cost a layer, in execution order.
         loss: the seconds of the loss function, and its workspace. All its memory also counts in the last layer.
         saved: the memory kept for the backward.
-        skips: of a recorded model, the live values that skip layers.
+        values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
+            which each layer feeds the next one.
         repeats: how often each layer was timed.
     """
 
@@ -104,5 +105,5 @@ class Costs(Value):
     layers: tuple[LayerCost, ...]
     loss: LayerCost = LayerCost()
     saved: tuple[SavedTensor, ...] = ()
-    skips: tuple[SkippingValue, ...] = ()
+    values: tuple[LiveValue, ...] = ()
     repeats: int = Field(default=0, ge=0)

@@ -66,9 +66,13 @@ class Profile(Document):
         """The layers and the tensors between them as a graph."""
         from ..capture import LayerGraph  # networkx takes half a second to import
 
-        if not self.edges:
-            return LayerGraph.chain(list(self.layers), self.inputs)
-        return LayerGraph.branched(list(self.layers), self.edges, self.inputs)
+        layers, values = list(self.layers), self.costs[0].values
+        if self.edges:
+            return LayerGraph.branched(layers, self.edges, self.inputs)
+        if values:
+            made = [(value.layers, value.bytes, None) for value in values if not value.is_argument]
+            return LayerGraph.recorded(layers, made, self.inputs)
+        return LayerGraph.chain(layers, self.inputs)
 
     @property
     def fingerprint(self) -> str:
@@ -172,9 +176,9 @@ def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
             continue
         for index in tensor.layers:
             kept[index] += tensor.bytes
-    for number, value in enumerate(costs.skips):
+    for number, value in enumerate(costs.values):
         if list(value.layers) != sorted({index for index in value.layers if 0 <= index < layers}):
-            yield f"skips.{number} names layers {list(value.layers)}: indices increase, from 0 to {layers - 1}"
+            yield f"values.{number} names layers {list(value.layers)}: indices increase, from 0 to {layers - 1}"
     unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
     if unlisted:
         first, others = unlisted[0], len(unlisted) - 1

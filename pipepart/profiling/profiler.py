@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..capture import Chain, RecordedChain, chain_of, deferred, describe, tensor_specs
+from ..capture import Chain, RecordedChain, chain_of, deferred, describe, live_tensors, tensor_specs
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
@@ -23,13 +23,12 @@ from .all_at_once import AllAtOnce, Estimated
 from .analytic.calibration import roofline_of
 from .analytic.meta_tensors import META, refuse_autocast
 from .analytic.roofline import Roofline
-from .costs import Costs, LayerCost
+from .costs import Costs, LayerCost, LiveValue
 from .equal_layers import sharing_notes
 from .method import Measured, Method, Task, largest_micro_batch
 from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
-from .skips import skipping_values
 from .timing import LayerTimes
 
 _Result = TypeVar("_Result")
@@ -230,7 +229,10 @@ def _costs(count: int, measured: Measured) -> Costs:
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
         loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
         saved=memory.saved,
-        skips=skipping_values(measured.part.value, memory.outputs),
+        values=tuple(
+            LiveValue(bytes=one.spec.bytes, is_argument=one.is_argument, layers=one.layers)
+            for one in live_tensors(measured.part.value, memory.outputs)
+        ),
         repeats=measured.repeats,
     )
 

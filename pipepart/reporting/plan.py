@@ -9,12 +9,12 @@ from ..planning import Plan
 from ..units import counted, format_bytes, format_seconds
 from .plan_tables import (
     alternatives_table,
+    borders_table,
     loaded_stages,
     memory_table,
     owned_stages,
     stage_numbers,
     stage_table,
-    ways_table,
 )
 from .quantity import longer, percent
 from .table import labelled_lines
@@ -31,8 +31,8 @@ def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
         compact: show only some of the alternatives.
     """
     reports: list[RenderableType] = [plan_summary(plan), stage_table(plan), memory_table(plan)]
-    if (ways := ways_table(plan)) is not None:
-        reports.append(ways)
+    if (borders := borders_table(plan)) is not None:
+        reports.append(borders)
     if plan.prediction is not None and plan.alternatives:
         reports.append(alternatives_table(plan, compact))
     if any(stage.load_seconds for stage in plan.stages):

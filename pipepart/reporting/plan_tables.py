@@ -13,6 +13,10 @@ from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
 
+# Values listed for each border, and users of each value; the others are counted.
+_MOST_VALUES = 5
+_MOST_USERS = 3
+
 
 class _Row(NamedTuple):
     """A stage of a replica, or all its stages on one device."""
@@ -141,23 +145,43 @@ def memory_table(plan: Plan) -> FittingTable:
     return FittingTable("Devices: memory", columns, notes=notes)
 
 
-def ways_table(plan: Plan) -> FittingTable | None:
-    """Make a table with one row per live value that goes past stages; None if there are none."""
+def borders_table(plan: Plan) -> FittingTable | None:
+    """Make a table of the live values that cross each border, the largest first; None if the model is a chain."""
     if not (ways := value_ways(plan)):
         return None
+    rows: list[tuple[str, str, int, str, str]] = []
+    for border in range(len(plan.stages) - 1):
+        crossing = sorted((way for way in ways if way.crosses(border)), key=lambda way: -way.bytes)
+        shown = crossing if len(crossing) <= _MOST_VALUES + 1 else crossing[:_MOST_VALUES]
+        label = f"{border} | {border + 1}"
+        for way in shown:
+            value = f"output of {way.maker}" if way.maker else "argument"
+            users = _listed(way.users_behind(border))
+            rows.append((label, value, way.bytes, users, " → ".join(map(str, way.stages))))
+            label = ""
+        if rest := crossing[len(shown) :]:
+            rows.append(("", f"{len(rest)} more", sum(way.bytes for way in rest), "", ""))
+    borders, values, sizes, used_by, stages = zip(*rows, strict=True)
     return FittingTable(
-        "Live values that go past stages",
+        "Live values that cross the borders of stages",
         [
-            Column(
-                "value", [f"output of {way.maker}" if way.maker else "argument" for way in ways], text=True
-            ),
-            Column("bytes", [size(way.bytes) for way in ways]),
-            Column("stages that have it", [" → ".join(map(str, way.stages)) for way in ways], text=True),
+            Column("border", borders, text=True),
+            Column("value", values, text=True),
+            Column("bytes", list(map(size, sizes))),
+            Column("used behind\nthe border by", used_by, rank=1, text=True),
+            Column("stages that have it", stages, text=True),
         ],
         notes=[
-            "Sent straight from one of these stages to the next, for each micro-batch. Gradients return the same way."
+            "For each micro-batch, from one of these stages straight to the next. Gradients return the same way."
         ],
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Format names as in "a, b, c and 4 more"."""
+    shown = names if len(names) <= _MOST_USERS + 1 else names[:_MOST_USERS]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return ", ".join(shown) + more
 
 
 def _terms(stage: StagePlan) -> str:

@@ -78,8 +78,9 @@ def check_runs(
         raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
     if plan.edges:
         raise ValueError(
-            f"the plan is for a model with branches ({len(plan.edges)} edges between layers), and a Pipeline runs "
-            "chains of layers only so far; the plan can be printed, saved and simulated"
+            f"the plan is for a model with branches ({len(plan.edges)} edges between layers) whose profile was made by "
+            "hand, and a Pipeline runs the layers of a model as they were profiled: make the plan with "
+            "pipepart.profile(model, ...); this one can be printed, saved and simulated"
         )
     check_optimizer(optimizer, plan)
     check_timeout(timeout)

@@ -24,7 +24,7 @@ from pipepart.planning.costs.cut_costs import CutCosts
 from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
-from pipepart.profiling import SavedTensor, SkippingValue
+from pipepart.profiling import Costs, LiveValue, SavedTensor
 from pipepart.reporting import plan_reports, show
 from pipepart.units import format_bytes
 from tests.capture import handwritten
@@ -67,9 +67,18 @@ def problem(seed: int, count: int = 8) -> tuple[list[Layer], Values, Profile]:
         layer.model_copy(update={"output_bytes": size})
         for layer, size in zip(costs.layers, sizes, strict=True)
     ]
-    skips = tuple(SkippingValue(bytes=size, layers=used) for size, used in values)
-    costs = costs.model_copy(update={"layers": tuple(timed), "saved": tuple(saved), "skips": skips})
+    live = tuple(LiveValue(bytes=size, layers=used) for size, used in values)
+    costs = costs.model_copy(update={"layers": tuple(timed), "saved": tuple(saved), "values": live})
     return layers, values, profile.model_copy(update={"costs": (costs,)})
+
+
+def skipping(costs: Costs) -> list[int]:
+    """The bytes of the values that skip layers."""
+    return [
+        value.bytes
+        for value in costs.values
+        if any(other > one + 1 for one, other in itertools.pairwise(value.layers))
+    ]
 
 
 def hops(used: Sequence[int], edges: Sequence[int]) -> list[tuple[int, int]]:
@@ -211,21 +220,26 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     profile = pipepart.profile(
         model, x, loss_fn=F.mse_loss, target=y, micro_batches=[1, 2], seconds=0, progress=False
     )
-    skips = [(value.bytes, value.layers) for value in profile.at(2).skips]
-    assert [size for size, _ in skips] == [2 * 4 * 16 * 16 * 4 // 2**level for level in range(4)]
-    assert [value.bytes for value in profile.at(1).skips] == [2 * size for size, _ in skips]
-    assert [value.bytes for value in pipepart.planning.estimate(profile, 4).skips] == [
-        size // 2 for size, _ in skips
-    ]
+    skips = skipping(profile.at(2))
+    assert skips == [2 * 4 * 16 * 16 * 4 // 2**level for level in range(4)]
+    assert skipping(profile.at(1)) == [2 * size for size in skips]
+    assert skipping(pipepart.planning.estimate(profile, 4)) == [size // 2 for size in skips]
+    # Of the model's graph, the edges that skip layers are those of the U.
+    graph = profile.graph
+    assert graph.edges["down.0", "up.3"]["bytes"] == 2 * skips[0]
+    assert list(graph.successors("down.0")) == ["pool", "up.3"]
+    captured = pipepart.capture.capture(model, x)
+    assert list(captured.edges(data="bytes")) == list(graph.edges(data="bytes"))
     plan = pipepart.plan(profile, Cluster.virtual(8, threads=1), schedule="1f1b", micro_batches=2)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes
-    assert deepest.bytes == skips[0][0]
+    assert deepest.bytes == skips[0]
     assert "down.0" in plan.stages[deepest.stages[0]].layers
     assert "up.3" in plan.stages[deepest.stages[-1]].layers
     text = io.StringIO()
     show(*plan_reports(plan), file=text)
-    row = rf"output of down.0 +{format_bytes(deepest.bytes)} +{' → '.join(map(str, deepest.stages))}\n"
+    ends = " → ".join(map(str, deepest.stages))
+    row = rf"\n0 \| 1 .*(\n  .*)*output of down.0 +{format_bytes(deepest.bytes)} +([\w.@]+, )*up.3 +{ends}\n"
     assert re.search(row, text.getvalue())
     assert any(stage.skips for stage in plan.stages)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ...profiling import Costs, LayerCost, Profile, SkippingValue, Timing
+from ...profiling import Costs, LayerCost, LiveValue, Profile, Timing
 
 _Line = Callable[
     [float, float], float
@@ -41,7 +41,7 @@ def estimate(profile: Profile, micro_batches: int) -> Costs:
         samples=samples,
         layers=tuple(_cost(line, a, b) for a, b in zip(low.layers, high.layers, strict=True)),
         loss=_cost(line, low.loss, high.loss),
-        skips=tuple(_skipping(samples, (low, high), number) for number in range(len(low.skips))),
+        values=tuple(_value(samples, (low, high), number) for number in range(len(low.values))),
         saved=tuple(a.model_copy(update={"bytes": round(of_saved(a.bytes, b.bytes))}) for a, b in pairs),
     )
 
@@ -54,11 +54,13 @@ def _on_line(low_samples: int, high_samples: int, samples: int, low: float, high
     return max(value, share if samples < low_samples else 0.0)
 
 
-def _skipping(samples: int, measured: tuple[Costs, Costs], number: int) -> SkippingValue:
-    """Return a skipping value at another size: in proportion to the lower one where others skip at the two sizes."""
+def _value(samples: int, measured: tuple[Costs, Costs], number: int) -> LiveValue:
+    """Return a live value at another size: in proportion to the lower one where others are live at the two sizes."""
     low, high = measured
-    value = low.skips[number]
-    other = high.skips[number] if [v.layers for v in low.skips] == [v.layers for v in high.skips] else value
+    value = low.values[number]
+    other = (
+        high.values[number] if [v.layers for v in low.values] == [v.layers for v in high.values] else value
+    )
     sizes = max(low.samples, 1), max(high.samples if other is not value else low.samples, 1)
     return value.model_copy(update={"bytes": round(_on_line(*sizes, samples, value.bytes, other.bytes))})
 

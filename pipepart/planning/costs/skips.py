@@ -46,7 +46,7 @@ class Skips:
     def __init__(self, costs: Costs, may_relay: bool = False) -> None:
         self.gaps = [
             Gap(first, last, value.bytes)
-            for value in costs.skips
+            for value in costs.values
             for first, last in pairwise(value.layers)
             if last > first + 1
         ]
