@@ -20,6 +20,7 @@ from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
 from .costs.stage_memory import Recompute, RecomputeChoice, StashCounts, with_recompute
+from .costs.step_bound import profile_edges, step_bound
 from .partition.replicas import all_stages, reduce_seconds, stage_devices
 from .stage_plan import StagePlan, predict_stages
 
@@ -165,6 +166,25 @@ class PlanRecord(Document):
         if self.prediction is None:
             raise ValueError("this plan carries no prediction: make it with pipepart.plan")
         return self.prediction
+
+    @property
+    def step_bound(self) -> float:
+        """Seconds that no plan on this cluster with as many micro-batches and replicas can beat; 0 without a profile.
+
+        See :func:`~.costs.step_bound.step_bound`: any cut, any placement of stages, any order of actions.
+        """
+        if self.profile is None:
+            return 0.0
+        costs = self.profile.at(self.micro_batches)
+        speeds = [device.speed for device in self.cluster.devices]
+        edges = profile_edges(self.profile, self.edges or self.profile.edges)
+        return step_bound(costs, speeds, self.build_schedule().replicas, edges)
+
+    @property
+    def step_gap(self) -> float:
+        """How far the predicted step is above :attr:`step_bound`, relative to it: 0.02 is at most 2 % above the best."""
+        step = self.predicted.step_seconds
+        return step / self.step_bound - 1 if self.step_bound else 0.0
 
     def __str__(self) -> str:
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
-
 import schedules
 
 from ...cluster import Cluster
@@ -18,6 +16,7 @@ from ..constraints import Constraints
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODES, Recompute, StashCounts, with_recompute
+from ..costs.step_bound import step_bound
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
 from ..partition.interleaved import ChunkedProblem
@@ -71,11 +70,10 @@ class Candidate:
 
     @property
     def shortest_possible_step(self) -> float:
-        """Seconds that no plan can beat: the devices share all work evenly and are never idle."""
+        """Seconds that no plan on as many devices can beat."""
         speeds = sorted((device.speed for device in self.groups.all_devices.devices), reverse=True)
-        saved = 0.0 if self.costs.split is None else -np.minimum(self.costs.split, 0.0).sum()
-        work = (self.costs.total_seconds - float(saved)) * self.costs.micro_batches
-        return work / sum(speeds[: self.devices * self.groups.replicas])
+        measured = self.profile.at(self.costs.micro_batches)
+        return step_bound(measured, speeds[: self.devices * self.groups.replicas], self.groups.replicas)
 
     @cached_property
     def impossible_reason(self) -> str:
