@@ -43,7 +43,8 @@ def plan_branched(
 
     Returns:
         The plan. Its ``edges`` are those of the profile. Its ``profile`` has the layers in the order of the plan. The
-        plan is ``optimal`` if its bottleneck equals the lower bound of the cut, which is proven for all orders.
+        plan is ``bottleneck_optimal`` if its bottleneck equals the lower bound of the cut, which is proven for all
+        orders.
 
     Raises:
         InfeasiblePlanError: no plan was found that fits.

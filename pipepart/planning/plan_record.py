@@ -61,8 +61,8 @@ class Prediction(Value):
     found_for: str = ""
 
     @property
-    def optimal(self) -> bool:
-        """True if no cut has a smaller bottleneck. Another cut may still have a shorter step."""
+    def bottleneck_optimal(self) -> bool:
+        """True if no cut has a smaller bottleneck. It says nothing about the step: see :attr:`Plan.step_bound`."""
         return self.bottleneck_seconds <= self.bottleneck_bound * (1 + TOLERANCE)
 
 
@@ -171,7 +171,8 @@ class PlanRecord(Document):
     def step_bound(self) -> float:
         """Seconds that no plan on this cluster with as many micro-batches and replicas can beat; 0 without a profile.
 
-        See :func:`~.costs.step_bound.step_bound`: any cut, any placement of stages, any order of actions.
+        It holds for any cut, any placement of stages, any order of actions, with transfers and recomputes for free and
+        memory without limit. So a gap may be the bound's, and not the plan's.
         """
         if self.profile is None:
             return 0.0
@@ -182,13 +183,15 @@ class PlanRecord(Document):
 
     @property
     def step_gap(self) -> float:
-        """How far the predicted step is above :attr:`step_bound`, relative to it: 0.02 is at most 2 % above the best."""
+        """How far the predicted step may be above the shortest: 0.02 is 2 % above :attr:`step_bound`."""
         step = self.predicted.step_seconds
         return step / self.step_bound - 1 if self.step_bound else 0.0
 
     def __str__(self) -> str:
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
+        if self.prediction and self.step_bound:
+            step += f", at most {self.step_gap:.1%} above the shortest possible"
         lines = [
             f"{type(self).__name__} {self.schedule!r}, {counted(self.micro_batches, 'micro-batch', 'es')}, "
             f"{counted(len(self.stages), 'stage')}{step}"

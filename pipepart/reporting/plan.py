@@ -5,7 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+import schedules
+
 from ..planning import Plan
+from ..planning.costs.layer_ranges import TOLERANCE
 from ..units import counted, format_bytes, format_seconds
 from .plan_tables import (
     alternatives_table,
@@ -148,7 +151,8 @@ def _prediction(plan: Plan) -> _Lines:
             f"{_stages(numbers, len(plan.stages))} on {bottleneck}, "
             f"{format_seconds(predicted.bottleneck_seconds)} per micro-batch",
         ),
-        ("cut", _proof(plan)),
+        ("cut", _proof_of_cut(plan)),
+        *_proof_of_step(plan),
     ]
 
 
@@ -197,14 +201,46 @@ def _recompute(plan: Plan) -> _Lines:
     return [("recompute", text)]
 
 
-def _proof(plan: Plan) -> str:
+def _proof_of_cut(plan: Plan) -> str:
     """Say whether a cut with a smaller bottleneck can exist."""
     predicted, stages = plan.predicted, len(plan.stages)
     if stages == 1:
         return "one stage holds every layer"
-    if predicted.optimal:
-        return f"proven optimal: no allowed cut into {stages} stages that fits has a smaller bottleneck"
+    if predicted.bottleneck_optimal:
+        return f"proven: no allowed cut into {stages} stages that fits has a smaller bottleneck"
     if not predicted.bottleneck_bound:
-        return "not compared with other cuts"
+        return "its bottleneck is not proven to be the smallest"
     above = predicted.bottleneck_seconds / predicted.bottleneck_bound - 1
-    return f"bottleneck at most {above:.1%} above the optimum for {stages} stages on these devices"
+    return f"its bottleneck is at most {above:.1%} above the smallest for {stages} stages on these devices"
+
+
+def _proof_of_step(plan: Plan) -> _Lines:
+    """Say what is proven of the step: for all plans, and for all orders of this plan's actions."""
+    if not plan.step_bound:
+        return []
+    replicas = f" and {plan.replicas} replicas" if plan.replicas > 1 else ""
+    count = counted(plan.micro_batches, "micro-batch", "es")
+    there = len(plan.cluster)
+    devices = "this device" if there == 1 else f"these {there} devices"
+    any_plan = f"no plan on {devices} with {count}{replicas}"
+    if plan.step_gap < TOLERANCE:
+        return [("bound", f"proven: {any_plan} has a shorter step")]
+    text = (
+        f"proven: {any_plan} takes less than {format_seconds(plan.step_bound)}; "
+        f"this step is at most {plan.step_gap:.1%} above the shortest"
+    )
+    if (order := _order_bound(plan)) > plan.step_bound * (1 + TOLERANCE):
+        above = plan.predicted.step_seconds / order - 1
+        mine = f"at most {above:.1%} above" if above >= TOLERANCE else "equal to"
+        text += f", and {mine} the shortest with these stages"
+    return [("bound", text)]
+
+
+def _order_bound(plan: Plan) -> float:
+    """Seconds that no order of the actions of these stages on these devices can beat; 0 if unknown."""
+    schedule = plan.build_schedule()
+    if schedule.replicas > 1 or schedule.versions:
+        return 0.0
+    return schedules.bound(
+        plan.stage_costs(), schedule.devices, schedule.micro_batches, placement=schedule.device_of
+    )

@@ -33,7 +33,7 @@ def check_against_every_cut(layers, cluster, schedule, micro_batches, stages, lo
         assert [name for stage in plan.stages for name in stage.layers] == [
             layer.name for layer in profile.layers
         ]
-        assert plan.predicted.optimal
+        assert plan.predicted.bottleneck_optimal
         assert len({stage.device for stage in plan.stages}) == stages
         return
     with pytest.raises(InfeasiblePlanError) as caught:

@@ -89,7 +89,7 @@ def test_the_bound_holds_for_every_order_and_what_is_called_optimal_is(seed: int
     assert made.predicted.bottleneck_bound <= min(every) * (1 + 1e-9)
     assert min(every) <= made.predicted.bottleneck_seconds * (1 + 1e-9)
     assert any(made.predicted.bottleneck_seconds == pytest.approx(value, rel=1e-9) for value in every)
-    if made.predicted.optimal:
+    if made.predicted.bottleneck_optimal:
         assert made.predicted.bottleneck_seconds == pytest.approx(min(every), rel=1e-9)
 
 
@@ -121,7 +121,7 @@ def test_a_branch_is_kept_whole_where_the_execution_order_would_cut_both():
     )
     # The small end of one branch and the output of the stem cross, there and back: 2 bytes at 10 bytes/s.
     assert made.predicted.bottleneck_seconds == pytest.approx(14 + 2 * 0.2)
-    assert made.predicted.optimal
+    assert made.predicted.bottleneck_optimal
 
 
 def test_a_value_costs_the_stages_that_make_or_use_it_only():

@@ -55,7 +55,7 @@ def test_of_an_edited_plan_no_best_and_no_runners_up_are_known(edit, tied, tmp_p
     assert tied.alternatives
     read = Plan.load(edited(tied, BOUND_EDITS[edit], tmp_path / "plan.json"))
     assert read.predicted.bottleneck_bound == 0
-    assert not read.predicted.optimal
+    assert not read.predicted.bottleneck_optimal
     assert read.alternatives == ()
 
 

@@ -1,4 +1,4 @@
-"""The lower bound of a step against the shortest step of all: every cut, placement, order and way to split backwards."""
+"""The lower bound of a step against the shortest of all: every cut, placement, order and split of backwards."""
 
 import itertools
 import math
@@ -189,7 +189,10 @@ def test_the_published_instance():
         "L": (1422, 1571, 6),
     }
     text = "EM-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-L"
-    layers = [Layer(*(8 * seconds for seconds in kinds[kind])) for kind in text]
+    layers = [
+        Layer(8 * forward, 8 * inputs, 8 * weights)
+        for forward, inputs, weights in map(kinds.__getitem__, text)
+    ]
     (costs,) = profile_of(layers, [8]).costs
     work = 8 * sum(sum(kinds[kind]) for kind in text) / 4
     assert work == 85_194

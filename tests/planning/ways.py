@@ -174,7 +174,7 @@ def check_against_every_way(
         assert isinstance(found, Plan)
         assert found.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
         assert found.predicted.bottleneck_bound <= min(fitting) * (1 + 1e-12)
-        assert found.predicted.optimal or (chunks > 1 and recompute == "auto")
+        assert found.predicted.bottleneck_optimal or (chunks > 1 and recompute == "auto")
         check_memory(found)
         return
     least = min(way.shortage for way in ways)

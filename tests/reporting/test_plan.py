@@ -31,7 +31,7 @@ def test_the_summary_tells_schedule_step_speed_up_bubble_and_bottleneck(
     assert "1f1b, 4 micro-batches, 2 stages on 2 devices" in text
     assert f"{predicted.serial_seconds / predicted.step_seconds:.2f}, against 50 ms" in text
     assert f"{predicted.bubble:.0%} of the devices' time" in text
-    assert "proven optimal: no allowed cut into 2 stages that fits has a smaller bottleneck" in text
+    assert "proven: no allowed cut into 2 stages that fits has a smaller bottleneck" in text
 
 
 def test_the_summary_of_an_asynchronous_plan_says_that_its_numbers_are_others(
@@ -72,10 +72,22 @@ def test_the_bottleneck_is_the_device_with_the_largest_load(printed: Printed, fo
 def test_what_is_not_proven_is_bounded_or_said_to_be_unknown(printed: Printed, two_stages: Plan) -> None:
     bottleneck = two_stages.predicted.bottleneck_seconds
     near = printed(plan_summary(predicted_as(two_stages, bottleneck_bound=bottleneck / 1.25)))
-    assert "bottleneck at most 25.0% above the optimum for 2 stages on these devices" in near
+    assert "its bottleneck is at most 25.0% above the smallest for 2 stages on these devices" in near
     unknown = printed(plan_summary(predicted_as(two_stages, bottleneck_bound=0.0)))
-    assert "not compared with other cuts" in unknown
-    assert "proven" not in near + unknown
+    assert "its bottleneck is not proven to be the smallest" in unknown
+
+
+def test_what_is_proven_of_the_step_is_told_apart_from_the_cut(printed: Printed, two_stages: Plan) -> None:
+    text = printed(plan_summary(two_stages))
+    bound, gap = format_seconds(two_stages.step_bound), two_stages.step_gap
+    assert gap > 0
+    assert f"no plan on these 2 devices with 4 micro-batches takes less than {bound}" in text
+    assert f"this step is at most {gap:.1%} above the shortest" in text
+    assert two_stages.profile is not None
+    alone = plan(two_stages.profile, Cluster.virtual(1), schedule="sequential", stages=1)
+    assert "proven: no plan on this device with 4 micro-batches has a shorter step" in printed(
+        plan_summary(alone)
+    )
 
 
 def test_the_order_of_unlike_devices_is_told(printed: Printed, two_stages: Plan, four_chunks: Plan) -> None:
