@@ -65,10 +65,20 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What the dispatcher made: the row of each device, and when the last operation ends."""
+    """What the dispatcher made.
 
-    makespan: float
+    Attributes:
+        rows: the operations of each device, in order.
+        ends: when each device is done; 0 for one without operations.
+    """
+
     rows: list[Row]
+    ends: list[float]
+
+    @property
+    def makespan(self) -> float:
+        """When the last operation ends."""
+        return max(self.ends)
 
 
 def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:
@@ -211,4 +221,4 @@ def dispatch(  # noqa: C901
             wake[device] = arriving[0][0] if arriving else _NEVER
             continue
         free[device] = wake[device] = end
-    return Dispatched(max(free), rows)
+    return Dispatched(rows, free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -13,6 +14,8 @@ from .layout import Layout, Rule
 from .pricing import Pricing
 from .request import JointRequest
 
+REB=0.8
+STEPS=3
 _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 
 
@@ -40,10 +43,53 @@ class Moves:
             self._choices += [self._split] * 2 + [self._merge] * 2
         self._choices += [self._refuse] * (2 * self._may_fuse) + [self._repeat] * (2 * may_recompute)
 
-    def neighbour(self, layout: Layout) -> Layout | None:
-        """Return a random neighbour; None if the move that was drawn is not possible."""
+    def neighbour(self, layout: Layout, idle: Sequence[float]) -> Layout | None:
+        """Return a random neighbour; None if the move that was drawn is not possible.
+
+        Args:
+            layout: to be changed.
+            idle: of each device, seconds of a step in which it waits; its load is chosen accordingly.
+        """
         made = self._random.choice(self._choices)(layout)
+        if made is not None and made.borders and self._random.random() < REB:
+            made = self._balanced(made, idle)
         return made if made is not None and self.allows(made) else None
+
+    def _balanced(self, layout: Layout, idle: Sequence[float]) -> Layout:
+        """Shift borders, one after the other, so that the devices' loads come nearer to each other."""
+        pricing, allowed = self._pricing, self._borders
+        share = 1 / pricing.micro_batches
+        loads = [load + wait * share for load, wait in zip(pricing.loads(layout), idle, strict=True)]
+        borders, devices = list(layout.borders), layout.devices
+        for _ in range(self._random.randrange(1, STEPS+1)):
+            choices = []
+            for at, border in enumerate(borders):
+                one, other = devices[at], devices[at + 1]
+                if one == other:
+                    continue
+                index = bisect_left(allowed, border)
+                if index + 1 < len(allowed):
+                    moved = allowed[index + 1]
+                    if at + 1 == len(borders) or moved < borders[at + 1]:
+                        more, less = pricing.seconds(border, moved, one), pricing.seconds(border, moved, other)
+                        change = more * (more + 2 * loads[one]) + less * (less - 2 * loads[other])
+                        if change < 0:
+                            choices.append((change, at, moved, more, -less))
+                if index:
+                    moved = allowed[index - 1]
+                    if not at or moved > borders[at - 1]:
+                        less, more = pricing.seconds(moved, border, one), pricing.seconds(moved, border, other)
+                        change = less * (less - 2 * loads[one]) + more * (more + 2 * loads[other])
+                        if change < 0:
+                            choices.append((change, at, moved, -less, more))
+            if not choices:
+                break
+            choices.sort()
+            _, at, moved, here, there = choices[min(int(self._random.expovariate(1)), len(choices) - 1)]
+            borders[at] = moved
+            loads[devices[at]] += here
+            loads[devices[at + 1]] += there
+        return replace(layout, borders=tuple(borders))
 
     def allows(self, layout: Layout) -> bool:
         """Return whether a layout keeps pins, the number of stages, and the most stages of a device."""

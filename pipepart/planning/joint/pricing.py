@@ -37,7 +37,9 @@ class Pricing:
         self._costs = costs
         self.micro_batches, self.layers = request.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
+        self.split_matters = costs.split is not None and bool((costs.split != 0).any())
         self.split_costs = costs.split is not None and bool((costs.split > 0).any())
+        self._compute = costs.compute_sums.tolist()
         self._output = costs.output_bytes.tolist()
         self._has_backward = costs.has_backward.tolist()
         self.speeds = [device.speed for device in cluster.devices]
@@ -59,25 +61,72 @@ class Pricing:
         """Return whether a stage that ends before this layer has a backward."""
         return self._has_backward[end - 1]
 
+    def seconds(self, start: int, end: int, device: int) -> float:
+        """Return what layers add to the load of a device for one micro-batch."""
+        return (self._compute[end] - self._compute[start]) / self.speeds[device]
+
     def loads(self, layout: Layout) -> list[float]:
-        """Return the seconds of each device for one micro-batch, with whole backwards or their parts."""
-        found = [0.0] * self.devices
-        for (start, end), device, fused, mode in zip(
-            pairwise((0, *layout.borders, self.layers)),
-            layout.devices,
-            layout.fused,
-            layout.modes,
-            strict=True,
-        ):
-            forward = self._forward[end] - self._forward[start]
-            seconds = (
-                forward + self._input[end] - self._input[start] + self._weight[end] - self._weight[start]
-            )
-            if not fused:
-                seconds += self._split[end] - self._split[start]
-            if mode != "never":
-                seconds += forward
-            found[device] += seconds / self.speeds[device]
+        """Return the seconds of each device for one micro-batch, without recomputes."""
+        found, start, compute = [0.0] * self.devices, 0, self._compute
+        for end, device in zip((*layout.borders, self.layers), layout.devices, strict=True):
+            found[device] += (compute[end] - compute[start]) / self.speeds[device]
+            start = end
+        return found
+
+    def bound(self, layout: Layout) -> float:
+        """Return seconds that no order of a layout's operations can beat, whatever the memory.
+
+        For each device: its work, after the first forward can have reached it. Until the first gradient can have come
+        back it has forwards only, and while the gradient goes on to the first stage it has deferred W's only.
+        """
+        m, stages = self.micro_batches, layout.stages
+        edges = (0, *layout.borders, self.layers)
+        inputs, heads, tails = [], [], []
+        first, last = [-1] * self.devices, [-1] * self.devices
+        work, ahead, behind = [0.0] * self.devices, [0.0] * self.devices, [0.0] * self.devices
+        head = tail = 0.0
+        forward_sums, input_sums, weight_sums, split_sums = self._forward, self._input, self._weight, self._split
+        before = -1
+        for at in range(stages):
+            start, end, device = edges[at], edges[at + 1], layout.devices[at]
+            speed = self.speeds[device]
+            forward = (forward_sums[end] - forward_sums[start]) / speed
+            for_input = (input_sums[end] - input_sums[start]) / speed
+            for_weight = (weight_sums[end] - weight_sums[start]) / speed
+            if layout.fused[at]:
+                for_input, for_weight = for_input + for_weight, 0.0
+            elif self.split_matters:
+                whole = for_input + for_weight
+                factor = max(0.0, 1 + (split_sums[end] - split_sums[start]) / speed / whole) if whole else 1.0
+                for_input, for_weight = for_input * factor, for_weight * factor
+            if layout.modes[at] != "never":
+                work[device] += forward * (1 - (layout.modes[at] == "except-last") / m)
+            if before not in (-1, device):
+                size = self._output[start - 1]
+                head += self._latency[before][device] + size * self._per_byte[before][device]
+                tail += self._latency[device][before] + size * self._per_byte[device][before]
+            before = device
+            heads.append(head)
+            tails.append(tail)
+            inputs.append(for_input)
+            head += forward
+            tail += for_input
+            if first[device] < 0:
+                first[device] = at
+            last[device] = at
+            work[device] += forward + for_input + for_weight
+            ahead[device] += forward
+            behind[device] += for_weight
+        # From here on `head` is the time of the last forward's end, `tail` that of all backwards on the way back.
+        found = 0.0
+        for device in range(self.devices):
+            one, other = first[device], last[device]
+            if one < 0:
+                continue
+            gradient = head + tail - tails[other] - inputs[other]  # when the first can have come back
+            waits = max(0.0, gradient - heads[one] - m * ahead[device])
+            drains = max(0.0, tails[one] - m * behind[device])
+            found = max(found, heads[one] + m * work[device] + waits + drains)
         return found
 
     def work(self, layout: Layout) -> Work | None:

@@ -27,14 +27,18 @@ _RULES = [
 ]
 _KEPT = 4  # starts that annealing goes on from
 _HOTTEST, _COLDEST = 0.01, 0.0003  # temperatures, relative to the step
-_REJECTED = 20  # operations that a rejected move counts as
+_REJECTED = 40  # operations that a rejected move counts as
 
 
+ALPHA=1.0
+ABS=0.98
 @dataclass(frozen=True)
 class _Found:
     seconds: float
+    score: float
     layout: Layout
     dispatched: Dispatched
+    idle: list[float]
 
 
 def search_jointly(
@@ -108,15 +112,15 @@ class _Engine:
         begin, micro_batches = allowance.used, self._pricing.micro_batches
         while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not allowance.is_over:
             heat = here.seconds * _HOTTEST * (_COLDEST / _HOTTEST) ** done
-            layout = self._moves.neighbour(here.layout)
+            layout = self._moves.neighbour(here.layout, here.idle)
             allowance.used += _REJECTED
             if layout is None:
                 continue
-            limit = here.seconds - heat * math.log(1 - random.random())
-            if max(self._pricing.loads(layout)) * micro_batches > limit:
+            limit = here.score - heat * math.log(1 - random.random())
+            if self._pricing.bound(layout)*(1+ALPHA*ABS) > limit:
                 continue
             made = self._dispatched(layout)
-            if made is not None and made.seconds <= limit:
+            if made is not None and made.score <= limit:
                 here = made
                 if made.seconds < best.seconds:
                     best = made
@@ -134,8 +138,9 @@ class _Engine:
             return None
         self._allowance.used += len(work.seconds)
         rule = layout.rule
+        m=self._pricing.micro_batches
         found = dispatch(work, steady_keys(work, rule.spread, rule.spread_back), rule.weight_gap)
-        return None if found is None else _Found(found.makespan, layout, found)
+        return None if found is None else _Found(found.makespan, found.makespan + ALPHA*sum(found.ends)/len(found.ends), layout, found, [e-m*l for e,l in zip(found.ends,self._pricing.loads(layout))])
 
 
 def _orders(request: JointRequest, found: _Found) -> list[schedules.Schedule]:
