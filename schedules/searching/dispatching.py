@@ -19,17 +19,16 @@ class Room(NamedTuple):
 
     limit: of each device.
     stash: of each F, what it keeps from its start on.
-    during: of each I, what it keeps besides while it runs, as a stage that recomputes does.
     deferred: of each I, what it leaves for its W.
+    most: of each device, the most that an operation keeps besides while it runs, as an I that recomputes does.
     needs: of each stage, the bytes that must be free before a forward: its stash, those of the device's later stages
-        for one micro-batch, and the most that one of these keeps besides while it runs. So the oldest micro-batch can
-        always go on.
+        for one micro-batch, and what is in `most`. So the oldest micro-batch can always go on.
     """
 
     limit: Sequence[float]
     stash: Sequence[float]
-    during: Sequence[float]
     deferred: Sequence[float]
+    most: Sequence[float]
     needs: Sequence[float]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -14,8 +14,8 @@ from .layout import Layout, Rule
 from .pricing import Pricing
 from .request import JointRequest
 
-REB=0.8
-STEPS=3
+_BALANCING = 0.8  # of the moves, after which loads are evened out
+_SHIFTS = 4  # borders shifted for that, at most
 _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 
 
@@ -51,7 +51,7 @@ class Moves:
             idle: of each device, seconds of a step in which it waits; its load is chosen accordingly.
         """
         made = self._random.choice(self._choices)(layout)
-        if made is not None and made.borders and self._random.random() < REB:
+        if made is not None and made.borders and self._random.random() < _BALANCING:
             made = self._balanced(made, idle)
         return made if made is not None and self.allows(made) else None
 
@@ -61,7 +61,7 @@ class Moves:
         share = 1 / pricing.micro_batches
         loads = [load + wait * share for load, wait in zip(pricing.loads(layout), idle, strict=True)]
         borders, devices = list(layout.borders), layout.devices
-        for _ in range(self._random.randrange(1, STEPS+1)):
+        for _ in range(self._random.randrange(1, _SHIFTS + 1)):
             choices = []
             for at, border in enumerate(borders):
                 one, other = devices[at], devices[at + 1]
@@ -71,14 +71,20 @@ class Moves:
                 if index + 1 < len(allowed):
                     moved = allowed[index + 1]
                     if at + 1 == len(borders) or moved < borders[at + 1]:
-                        more, less = pricing.seconds(border, moved, one), pricing.seconds(border, moved, other)
+                        more, less = (
+                            pricing.seconds(border, moved, one),
+                            pricing.seconds(border, moved, other),
+                        )
                         change = more * (more + 2 * loads[one]) + less * (less - 2 * loads[other])
                         if change < 0:
                             choices.append((change, at, moved, more, -less))
                 if index:
                     moved = allowed[index - 1]
                     if not at or moved > borders[at - 1]:
-                        less, more = pricing.seconds(moved, border, one), pricing.seconds(moved, border, other)
+                        less, more = (
+                            pricing.seconds(moved, border, one),
+                            pricing.seconds(moved, border, other),
+                        )
                         change = less * (less - 2 * loads[one]) + more * (more + 2 * loads[other])
                         if change < 0:
                             choices.append((change, at, moved, -less, more))

@@ -45,6 +45,10 @@ class Pricing:
         self.speeds = [device.speed for device in cluster.devices]
         names = [device.name for device in cluster.devices]
         links = [[cluster.link_between(one, other) for other in names] for one in names]
+        self._links = [
+            [(link.latency, link.bandwidth) for at, link in enumerate(row) if at != own]
+            for own, row in enumerate(links)
+        ]
         self._latency = [[link.latency for link in row] for row in links]
         self._per_byte = [[1 / link.bandwidth if link.bandwidth else 0.0 for link in row] for row in links]
         limits = [device.memory_bytes for device in cluster.devices]
@@ -60,6 +64,15 @@ class Pricing:
     def trains(self, end: int) -> bool:
         """Return whether a stage that ends before this layer has a backward."""
         return self._has_backward[end - 1]
+
+    def device_kinds(self) -> list[int]:
+        """Return a number for each device; equal ones if the devices and all their links are alike."""
+        alike = len({link for row in self._links for link in row}) <= 1
+        keys = [
+            (speed, limit, -1 if alike else at)
+            for at, (speed, limit) in enumerate(zip(self.speeds, self.limits, strict=True))
+        ]
+        return [keys.index(key) for key in keys]
 
     def seconds(self, start: int, end: int, device: int) -> float:
         """Return what layers add to the load of a device for one micro-batch."""
@@ -85,7 +98,12 @@ class Pricing:
         first, last = [-1] * self.devices, [-1] * self.devices
         work, ahead, behind = [0.0] * self.devices, [0.0] * self.devices, [0.0] * self.devices
         head = tail = 0.0
-        forward_sums, input_sums, weight_sums, split_sums = self._forward, self._input, self._weight, self._split
+        forward_sums, input_sums, weight_sums, split_sums = (
+            self._forward,
+            self._input,
+            self._weight,
+            self._split,
+        )
         before = -1
         for at in range(stages):
             start, end, device = edges[at], edges[at + 1], layout.devices[at]
@@ -212,16 +230,15 @@ class Pricing:
             transient[device] = max(transient[device], size.transient)
         limit = [room - more for room, more in zip(limit, transient, strict=True)]
         stash: list[float] = []
-        during: list[float] = []
         deferred: list[float] = []
-        most = [0.0] * self.devices  # that one operation of a device keeps besides while it runs
+        most = [0.0] * self.devices
         for device, size, count, fused in zip(layout.devices, sizes, again, layout.fused, strict=True):
             left = 0.0 if fused else size.deferred
             # What I leaves may be more than the stash before it. It is then counted from the forward on.
             stash += [max(size.boundary, left)] * count + [max(size.stash, left)] * (m - count)
-            during += [max(size.stash - max(size.boundary, left), 0.0)] * count + [0.0] * (m - count)
             deferred += [left] * m
-            most[device] = max(most[device], during[-m])
+            if count:
+                most[device] = max(most[device], size.stash - max(size.boundary, left))
         needs, later = [0.0] * layout.stages, [0.0] * self.devices
         for stage in reversed(range(layout.stages)):
             device, first = layout.devices[stage], stage * m
@@ -229,4 +246,4 @@ class Pricing:
             needs[stage] = later[device] + most[device]
             if needs[stage] > limit[device] * (1 + 1e-9):
                 return None
-        return Room(limit, stash, during, deferred, needs)
+        return Room(limit, stash, deferred, most, needs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -50,6 +52,47 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
             devices = [order[_row(stage, pricing.devices, wave)] for stage in range(stages)]
             for mode in MODES[request.asked.recompute][:: 2 if pricing.limited else 3]:
                 yield _balanced(request, pricing, borders, devices, mode)
+
+
+def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
+    """Return the finest cut on every placement, the one with the smallest bound first; None if there are too many.
+
+    A coarser cut is no faster: its actions can follow each other in the finest cut, too. Of placements that differ by
+    an exchange of equal devices there is one.
+    """
+    borders = tuple(request.costs.allowed_borders.tolist())
+    fixed = request.stages if request.stages is not None else request.constraints.stages
+    stages, devices = len(borders) + 1, pricing.devices
+    if (fixed is not None and fixed != stages) or devices**stages > most * math.factorial(devices):
+        return None
+    kinds = pricing.device_kinds()
+    placements = [homes for homes in product(range(devices), repeat=stages) if _is_first(homes, kinds)]
+    if len(placements) > most:
+        return None
+    ends = (*borders, pricing.layers)
+    modes = MODES[request.asked.recompute]
+    found = [
+        Layout(
+            borders,
+            homes,
+            (False,) * stages,
+            tuple(mode if pricing.trains(end) else "never" for end in ends),
+        )
+        for homes in placements
+        for mode in modes[:: 2 if pricing.limited else 3]
+    ]
+    return sorted(found, key=pricing.bound)
+
+
+def _is_first(homes: Sequence[int], kinds: Sequence[int]) -> bool:
+    """Return whether the devices of each kind come in order of their first stage."""
+    seen: set[int] = set()
+    for home in homes:
+        if home not in seen:
+            if any(kinds[other] == kinds[home] and other not in seen for other in range(home)):
+                return False
+            seen.add(home)
+    return True
 
 
 def _row(stage: int, devices: int, wave: bool) -> int:

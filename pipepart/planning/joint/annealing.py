@@ -1,0 +1,128 @@
+"""Annealing: searches layouts, from many starts to the best few, and then the order of the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+from .allowance import Allowance
+from .judged import Judged, judge, reorder
+from .layout import Layout, Rule
+from .moves import Moves
+from .pricing import Pricing
+from .request import JointRequest
+from .starts import balanced_layouts, every_placement
+
+_RULES = [
+    Rule(spread, back, gap) for spread, back, gap in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5))
+]
+_GATHERING, _REORDERING = 0.3, 0.3  # of the allowance
+_KEPT = 4  # layouts that annealing starts from
+_REORDERED = 12
+_HEAT = 0.4  # the first temperature, in mean seconds of all forwards and backwards of a layer
+_COOLED = 0.03  # the last temperature, relative to the first
+_MOVE = 40  # operations that a move counts as, besides those that it dispatches
+_PLAY = 0.5  # of the operations are played again by a move of the order, on average
+_BOUND = 0.98  # of the bound of a layout is the mean end of its devices, hardly ever less
+
+
+class Annealing:
+    """The best layouts so far; owned by one search.
+
+    Args:
+        request: what to choose from.
+        allowance: how much to do.
+        random: of the moves.
+    """
+
+    def __init__(self, request: JointRequest, allowance: Allowance, random: Random) -> None:
+        self._request, self._allowance, self._random = request, allowance, random
+        self._pricing = Pricing(request)
+        self._moves = Moves(request, self._pricing, random)
+        self._found: list[Judged] = []
+        costs = request.costs
+        self._layer = costs.total_seconds / costs.layers * request.micro_batches / max(self._pricing.speeds)
+
+    def run(self, given: Sequence[Layout]) -> None:
+        """Search from the given layouts and from balanced ones."""
+        total = self._allowance.operations
+        self._gather(given, total * _GATHERING)
+        starts = _distinct(self._found, _KEPT)
+        for number, start in enumerate(starts):
+            left = total * (1 - _REORDERING) - self._allowance.used
+            last = number == len(starts) - 1
+            self._anneal(self.best[0] if last else start, left if last else left / (len(starts) + 1))
+        self._reorder()
+
+    @property
+    def best(self) -> list[Judged]:
+        """What was found, the fastest first."""
+        return sorted(self._found, key=lambda one: one.seconds)
+
+    def _gather(self, given: Sequence[Layout], operations: float) -> None:
+        """Dispatch the starts under every rule."""
+        every = every_placement(self._request, self._pricing, int(operations / _MOVE))
+        if every is not None:
+            self._allowance.used += _MOVE * len(every) // 2
+        for layout in (*given, *(every or balanced_layouts(self._request, self._pricing))):
+            if not self._moves.allows(layout):
+                continue
+            best = min((one.seconds for one in self._found), default=math.inf)
+            if self._pricing.bound(layout) >= best:
+                continue
+            for rule in _RULES:
+                if self._found and (self._allowance.is_over or self._allowance.used > operations):
+                    return
+                made = self._judged(replace(layout, rule=rule))
+                if made is not None:
+                    self._found.append(made)
+
+    def _anneal(self, start: Judged, operations: float) -> None:
+        """Anneal a layout, and keep the best ones on the way."""
+        allowance, random, bound = self._allowance, self._random, self._pricing.bound
+        here, best, begin = start, start, allowance.used
+        while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not allowance.is_over:
+            heat = self._layer * _HEAT * _COOLED**done
+            layout = self._moves.neighbour(here.layout, here.idle)
+            allowance.used += _MOVE
+            if layout is None:
+                continue
+            limit = here.score - heat * math.log(1 - random.random())
+            if bound(layout) * (1 + _BOUND) > limit:
+                continue
+            made = self._judged(layout)
+            if made is not None and made.score <= limit:
+                here = made
+                if made.seconds < best.seconds:
+                    best = made
+                    self._found.append(best)
+                    allowance.tell(best.seconds)
+
+    def _reorder(self) -> None:
+        """Anneal the order of the best layouts."""
+        chosen = _distinct(self._found, _REORDERED)
+        left = self._allowance.operations - self._allowance.used
+        for found in chosen:
+            if self._allowance.is_over:
+                return
+            share = left / len(chosen)
+            plays = int(share / (_MOVE + _PLAY * len(found.work.seconds)))
+            goal = self._pricing.bound(found.layout)
+            self._found.append(reorder(found, plays, goal, self._random))
+            self._allowance.used += int(share)
+
+    def _judged(self, layout: Layout) -> Judged | None:
+        made = judge(layout, self._pricing)
+        self._allowance.used += 3 * layout.stages * self._pricing.micro_batches
+        return made
+
+
+def _distinct(found: Sequence[Judged], count: int) -> list[Judged]:
+    """The fastest, one of each cut and placement."""
+    unique: dict[tuple[tuple[int, ...], tuple[int, ...]], Judged] = {}
+    for one in sorted(found, key=lambda one: one.seconds):
+        unique.setdefault((one.layout.borders, one.layout.devices), one)
+    return list(unique.values())[:count]

@@ -1,0 +1,98 @@
+"""Judged: a layout with the order of its operations, and the seconds that the step then takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from schedules import StageCosts
+from schedules.searching.dispatching import Row, Work, dispatch, steady_keys
+from schedules.searching.local_search import improve
+from schedules.searching.objectives import OBJECTIVES
+from schedules.searching.problem import Problem
+from schedules.simulation.event_loop import play
+
+from .layout import Layout
+from .pricing import Pricing
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A layout with an order.
+
+    Attributes:
+        layout: the cut and the placement.
+        work: its operations.
+        rows: the order of each device.
+        seconds: of the step.
+        score: what annealing minimises: the step, and the mean end of the devices. An idle device that ends early is
+            of use only after a further move.
+        idle: of each device, seconds in which it waits before its end.
+    """
+
+    layout: Layout
+    work: Work
+    rows: Sequence[Row]
+    seconds: float
+    score: float
+    idle: Sequence[float]
+
+
+def judge(layout: Layout, pricing: Pricing) -> Judged | None:
+    """Dispatch a layout by its rule; None if it does not fit the memory."""
+    work = pricing.work(layout)
+    if work is None:
+        return None
+    rule = layout.rule
+    found = dispatch(work, steady_keys(work, rule.spread, rule.spread_back), rule.weight_gap)
+    if found is None:
+        return None
+    m, ends = pricing.micro_batches, found.ends
+    idle = [end - m * load for end, load in zip(ends, pricing.loads(layout), strict=True)]
+    return Judged(layout, work, found.rows, found.makespan, found.makespan + sum(ends) / len(ends), idle)
+
+
+def reorder(found: Judged, plays: int, goal: float, random: Random) -> Judged:
+    """Anneal the order of a layout, by moves of single operations of the critical path.
+
+    Args:
+        found: to be improved.
+        plays: how many moves.
+        goal: seconds to stop at.
+        random: of the moves.
+    """
+    used = [device for device, row in enumerate(found.rows) if row]
+    problem = _problem(found.work, used)
+    measure = OBJECTIVES["makespan"]
+    rows = improve(problem, [found.rows[device] for device in used], measure, plays, random, goal)
+    ends, _ = play(problem.table, rows)
+    seconds = measure(problem, rows, ends)
+    if seconds >= found.seconds:
+        return found
+    placed = dict(zip(used, rows, strict=True))
+    return replace(found, seconds=seconds, rows=[placed.get(at, []) for at in range(found.work.devices)])
+
+
+def _problem(work: Work, used: Sequence[int]) -> Problem:
+    """The operations as local search takes them. A recompute counts as a part of the backward behind it."""
+    m, stages, place = work.micro_batches, work.stages, {device: at for at, device in enumerate(used)}
+    last = [(kind * stages + stage) * m for kind in range(3) for stage in range(stages)]
+    seconds = [
+        work.seconds[at] + (work.before[at] if work.before and at < 2 * stages * m else 0.0) for at in last
+    ]
+    room = work.room
+    costs = StageCosts(
+        seconds[:stages],
+        seconds[stages : 2 * stages],
+        seconds[2 * stages :],
+        bandwidth=1.0,
+        message_bytes=[*work.delay_forward[1:], 0.0],
+        stash_bytes=[max(room.stash[at * m], room.stash[at * m + m - 1]) for at in range(stages)]
+        if room
+        else (),
+        weight_stash_bytes=[room.deferred[at * m] for at in range(stages)] if room else (),
+    )
+    limits = [room.limit[device] - room.most[device] if room else math.inf for device in used]
+    return Problem(costs, len(used), m, tuple(place[device] for device in work.device_of), tuple(limits))
