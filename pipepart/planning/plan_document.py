@@ -29,9 +29,9 @@ class Plan(PlanRecord):
         chunks: stages of each device; the schedule determines which. Ignored under ``"search"``.
         actions: the order of actions of each device if the schedule is ``"search"``, in the notation of
             ``schedules.Action``: of one replica, without recomputes. Devices may have different numbers of stages.
-        split_critical: full backwards on the critical path that run as their two parts (I, then W), so that the
-            gradient of the stage's input leaves before its weight gradients are computed. Ignored for another number
-            of micro-batches than the plan's.
+        split_critical: full backwards on the critical path, in the schedule of one replica, that run as their two parts
+            (I, then W), so that the gradient of the stage's input leaves before its weight gradients are computed. All
+            replicas split the same ones. Ignored for another number of micro-batches than the plan's.
         replica_devices: the devices of each further replica of the model, one name a stage. Each micro-batch runs
             through one replica; gradients are summed over replicas.
         prediction: None for a plan written by hand.

@@ -21,8 +21,11 @@ from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
 from .costs.stage_memory import Recompute, RecomputeChoice, StashCounts, with_recompute
 from .costs.step_bound import profile_edges, step_bound
-from .partition.replicas import all_stages, reduce_seconds, stage_devices
+from .partition.reductions import runs_all_reduce
+from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
+from .partition.replicas import all_stages, stage_devices
 from .stage_plan import StagePlan, predict_stages
+from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
 
 SEARCH = "search"  # the name of a schedule that is known by its actions alone
 
@@ -232,9 +235,10 @@ class PlanRecord(Document):
             bare = schedules.build(
                 self.schedule, devices=devices, micro_batches=per_replica, chunks=self.chunks
             )
-        built = schedules.replicate(with_recompute(bare, modes), self.replicas, count)
+        one = with_recompute(bare, modes)
         if split_critical:
-            built = schedules.split_backward(built, map(schedules.Action.parse, split_critical))
+            one = schedules.split_backward(one, map(schedules.Action.parse, split_critical))
+        built = schedules.replicate(one, self.replicas, count)
         return schedules.insert_reduce_grad(built) if built.replicas > 1 else built
 
     def refreshed(self) -> Self:
@@ -268,19 +272,25 @@ class PlanRecord(Document):
             measured = self.profile.at(self.micro_batches)
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
-        counts = StashCounts(self.build_schedule())
+        shown, _ = self.one_of_each()
+        counts = StashCounts(shown.build_schedule())
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
         fresh = self.model_copy(update={"stages": stages})
-        timeline = fresh.simulate()
+        shown, classes = fresh.one_of_each()
+        timeline = fresh._simulated(shown, classes)
         loads: dict[tuple[int, str], float] = {}
-        for number, stage in enumerate(fresh.all_stages):
+        for number, stage in enumerate(shown.all_stages):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
-        unused = dict.fromkeys((device.name for device in self.cluster.devices), 0)
+        needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
+        of_shown = shown.device_bytes(timeline)
+        for own, number in zip(fresh._devices, classes.class_of, strict=True):
+            like = fresh._devices[classes.firsts[number]]
+            needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
         prediction = Prediction(
             step_seconds=timeline.makespan,
-            memory_bytes=tuple({**unused, **fresh.device_bytes(timeline)}.values()),
-            bubble=timeline.bubble,
+            memory_bytes=tuple(needs.values()),
+            bubble=_bubble(timeline, classes.sizes),
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
             serial_seconds=costs.total_seconds * self.micro_batches,
@@ -289,8 +299,29 @@ class PlanRecord(Document):
         return fresh.model_copy(update={"prediction": prediction})
 
     def simulate(self) -> schedules.Timeline:
-        """The predicted timeline of one step."""
-        return schedules.simulate(self.build_schedule(), self.stage_costs())
+        """The predicted timeline of one step. One replica of each class of alike ones is simulated."""
+        shown, classes = self.one_of_each()
+        timeline = self._simulated(shown, classes)
+        if classes.all_differ:
+            return timeline
+        return timeline_of_all(timeline, self.build_schedule(), classes)
+
+    def one_of_each(self) -> tuple[Self, ReplicaClasses]:
+        """Return the plan of one replica of each class of alike ones, without figures of its own, and the classes."""
+        devices, routes = self._devices, self._routes
+        special = self.replicas > 1 and not runs_all_reduce(self.cluster)
+        classes = replica_classes(devices, routes, self.cluster, self.micro_batches, first_is_special=special)
+        if classes.all_differ:
+            return self, classes
+        others = tuple(devices[first] for first in classes.firsts[1:])
+        return self.model_copy(
+            update={"replica_devices": others, "micro_batches": classes.micro_batches}
+        ), classes
+
+    def _simulated(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
+        """The timeline of the replicas that are shown, one of each class."""
+        costs = self._costs(shown, classes.firsts, None if classes.all_differ else classes.firsts)
+        return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """The peak memory of each device in use; see :func:`~.costs.stage_memory.device_peak_bytes` for the formula.
@@ -299,9 +330,11 @@ class PlanRecord(Document):
             timeline: of :meth:`simulate`, which has the peak of the stashes; None to simulate.
         """
         peaks, stages = (timeline or self.simulate()).peak_bytes, self.all_stages
-        found = {}
+        found, stages_on = {}, dict[str, list[StagePlan]]()
+        for stage in stages:
+            stages_on.setdefault(stage.device, []).append(stage)
         for worker, peak in zip(self.workers, peaks, strict=True):
-            own = [stage for stage in stages if stage.device == worker.name]
+            own = stages_on[worker.name]
             transient = max(stage.transient_bytes for stage in own)
             found[worker.name] = sum(stage.static_bytes for stage in own) + int(peak) + transient
         return found
@@ -316,36 +349,39 @@ class PlanRecord(Document):
 
     def stage_costs(self) -> schedules.StageCosts:
         """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
-        latency, bandwidth = self._links()
-        stages = self.all_stages
-        return schedules.StageCosts(
-            forward=[stage.forward_seconds for stage in stages],
-            backward_input=[stage.part_seconds[0] for stage in stages],
-            backward_weight=[stage.part_seconds[1] for stage in stages],
-            backward=[stage.backward_seconds for stage in stages],
-            latency=latency,
-            bandwidth=bandwidth,
-            message_bytes=[stage.output_bytes for stage in stages],
-            stash_bytes=[stage.stash_bytes for stage in stages],
-            weight_stash_bytes=[stage.deferred_bytes for stage in stages],
-            boundary_bytes=[stage.boundary_bytes for stage in stages],
-            recompute=[stage.recompute_seconds for stage in stages],
-            skips=[
-                (at, skip.target, skip.bytes) for at, stage in enumerate(self.stages) for skip in stage.skips
-            ],
-            reduce_grad=reduce_seconds(stages, len(self.stages), self.cluster),
+        return self._costs(self, range(self.replicas), None)
+
+    def _costs(
+        self, shown: Self, replicas: Sequence[int], with_parts: Sequence[int] | None
+    ) -> schedules.StageCosts:
+        """The costs of some replicas; ``with_parts`` is None if they share the ports of hosts themselves."""
+        schedule, stages = shown.build_schedule(), shown.all_stages
+        reductions = reductions_of(self.stages, self._devices, schedule, self.cluster)
+        return step_costs(
+            stages,
+            schedule,
+            self.cluster,
+            [copy for replica in replicas for copy in reductions[replica]],
+            port_routes(stages, schedule, self._routes, with_parts) if self.cluster.network else {},
         )
 
-    def _links(self) -> tuple[float | list[list[float]], float | list[list[float]]]:
-        """Latency and bandwidth: one for all pairs of devices, or [from][to] in the order of the schedule's rows."""
-        if not self.cluster.links_differ:
-            return self.cluster.link.latency, self.cluster.link.bandwidth or math.inf
-        names = [device.name for device in self.workers]
-        links = [[self.cluster.link_between(one, other) for other in names] for one in names]
-        return (
-            [[link.latency for link in row] for row in links],
-            [[link.bandwidth or math.inf for link in row] for row in links],
-        )
+    @property
+    def _devices(self) -> list[tuple[str, ...]]:
+        """The device of each stage, for each replica."""
+        return [tuple(stage.device for stage in self.stages), *self.replica_devices]
+
+    @property
+    def _routes(self) -> Routes:
+        return Routes(self._devices, sending_pairs(self.stages), self.cluster)
+
+
+def _bubble(timeline: schedules.Timeline, sizes: Sequence[int]) -> float:
+    """The idle part of the step, mean over the devices, where one of each class of replicas was simulated."""
+    if set(sizes) <= {1} or not timeline.makespan:
+        return timeline.bubble
+    rows = timeline.schedule.devices // len(sizes)
+    busy = sum(size * sum(timeline.busy[at * rows : (at + 1) * rows]) for at, size in enumerate(sizes))
+    return 1 - busy / (rows * sum(sizes) * timeline.makespan)
 
 
 def order_text(schedule: schedules.Schedule) -> tuple[tuple[str, ...], ...]:

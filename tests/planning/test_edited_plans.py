@@ -138,7 +138,7 @@ def from_scratch(
         boundary_bytes=[size if more else 0 for size, more in zip(inputs, again, strict=True)],
         recompute=[each[0] if more else 0.0 for each, more in zip(seconds, again, strict=True)],
     )
-    return schedules.simulate(built, stage_costs)
+    return schedules.simulate(built, stage_costs, contention=True)
 
 
 def needs(plan: Plan, layers: list[Layer], timeline: schedules.Timeline) -> dict[str, int]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-import schedules
 from pipepart import Cluster, Pipeline, Plan, Profile
 from pipepart.profiling import Costs, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
@@ -155,7 +154,7 @@ def check(seed: int, skipping: bool) -> None:
         pipe.step(x, target=x)
         trace = pipe.last_trace
     assert trace is not None
-    predicted = schedules.simulate(plan.build_schedule(), plan.stage_costs(), contention=True)
+    predicted = plan.simulate()
     assert moments(trace) == pytest.approx(moments(predicted))
 
 

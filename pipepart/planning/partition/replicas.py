@@ -1,4 +1,4 @@
-"""Stages of the further replicas of a model: their devices, their costs, and the seconds to bring replicas together."""
+"""Stages of the further replicas of a model: their devices and their costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import schedules
 from ...cluster import Cluster
 from ..stage_plan import StagePlan
 from ..straight import StageLinks
-
-# Gradients summed, or parameters copied, on one CPU core: 64 MiB take 13 ms.
-_CPU_BYTES_PER_SECOND = 5e9
+from .reductions import runs_all_reduce
 
 
 def stage_devices(
@@ -35,7 +33,10 @@ def stage_devices(
 def all_stages(
     stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, has_profile: bool
 ) -> tuple[StagePlan, ...]:
-    """The stages of all replicas. Further replicas hold parameters, gradients and buffers, and no optimizer state.
+    """The stages of all replicas.
+
+    Further replicas hold parameters, gradients and buffers; an optimizer state only where gradients are summed by
+    all-reduces, so that each replica steps its own optimizer.
 
     Args:
         stages: of the first replica.
@@ -55,27 +56,10 @@ def all_stages(
     return tuple(found)
 
 
-def reduce_seconds(stages: Sequence[StagePlan], model_stages: int, cluster: Cluster) -> list[float]:
-    """Seconds of each stage of all replicas to sum the gradients and to distribute the parameters.
-
-    The first replica fetches the gradients of the others one after the other and adds them up; they fetch the changed
-    parameters at the same time. In the memory of a CPU nothing travels, but everything is read and written.
-    """
-    found = [0.0] * len(stages)
-    for number, stage in enumerate(stages[:model_stages]):
-        others = [other.device for other in stages[number + model_stages :: model_stages]]
-        links = [cluster.link_between(stage.device, other) for other in others]
-        fetched = (link.seconds(stage.parameter_bytes) for link in links)
-        found[number] = sum(link.seconds(stage.gradient_bytes) for link in links) + max(fetched, default=0.0)
-        if cluster.device(stage.device).torch_device == "cpu":
-            copied = len(others) * (stage.gradient_bytes + stage.parameter_bytes)
-            found[number] += copied / _CPU_BYTES_PER_SECOND
-    return found
-
-
 def _moved(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluster) -> StagePlan:
     """The stage of a further replica, on another device."""
     slower = cluster.device(stage.device).speed / cluster.device(name).speed
+    without_state = {"static_bytes": stage.static_bytes - stage.optimizer_bytes, "optimizer_bytes": 0}
     return stage.model_copy(
         update={
             "device": name,
@@ -85,8 +69,7 @@ def _moved(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluste
             "split_seconds": None if stage.split_seconds is None else stage.split_seconds * slower,
             "recompute_seconds": stage.recompute_seconds * slower,
             "transfer_seconds": transfer_seconds,
-            "static_bytes": stage.static_bytes - stage.optimizer_bytes,
-            "optimizer_bytes": 0,
+            **({} if runs_all_reduce(cluster) else without_state),
         }
     )
 

@@ -79,8 +79,7 @@ def first_replica(plan: Plan) -> Plan:
     if plan.replicas == 1:
         return plan
     micro_batches = -(-plan.micro_batches // plan.replicas)
-    alone = {"replica_devices": (), "split_critical": (), "micro_batches": micro_batches}
-    return plan.model_copy(update=alone)
+    return plan.model_copy(update={"replica_devices": (), "micro_batches": micro_batches})
 
 
 def _own_order(plan: Plan) -> schedules.Schedule:
@@ -88,12 +87,7 @@ def _own_order(plan: Plan) -> schedules.Schedule:
     one = first_replica(plan)
     bare = schedules.build(one.schedule, len(one.workers), one.micro_batches, one.chunks)
     split = [schedules.Action.parse(text) for text in plan.split_critical]
-    own = [
-        action._replace(micro_batch=(action.micro_batch or 0) // plan.replicas)
-        for action in split
-        if action.stage < len(plan.stages)
-    ]
-    return schedules.split_backward(bare, own) if own else bare
+    return schedules.split_backward(bare, split) if split else bare
 
 
 def _searched(plan: Plan, effort: float) -> Plan | None:
@@ -112,8 +106,7 @@ def _ordered(plan: Plan, order: schedules.Schedule, *, same: bool) -> Plan | Non
     bound = plan.predicted.bottleneck_bound if same or unlimited else 0.0
     order_of_all = {"schedule": SEARCH, "actions": order_text(order), "split_critical": ()}
     made = plan.model_copy(update=order_of_all).predict(bottleneck_bound=bound)
-    needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
-    return made if all(need <= (device.memory_bytes or math.inf) for device, need in needs) else None
+    return made if _fits(made) else None
 
 
 def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
@@ -128,8 +121,9 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
     """
     if any(stage.split_seconds is None for stage in plan.stages):
         return plan
-    plain, timeline = plan.build_schedule(), plan.simulate()
-    made = schedules.split_critical(plain, plan.stage_costs(), plan.free_stash_bytes(timeline))
+    one = first_replica(plan)
+    plain, timeline = one.build_schedule(), one.simulate()
+    made = schedules.split_critical(plain, one.stage_costs(), one.free_stash_bytes(timeline))
     if made is plain:
         return plan
     full = {action for row in made.actions for action in row if action.kind is Kind.B}
@@ -140,4 +134,12 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
         if action.kind is Kind.B and action not in full
     ]
     changed = plan.model_copy(update={"split_critical": tuple(split)})
-    return changed.predict(costs, plan.predicted.bottleneck_bound)
+    made = changed.predict(costs, plan.predicted.bottleneck_bound)
+    # Messages of replicas, and of both directions, may meet at other times than in the search.
+    shorter = made.predicted.step_seconds < plan.predicted.step_seconds
+    return made if shorter and _fits(made) else plan
+
+
+def _fits(plan: Plan) -> bool:
+    needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
+    return all(need <= (device.memory_bytes or math.inf) for device, need in needs)
