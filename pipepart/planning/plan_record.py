@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 from collections.abc import Hashable, Sequence
 from typing import Literal, Self
@@ -24,10 +22,9 @@ from .costs.step_bound import profile_edges, step_bound
 from .partition.reductions import runs_all_reduce
 from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from .partition.replicas import all_stages, stage_devices
+from .searched_order import SEARCH, searched_order
 from .stage_plan import StagePlan, predict_stages
 from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
-
-SEARCH = "search"  # the name of a schedule that is known by its actions alone
 
 
 class ScheduleCache(dict[Hashable, schedules.Schedule]):
@@ -382,30 +379,3 @@ def _bubble(timeline: schedules.Timeline, sizes: Sequence[int]) -> float:
     rows = timeline.schedule.devices // len(sizes)
     busy = sum(size * sum(timeline.busy[at * rows : (at + 1) * rows]) for at, size in enumerate(sizes))
     return 1 - busy / (rows * sum(sizes) * timeline.makespan)
-
-
-def order_text(schedule: schedules.Schedule) -> tuple[tuple[str, ...], ...]:
-    """Return the actions of each device as text, as ``Plan.actions`` has them."""
-    return tuple(tuple(map(str, row)) for row in schedule.actions)
-
-
-def searched_order(actions: Sequence[Sequence[str]], micro_batches: int) -> schedules.Schedule:
-    """Return the schedule of these actions, for as many micro-batches as they have or fewer.
-
-    Raises:
-        ScheduleError: an action is none, the devices would wait for each other for ever, or there are too few
-            micro-batches.
-    """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(actions)
-    found = schedules.Schedule.from_csv(text.getvalue(), SEARCH)
-    if not actions:
-        raise schedules.ScheduleError(
-            "a schedule that was searched for is known by its actions, and there are none"
-        )
-    schedules.check(found)
-    if micro_batches > found.micro_batches:
-        raise schedules.ScheduleError(
-            f"the schedule was searched for {found.micro_batches} micro-batches, there is none for {micro_batches}"
-        )
-    return schedules.without_micro_batches(found, micro_batches)

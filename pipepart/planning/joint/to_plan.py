@@ -11,7 +11,7 @@ from schedules import Action, Kind
 from schedules.searching.dispatching import Row
 
 from ..plan_document import Plan
-from ..plan_record import SEARCH, order_text
+from ..searched_order import SEARCH, order_text
 from ..stage_plan import StagePlan
 from .layout import Layout
 from .request import JointRequest

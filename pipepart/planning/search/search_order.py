@@ -11,7 +11,7 @@ from schedules import Kind
 
 from ..costs.layer_ranges import ChainCosts
 from ..plan_document import Plan
-from ..plan_record import SEARCH, order_text
+from ..searched_order import SEARCH, order_text
 
 _PLACEMENTS = 3  # placements of the stages that an order is searched for
 _NEAR = 1.3  # relative to the best step: slower plans are not searched
