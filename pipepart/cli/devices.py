@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from ..cluster import Cluster, as_cluster
-from ..units import parse_bytes
 from .errors import UsageError
 from .files import read
 
@@ -19,6 +18,7 @@ def make_cluster(
     described: Sequence[str] = (),
     bandwidth: str | None = None,
     memory: str | None = None,
+    more_devices: int | None = None,
 ) -> Cluster:
     """Make the cluster from the options of these names; ``described`` are those of ``--device``.
 
@@ -33,15 +33,12 @@ def make_cluster(
     if bandwidth is not None and not described:
         raise UsageError(f"--bandwidth {bandwidth!r} goes with devices described by --device")
     if described:
-        if memory is not None:
-            raise UsageError(f"--memory {memory!r}: each --device has its memory already")
-        return Cluster.parse(list(described), link=bandwidth)
-    found = read(Cluster, cluster) if cluster else _named(devices or "")
-    if memory is None:
-        return found
-    limit = parse_bytes(memory)
-    limited = tuple(device.model_copy(update={"memory_bytes": limit}) for device in found.devices)
-    return found.model_copy(update={"devices": limited})
+        found = Cluster.parse(list(described), link=bandwidth)
+    else:
+        found = read(Cluster, cluster) if cluster else _named(devices or "")
+    if more_devices is not None:
+        found = found.with_more(more_devices)
+    return found if memory is None else found.with_memory(memory)
 
 
 def _named(text: str) -> Cluster:

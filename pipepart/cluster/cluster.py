@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -122,6 +123,42 @@ class Cluster(Document):
                 f"no device {name!r}: the cluster has {_few([device.name for device in self.devices])}"
             )
         return self.devices[found]
+
+    def with_more(self, count: int, like: str | None = None) -> Self:
+        """Return the cluster with further devices behind its own.
+
+        Args:
+            count: of devices to add.
+            like: the name of the device that they are like, in the same host; None for the one with most memory, and of
+                those the fastest. Links of single pairs do not count for them.
+
+        Raises:
+            KeyError: no device has this name.
+            ValueError: ``count`` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"the number of further devices must be at least 1, got {count}")
+        if like is None:
+            model = max(self.devices, key=lambda one: (one.memory_bytes or float("inf"), one.speed))
+        else:
+            model = self.device(like)
+        known = {device.name for device in self.devices}
+        names = (
+            name for number in itertools.count(1) if (name := f"{model.name} (added {number})") not in known
+        )
+        added = (model.model_copy(update={"name": name}) for name in itertools.islice(names, count))
+        return self.model_copy(update={"devices": (*self.devices, *added)})
+
+    def with_memory(self, memory: int | str) -> Self:
+        """Return the cluster with this memory for each of its devices, as in ``"24GiB"``.
+
+        Raises:
+            ValueError: the text is no size.
+        """
+        limit = {"memory_bytes": parse_bytes(memory)}
+        return self.model_copy(
+            update={"devices": tuple(one.model_copy(update=limit) for one in self.devices)}
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

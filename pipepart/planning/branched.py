@@ -12,8 +12,8 @@ import numpy as np
 from ..cluster import Cluster
 from ..profiling import Costs, LiveValue, Profile
 from .graph import CutDoesNotFit, cut
+from .infeasible import DoesNotFit
 from .plan_document import Plan
-from .suggestions import InfeasiblePlanError
 
 # The node that stands for the loss: it runs after every layer whose output no other layer uses.
 _LOSS = ("loss",)
@@ -47,7 +47,7 @@ def plan_branched(
         orders.
 
     Raises:
-        InfeasiblePlanError: no plan was found that fits.
+        DoesNotFit: no plan was found that fits.
         ValueError: as :func:`pipepart.plan`.
     """
     cutter = _Cutter(profile, cluster, colocate, allow_split_ties)
@@ -63,7 +63,7 @@ def plan_branched(
         if best is None or made.predicted.step_seconds < best.predicted.step_seconds:
             best = made
     if best is None:
-        raise next((e for e in refusals if isinstance(e, InfeasiblePlanError)), refusals[0])
+        raise next((e for e in refusals if isinstance(e, DoesNotFit)), refusals[0])
     # The bound of the chain search holds for this order only. The bound of the cut holds for one stage per device.
     proven = best.chunks == 1 and best.replicas == 1
     bound = cutter.bounds.get(best.micro_batches, 0.0) if proven else 0.0

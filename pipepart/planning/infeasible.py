@@ -18,11 +18,21 @@ class Infeasible:
         text: in words.
         stage: the stage that does not fit in the nearest cut.
         deficit_bytes: bytes that its device lacks; 0 if no memory would be enough.
+        plan: of the nearest cut; None if no memory would be enough.
     """
 
     text: str
     stage: int = 0
     deficit_bytes: int = 0
+    plan: Plan | None = None
+
+
+class DoesNotFit(ValueError):
+    """No plan of a request fits the memory; ``nearest`` says what comes nearest."""
+
+    def __init__(self, nearest: Infeasible) -> None:
+        super().__init__(nearest.text)
+        self.nearest = nearest
 
 
 def explain_infeasible(nearest: Plan, *, proven: bool) -> Infeasible:
@@ -61,7 +71,7 @@ def explain_infeasible(nearest: Plan, *, proven: bool) -> Infeasible:
     ]
     if others:
         text += f"; also short: {', '.join(others)}"
-    return Infeasible(text, max(own, key=lambda index: own[index].memory_bytes), deficit)
+    return Infeasible(text, max(own, key=lambda index: own[index].memory_bytes), deficit, nearest)
 
 
 def _span(layers: Sequence[str]) -> str:

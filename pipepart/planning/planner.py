@@ -10,6 +10,7 @@ from typing import Literal
 from ..cluster import Cluster
 from ..profiling import Profile
 from .costs.stage_memory import RecomputeChoice
+from .infeasible import DoesNotFit
 from .plan_document import Plan
 from .request import PlanOptions, check_arguments, read_request
 from .search.strategies import infeasible_candidates, search
@@ -91,12 +92,26 @@ def plan(
         reduction=reduction,
     )
     check_arguments(profile, cluster, options)
-    if profile.edges:
-        from .branched import plan_branched  # which needs scipy
+    try:
+        return _made(profile, cluster, options)
+    except DoesNotFit as error:
+        nearest = error.nearest
+    raise InfeasiblePlanError(nearest, find_suggestions(profile, cluster, options, nearest, _made))
 
-        chain = partial(_plan_chain, cluster=cluster, options=options)
-        return plan_branched(profile, cluster, chain, colocate, allow_split_ties)
-    return _plan_chain(profile, cluster, options)
+
+def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
+    """The plan of a request.
+
+    Raises:
+        DoesNotFit: there is none.
+        ValueError: as :func:`plan`.
+    """
+    chain = partial(_plan_chain, cluster=cluster, options=options)
+    if not profile.edges:
+        return chain(profile)
+    from .branched import plan_branched  # which needs scipy
+
+    return plan_branched(profile, cluster, chain, options.colocate, options.allow_split_ties)
 
 
 def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
@@ -109,7 +124,7 @@ def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Pla
         raise ValueError(
             f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
         )
-    raise InfeasiblePlanError(nearest, find_suggestions(profile, cluster, options))
+    raise DoesNotFit(nearest)
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..cluster import Cluster, Device
 from ..profiling import Profile
-from ..units import counted, format_bytes, format_seconds
+from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
 from .infeasible import Infeasible
 from .plan_document import Plan
 from .plan_record import SEARCH
-from .request import PlanOptions, read_request
-from .search.strategies import search
+from .request import PlanOptions
 
 _SHOWN = 5
+
+# Makes the plan of a request, or raises ValueError.
+Planner = Callable[[Profile, Cluster, PlanOptions], Plan]
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,16 @@ class Suggestion:
     """A change of the request that makes the model fit.
 
     Attributes:
-        options: keywords of :func:`pipepart.plan` that change; None means the default.
+        options: keywords of :func:`pipepart.plan` that change.
         devices: devices to add to the cluster.
+        memory_bytes: the memory that each device should have; None for what it has.
         estimated: True if the micro-batch size was not profiled, so that its costs are estimated: profile it first.
         plan: the plan that :func:`pipepart.plan` makes with the change.
     """
 
-    options: Mapping[str, str | int | None]
+    options: Mapping[str, str | int | bool]
     devices: tuple[Device, ...]
+    memory_bytes: int | None
     estimated: bool
     plan: Plan
 
@@ -42,14 +46,33 @@ class Suggestion:
 
     @property
     def change(self) -> str:
-        """The change in words."""
-        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        if not self.devices:
-            return options
-        like = self.devices[0].name.partition(" (added")[0]
-        return (
-            f"{counted(len(self.devices), 'more device')} like {like}{', with ' if options else ''}{options}"
-        )
+        """The change as arguments of :func:`pipepart.plan`, to replace those of the request.
+
+        ``profile`` and ``cluster`` stand for those of the request.
+        """
+        texts = [f"{name}={value!r}" for name, value in self.options.items()]
+        if self.estimated:
+            texts.insert(0, f"profile=pipepart.planning.estimate(profile, {self.plan.micro_batches})")
+        if self.devices:
+            texts.insert(0, f"cluster=cluster.with_more({len(self.devices)})")
+        if self.memory_bytes:
+            texts.insert(0, f"cluster=cluster.with_memory({self.memory_bytes})")
+        return ", ".join(texts)
+
+    @property
+    def command_line(self) -> str:
+        """The change as options of ``pipepart plan``, to be added behind those of the request."""
+        texts = []
+        for name, value in self.options.items():
+            option = f"--{name.replace('_', '-')}"
+            texts.append(option if value is True else f"{option} {value}")
+        if self.estimated:
+            texts.append("--estimate")
+        if self.devices:
+            texts.append(f"--more-devices {len(self.devices)}")
+        if self.memory_bytes:
+            texts.append(f"--memory {self.memory_bytes}")
+        return " ".join(texts)
 
 
 class InfeasiblePlanError(ValueError):
@@ -59,7 +82,8 @@ class InfeasiblePlanError(ValueError):
         reason: why, without the suggestions.
         stage: the stage that does not fit in the nearest cut.
         deficit_bytes: bytes that its device lacks.
-        suggestions: changes that fit, each of them planned; the shortest step first, more devices last.
+        suggestions: changes that fit, each of them planned; the shortest step first, more devices last. If nothing
+            else helps, devices with more memory.
     """
 
     def __init__(self, nearest: Infeasible, suggestions: Sequence[Suggestion]) -> None:
@@ -70,106 +94,148 @@ class InfeasiblePlanError(ValueError):
         self.suggestions = tuple(suggestions)
 
 
-def suggestions_text(found: Sequence[Suggestion]) -> str:
-    """Return the suggestions as the end of an error message."""
+def suggestions_text(found: Sequence[Suggestion], *, command_line: bool = False) -> str:
+    """Return what would fit as lines to copy: arguments of ``plan()``, or options of ``pipepart plan``."""
+    nothing = (
+        "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
+    )
     if not found:
-        return (
-            "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices: "
-            "use larger devices"
-        )
+        return nothing
     lines = [
-        f"{number}. {one.change}: {format_seconds(one.step_seconds)} a step"
+        f"{number}. {one.command_line if command_line else one.change}: {format_seconds(one.step_seconds)} a step"
         f"{' (estimated: profile this size)' if one.estimated else ''}, "
         f"at most {format_bytes(max(one.plan.predicted.memory_bytes))} on a device"
-        for number, one in enumerate(found[:_SHOWN], 1)
+        for number, one in enumerate(shown_of(found), 1)
     ]
-    return "Changes that fit, the shortest step first, more devices last:\n  " + "\n  ".join(lines)
+    what = "Options to add" if command_line else "Arguments of plan()"
+    head = f"{what} that fit, the shortest step first, more devices last:"
+    if found[0].memory_bytes:
+        head = f"{nothing}. Use larger devices:"
+    return f"{head}\n  " + "\n  ".join(lines)
 
 
-def find_suggestions(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Suggestion]:
+def shown_of(found: Sequence[Suggestion]) -> list[Suggestion]:
+    """Return the suggestions that a message has: the first ones, and the last, which may be more devices."""
+    return list(found) if len(found) <= _SHOWN else [*found[: _SHOWN - 1], found[-1]]
+
+
+def find_suggestions(
+    profile: Profile, cluster: Cluster, options: PlanOptions, nearest: Infeasible, make: Planner
+) -> list[Suggestion]:
     """Find changes of an infeasible request that fit; the shortest step first, more devices last.
 
-    Tried one by one: ``recompute="auto"``, ``allow_split_ties=True``, another schedule, smaller micro-batches. If none
-    fits alone, smaller micro-batches under 1F1B with recompute, which needs the least memory. Then more devices like
-    the largest one, up to four times as many.
+    Tried one by one: an option that limits the plan set to "auto", ``replicas=1``, ``allow_split_ties=True``, another
+    schedule, smaller micro-batches. If none fits alone, smaller micro-batches under 1F1B with recompute, which needs
+    the least memory. Then more devices like the largest one, up to four times as many. If nothing fits, the memory that
+    the nearest cut needs. A request for any schedule is tried with 1F1B, so that a suggestion takes no search.
 
     Args:
         profile: of the layers.
         cluster: the devices.
         options: of the request.
+        nearest: the cut that lacks the least memory.
+        make: plans a request.
     """
-    if options.schedule == SEARCH:  # a searched order starts from plans that fit
-        options = replace(options, schedule="auto")
-    least = replace(_with_schedule(options, "1f1b"), recompute="auto")
+    search = _Suggestions(profile, cluster, options, make)
+    tried = _with_schedule(options, "1f1b", cluster) if options.schedule in ("auto", SEARCH) else options
+    least = replace(_with_schedule(tried, "1f1b", cluster), recompute="auto")
     found: list[Suggestion] = []
-    alone = [*_single(profile, options), *_smaller(profile, options)]
+    alone = [*_single(profile, cluster, tried), *_smaller(profile, tried)]
     for changed in (alone, [least, *_smaller(profile, least)]):
-        found = [made for one in changed if (made := _planned(profile, cluster, options, one))]
+        found = [made for one in changed if (made := search.planned(one))]
         if found:
             break
     found.sort(key=lambda one: one.step_seconds)
-    more = next(_more_devices(profile, cluster, options), None)
-    return [*found, more] if more else found
+    found += search.more_devices(tried) or ([] if found else search.more_devices(least))
+    return found or search.more_memory(nearest)
 
 
-def _planned(
-    profile: Profile,
-    cluster: Cluster,
-    options: PlanOptions,
-    changed: PlanOptions,
-    devices: tuple[Device, ...] = (),
-) -> Suggestion | None:
-    """Return the suggestion if the request with these changes has a plan."""
-    count = changed.micro_batches
-    estimated = count != "auto" and all(costs.micro_batches != count for costs in profile.costs)
-    if estimated:
-        assert count != "auto"
-        profile = profile.model_copy(update={"costs": (*profile.costs, estimate(profile, count))})
-    larger = cluster.model_copy(update={"devices": (*cluster.devices, *devices)})
-    try:
-        made = search(read_request(profile, larger, changed))
-    except ValueError:  # such as stages that the other schedule does not have
-        return None
-    values: dict[str, Any] = {one.name: getattr(changed, one.name) for one in fields(PlanOptions)}
-    changes = {name: value for name, value in values.items() if value != getattr(options, name)}
-    return made and Suggestion(changes, devices, estimated, made)
+class _Suggestions:
+    """Plans changes of a request."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, options: PlanOptions, make: Planner) -> None:
+        self._profile, self._cluster, self._options, self._make = profile, cluster, options, make
+
+    def planned(
+        self, changed: PlanOptions, devices: int = 0, memory_bytes: int | None = None
+    ) -> Suggestion | None:
+        """Return the suggestion if the request with these changes has a plan."""
+        profile, cluster, count = self._profile, self._cluster, changed.micro_batches
+        estimated = count != "auto" and all(costs.micro_batches != count for costs in profile.costs)
+        if estimated:
+            assert count != "auto"
+            profile = estimate(profile, count)
+        if devices:
+            cluster = cluster.with_more(devices)
+        if memory_bytes:
+            cluster = cluster.with_memory(memory_bytes)
+        try:
+            made = self._make(profile, cluster, changed)
+        except ValueError:  # such as stages that the other schedule does not have
+            return None
+        values: dict[str, Any] = {one.name: getattr(changed, one.name) for one in fields(PlanOptions)}
+        changes = {name: value for name, value in values.items() if value != getattr(self._options, name)}
+        return Suggestion(changes, cluster.devices[len(self._cluster) :], memory_bytes, estimated, made)
+
+    def more_devices(self, changed: PlanOptions) -> list[Suggestion]:
+        """The least number of further devices that is enough. A device may be left out, so more are enough, too."""
+        if is_count(changed.stages):
+            changed = replace(changed, stages="auto")
+        low, high = 0, min(3 * len(self._cluster), len(self._profile.layers) - len(self._cluster))
+        found = self.planned(changed, high) if high > 0 else None
+        while found and high - low > 1:
+            middle = (low + high) // 2
+            fewer = self.planned(changed, middle)
+            low, high, found = (low, middle, fewer) if fewer else (middle, high, found)
+        return [found] if found else []
+
+    def more_memory(self, nearest: Infeasible) -> list[Suggestion]:
+        """Devices that all have the memory that the nearest plan needs of any."""
+        if nearest.plan is None:
+            return []
+        schedule, chunks = nearest.plan.schedule, nearest.plan.chunks
+        same = replace(
+            self._options, schedule=schedule, chunks=chunks if chunks > 1 else self._options.chunks
+        )
+        made = self.planned(same, memory_bytes=max(nearest.plan.predicted.memory_bytes))
+        return [made] if made else []
 
 
-def _single(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
-    """Recompute where needed, shared parameters in several stages, or another schedule."""
+def _single(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[PlanOptions]:
+    """Options that limit the plan left free, shared parameters in several stages, or another schedule."""
     if options.recompute in ("never", "except-last"):
         yield replace(options, recompute="auto")
+    if is_count(options.stages):
+        yield replace(options, stages="auto")
+    if options.replicas != 1:
+        yield replace(options, replicas=1)
     if not options.allow_split_ties and any(info.shares_with for info in profile.layers):
         yield replace(options, allow_split_ties=True)
     for name in ("1f1b", "sequential"):
-        if options.schedule not in ("auto", name):
-            yield _with_schedule(options, name)
+        if options.schedule != name:
+            yield _with_schedule(options, name, cluster)
 
 
-def _with_schedule(options: PlanOptions, name: str) -> PlanOptions:
-    stages = None if options.chunks else options.stages
-    return replace(options, schedule=name, chunks=None, stages=stages)
+def _with_schedule(options: PlanOptions, name: str, cluster: Cluster) -> PlanOptions:
+    """The options with a schedule that has one stage a device."""
+    several = is_count(options.stages) and options.stages > len(cluster)
+    return replace(
+        options,
+        schedule=name,
+        chunks=options.chunks and 1,
+        stages="auto" if several else options.stages,
+    )
 
 
 def _smaller(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
     """More micro-batches: the numbers that were profiled, and doubles of the largest, down to one sample each."""
     measured = {costs.micro_batches for costs in profile.costs}
+    limit = options.max_micro_batches
     if options.micro_batches != "auto":
         most = options.micro_batches
     else:
-        most = max(count for count in measured if count <= (options.max_micro_batches or count))
+        most = max(count for count in measured if count <= (limit or count))
     doubles = {most << times for times in range(1, profile.batch.bit_length())}
     counts = {count for count in measured | {profile.batch} if count > most}
     for count in sorted(counts | {count for count in doubles if count <= profile.batch}):
-        yield replace(options, micro_batches=count, max_micro_batches=None)
-
-
-def _more_devices(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[Suggestion]:
-    """More devices like the largest one, as few as are enough first."""
-    like = max(cluster.devices, key=lambda device: (device.memory_bytes or float("inf"), device.speed))
-    most = min(3 * len(cluster), len(profile.layers) - len(cluster))
-    added: tuple[Device, ...] = ()
-    for number in range(1, most + 1):
-        added += (like.model_copy(update={"name": f"{like.name} (added {number})"}),)
-        if made := _planned(profile, cluster, options, replace(options, stages=None), added):
-            yield made
+        yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))

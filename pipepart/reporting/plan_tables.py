@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, Suggestion, value_ways
+from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, value_ways
 from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
@@ -230,48 +230,15 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
 
 
 def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
-    """Show why a model does not fit, and a table of changes that would make it fit, shortest step first.
+    """Show why a model does not fit, and options of the command line that would make it fit, one line each.
 
     Args:
         error: of the planner.
         before: words before the reason.
     """
-    found = error.suggestions
-    below = _suggestion_table(found) if found else Text(suggestions_text(found))
-    return Group(Text(f"{before}{error.reason}."), Text(), below)
-
-
-def _suggestion_table(suggestions: Sequence[Suggestion]) -> FittingTable:
-    plans = [suggestion.plan.predicted for suggestion in suggestions]
-    unit = TimeUnit.for_all(predicted.step_seconds for predicted in plans)
-    steps = [
-        f"{unit.text(suggestion.step_seconds)}{'*' if suggestion.estimated else ''}"
-        for suggestion in suggestions
-    ]
-    notes = ["Memory: the most that any device holds."]
-    if any(suggestion.estimated for suggestion in suggestions):
-        notes.append("*: estimated from the sizes that were profiled; profile this one to plan with it.")
-    return FittingTable(
-        "What would fit, shortest step first, more devices last",
-        [
-            Column("", [str(number) for number, _ in enumerate(suggestions, 1)]),
-            Column("change", list(map(_change, suggestions)), text=True),
-            Column(f"step\n{unit.name}", steps),
-            Column("bubble", [percent(predicted.bubble) for predicted in plans], rank=1),
-            Column("memory", [size(max(predicted.memory_bytes)) for predicted in plans]),
-        ],
-        notes=notes,
-    )
-
-
-def _change(suggestion: Suggestion) -> str:
-    """Format the change as options of the command line; devices in words."""
-    texts = [suggestion.change.partition(", with ")[0]] if suggestion.devices else []
-    for name, value in suggestion.options.items():
-        option = f"--{name.replace('_', '-')}"
-        words = {None: f"without {option}", True: option}
-        texts.append(words.get(value, f"{option} {value}"))
-    return " ".join(texts)
+    options = suggestions_text(error.suggestions, command_line=True)
+    # The terminal wraps the lines, so that they can be copied.
+    return Group(Text(f"{before}{error.reason}."), Text(), Text(options, no_wrap=True, overflow="ignore"))
 
 
 def owned_stages(plan: Plan) -> dict[str, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import Result
 
 from pipepart import Cluster, Plan, Profile, plan
+from pipepart.units import format_bytes, format_seconds
 
 Run = Callable[[str], Result]
 
@@ -111,8 +113,8 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     )
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: the model does not fit: with 2 stages")
-    assert "What would fit, shortest step first" in result.stderr
-    for change in ("--schedule 1f1b", "--recompute auto", "1 more device like virtual:0"):
+    assert "Options to add that fit, the shortest step first" in result.stderr
+    for change in (". --schedule 1f1b: ", ". --recompute auto: ", ". --more-devices 1: "):
         assert result.stderr.count(change) == 1
 
 
@@ -129,6 +131,29 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
 
 
 @pytest.mark.parametrize(
+    "request_of",
+    [
+        "--devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never",
+        "--device 9200B --device 9200B --schedule looped-bfs --chunks 2 --recompute never --micro-batches 2",
+        "--devices 2 --memory 1KiB",
+        "--devices 1 --memory 9200 --micro-batches 2 --recompute never",
+    ],
+)
+def test_each_line_of_options_gives_the_plan_that_it_promises(run: Run, saved: str, request_of: str) -> None:
+    told = run(f"plan {saved} {request_of}").stderr
+    lines = re.findall(r"^  \d+\. (.+): (.+) a step.*, at most (.+) on a device$", told, re.MULTILINE)
+    assert lines
+    for options, step, memory in lines:
+        result = run(f"plan {saved} {request_of} {options} --json")
+        assert result.exit_code == 0, result.stderr
+        predicted = Plan.model_validate_json(result.stdout).predicted
+        assert (step, memory) == (
+            format_seconds(predicted.step_seconds),
+            format_bytes(max(predicted.memory_bytes)),
+        )
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("", "give the devices in one way"),
@@ -137,7 +162,7 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
         ("--devices two", "give a number, or torch devices"),
         ("--devices 9", "the model has 5 layers"),
         ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
-        ("--device 1GiB --memory 1GiB", "has its memory already"),
+        ("--devices 2 --more-devices 0", "'--more-devices'"),
         ("--device 1Gi", "'1Gi' is not a size"),
         ("--device 1GiB@fast", "'fast' is not a speed"),
         ("--device 1GiB --bandwidth 12", "'12' is not a bandwidth"),

@@ -1,19 +1,23 @@
-"""Suggestions for a model that does not fit: plan() with the changed options gives the plan that was promised."""
+"""Suggestions for a model that does not fit: each printed line, pasted, gives the plan that it promises."""
+
+import re
+from typing import Any
 
 import pytest
 
 import pipepart
-from pipepart import Cluster, InfeasiblePlanError, Profile
-from pipepart.planning import Suggestion, estimate
+from pipepart import Cluster, InfeasiblePlanError, Plan, Profile
+from pipepart.planning.suggestions import shown_of
+from pipepart.units import format_bytes, format_seconds
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8
 
 
-def suggestions_of(cluster: Cluster, counts=(4,), layers=LAYERS, **options) -> tuple[Suggestion, ...]:
+def refused(profile: Profile, cluster: Cluster, **options: Any) -> InfeasiblePlanError:
     with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile_of(layers, counts), cluster, **options)
-    return caught.value.suggestions
+        pipepart.plan(profile, cluster, **options)
+    return caught.value
 
 
 def shrinking(batch: int, counts: tuple[int, ...]) -> Profile:
@@ -28,79 +32,131 @@ def shrinking(batch: int, counts: tuple[int, ...]) -> Profile:
     )
 
 
-def planned_as_suggested(profile: Profile, cluster: Cluster, suggestion: Suggestion, **options) -> None:
-    """Following the suggestion gives its plan: the model fits, in the step that was promised."""
-    larger = Cluster(devices=(*cluster.devices, *suggestion.devices), link=cluster.link)
-    if suggestion.estimated:
-        count = suggestion.plan.micro_batches
-        profile = profile.model_copy(update={"costs": (*profile.costs, estimate(profile, count))})
-    plan = pipepart.plan(profile, larger, **{**options, **suggestion.options})
-    assert plan.predicted == suggestion.plan.predicted
-    limits = [device.memory_bytes or 0 for device in larger.devices]
-    assert all(size <= limit for size, limit in zip(plan.predicted.memory_bytes, limits, strict=True))
+_LINE = re.compile(r"  \d+\. (.+): (.+) a step( \(estimated: profile this size\))?, at most (.+) on a device")
 
 
-def test_each_change_gives_the_plan_that_it_promises():
-    cluster = Cluster.parse(["420B", "420B"])
-    options = {"schedule": "gpipe", "recompute": "never"}
-    found = suggestions_of(cluster, **options)
-    assert {tuple(suggestion.options) for suggestion in found} >= {("recompute",), ("schedule",)}
-    for suggestion in found:
-        planned_as_suggested(profile_of(LAYERS, [4]), cluster, suggestion, **options)
+def pasted(error: InfeasiblePlanError, profile: Profile, cluster: Cluster, **options: Any) -> list[Plan]:
+    """Make the plan of each line of the message, as a reader would, and compare it with what the line says."""
+    plans = []
+    for line in str(error).splitlines()[1:]:
+        match = _LINE.fullmatch(line)
+        assert match, line
+        known = {"pipepart": pipepart, "profile": profile, "cluster": cluster}
+        changed = eval(f"dict({match[1]})", known)
+        plan = pipepart.plan(**{"profile": profile, "cluster": cluster, **options, **changed})
+        assert format_seconds(plan.predicted.step_seconds) == match[2]
+        assert format_bytes(max(plan.predicted.memory_bytes)) == match[4]
+        limits = [device.memory_bytes or 0 for device in plan.cluster.devices]
+        assert all(size <= limit for size, limit in zip(plan.predicted.memory_bytes, limits, strict=True))
+        plans.append(plan)
+    assert [plan.predicted for plan in plans] == [one.plan.predicted for one in shown_of(error.suggestions)]
+    return plans
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"schedule": "looped-bfs", "chunks": 2, "recompute": "never"},
-        {"schedule": "gpipe", "stages": 2, "max_micro_batches": 4, "recompute": "never"},
-        {"schedule": "interleaved-1f1b", "chunks": 2, "stages": 4, "recompute": "never", "micro_batches": 4},
-    ],
-)
-def test_a_change_resets_the_options_that_contradict_it(options):
-    """Another schedule takes no chunks, and a larger number of micro-batches no upper limit below it."""
-    cluster = Cluster.parse(["400B", "400B"])
+REQUESTS: list[dict[str, Any]] = [
+    {"schedule": "gpipe", "recompute": "never"},
+    {"schedule": "looped-bfs", "chunks": 2, "recompute": "never"},
+    {"schedule": "gpipe", "stages": 2, "max_micro_batches": 4, "recompute": "never"},
+    {"schedule": "interleaved-1f1b", "chunks": 2, "stages": 4, "recompute": "never", "micro_batches": 4},
+    {"schedule": "1f1b", "stages": 1},
+    {"schedule": "zb-v", "recompute": "never", "pin": {"layer2": 1}},
+    {"recompute": "never", "replicas": 2},
+    {"recompute": "never", "no_cut_before": ["layer4"]},
+    {"schedule": "search", "recompute": "never", "colocate": [["layer0", "layer1"]]},
+    {"reduction": "batch", "recompute": "never"},
+]
+
+
+@pytest.mark.parametrize("options", REQUESTS, ids=str)
+@pytest.mark.parametrize("memory", ["330B", "30B"])
+def test_each_line_gives_the_plan_that_it_promises(options, memory):
+    """From memory that a change of the options is enough for to memory that holds no layer."""
     profile = profile_of(LAYERS, [4, 8])
-    with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile, cluster, **options)
-    assert caught.value.suggestions
-    assert caught.value.reason in str(caught.value)
-    assert "Changes that fit" not in caught.value.reason
-    for suggestion in caught.value.suggestions:
-        planned_as_suggested(profile, cluster, suggestion, **options)
+    cluster = Cluster.parse([memory, memory], link="1KB/s", latency=0.1)
+    error = refused(profile, cluster, **options)
+    assert error.reason in str(error)
+    assert "\n" not in error.reason
+    assert pasted(error, profile, cluster, **options)
 
 
-def test_stages_that_shared_parameters_forbid_are_allowed_by_an_option():
+def test_what_limits_the_request_is_set_free():
+    profile, cluster = profile_of(LAYERS, [4]), Cluster.parse(["420B", "420B"])
+    for options, change in (
+        ({"schedule": "gpipe", "recompute": "never"}, "recompute='auto'"),
+        ({"schedule": "gpipe", "recompute": "never"}, "schedule='1f1b'"),
+        ({"schedule": "1f1b", "stages": 1}, "stages='auto'"),
+        ({"schedule": "1f1b", "replicas": 2}, "replicas=1"),
+        ({"schedule": "looped-bfs", "chunks": 3, "recompute": "never"}, "schedule='1f1b', chunks=1"),
+    ):
+        found = refused(profile, cluster, **options).suggestions
+        assert change in [one.change for one in found]
+
+
+def test_layers_that_share_parameters_may_be_parted():
     layers = [Layer(parameters=10), *[Layer(parameters=10)] * 4, Layer(parameters=10, shares_with=(0,))]
-    options = {"schedule": "1f1b", "stages": 2}
-    cluster = Cluster.parse(["4KiB", "4KiB"])
-    found = suggestions_of(cluster, (4,), layers, **options)
-    assert dict(found[0].options) == {"allow_split_ties": True}
-    planned_as_suggested(profile_of(layers, [4]), cluster, found[0], **options)
+    profile, cluster = profile_of(layers, [4]), Cluster.parse(["4KiB", "4KiB"])
+    error = refused(profile, cluster, schedule="1f1b", stages=2)
+    assert "allow_split_ties=True" in [one.change for one in error.suggestions]
+    assert "--allow-split-ties" in [one.command_line for one in error.suggestions]
+    assert pasted(error, profile, cluster, schedule="1f1b", stages=2)
 
 
 def test_the_shortest_step_comes_first_and_more_devices_last():
-    profile = shrinking(batch=64, counts=(2, 4, 8))
-    with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile, Cluster.parse(["900B", "900B"]), micro_batches=2, recompute="never")
-    inside = [suggestion for suggestion in caught.value.suggestions if not suggestion.devices]
+    profile, cluster = shrinking(batch=64, counts=(2, 4, 8)), Cluster.parse(["900B", "900B"])
+    error = refused(profile, cluster, micro_batches=2, recompute="never")
+    inside = [suggestion for suggestion in error.suggestions if not suggestion.devices]
     seconds = [suggestion.step_seconds for suggestion in inside]
     assert seconds == sorted(seconds)
     estimated = {suggestion.plan.micro_batches for suggestion in inside if suggestion.estimated}
     assert estimated == {16, 32, 64}
-    assert caught.value.suggestions[-1].devices
+    assert error.suggestions[-1].devices
+    assert len(pasted(error, profile, cluster, micro_batches=2, recompute="never")) == 5
+    last = str(error).splitlines()[-1]
+    assert last.startswith("  5. cluster=cluster.with_more(")
 
 
 def test_as_few_further_devices_as_do():
     """Twelve layers of 40 bytes of state each: no device holds more than two of them."""
-    layers = [Layer(parameters=10)] * 12
-    (only,) = suggestions_of(Cluster.parse(["100B"] * 4), (1,), layers)
-    assert len(only.devices) == 2
+    profile, cluster = profile_of([Layer(parameters=10)] * 12, [1]), Cluster.parse(["100B"] * 4)
+    error = refused(profile, cluster)
+    (only,) = error.suggestions
+    assert only.change == "cluster=cluster.with_more(2), schedule='1f1b'"
+    assert only.command_line == "--schedule 1f1b --more-devices 2"
     assert len(only.plan.stages) == 6
     assert max(only.plan.predicted.memory_bytes) == 80
+    pasted(error, profile, cluster)
 
 
-def test_one_layer_that_fits_nowhere_has_no_suggestion():
-    with pytest.raises(InfeasiblePlanError, match="use larger devices") as caught:
-        pipepart.plan(profile_of([Layer(), Layer(parameters=1000)], [1]), Cluster.parse(["100B", "100B"]))
-    assert caught.value.suggestions == ()
+def test_one_layer_that_fits_nowhere_needs_larger_devices():
+    profile, cluster = profile_of([Layer(), Layer(parameters=1000)], [1]), Cluster.parse(["100B", "300B"])
+    error = refused(profile, cluster, schedule="1f1b")
+    assert [one.change for one in error.suggestions] == ["cluster=cluster.with_memory(4000)"]
+    assert [one.command_line for one in error.suggestions] == ["--memory 4000"]
+    assert "nor do four times as many devices. Use larger devices:\n  1. " in str(error)
+    pasted(error, profile, cluster, schedule="1f1b")
+
+
+def test_a_branched_model_is_planned_whole_for_each_suggestion():
+    profile = profile_of(LAYERS, [4])
+    names = [info.name for info in profile.layers]
+    pairs = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 5), (4, 6), (5, 6), (6, 7)]
+    profile = profile.model_copy(update={"edges": tuple((names[a], names[b]) for a, b in pairs)})
+    cluster = Cluster.parse(["400B", "400B"])
+    error = refused(profile, cluster, schedule="gpipe", recompute="never")
+    assert pasted(error, profile, cluster, schedule="gpipe", recompute="never")
+
+
+def test_more_devices_and_memory_leave_the_rest_of_the_cluster():
+    cluster = Cluster.parse(["1GiB", "2GiB@0.5", "2GiB"], link="1GB/s")
+    more = cluster.with_more(2)
+    assert [device.name for device in more.devices[3:]] == ["device:2 (added 1)", "device:2 (added 2)"]
+    assert (more.devices[:3], more.link) == (cluster.devices, cluster.link)
+    assert [device.speed for device in more.with_more(1, like="device:1").devices[3:]] == [1, 1, 0.5]
+    assert [device.name for device in more.with_more(1).devices[5:]] == ["device:2 (added 3)"]
+    larger = cluster.with_memory("3GiB")
+    assert {device.memory_bytes for device in larger.devices} == {3 * 2**30}
+    assert [device.speed for device in larger.devices] == [1, 0.5, 1]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        cluster.with_more(0)
+    with pytest.raises(KeyError, match="no device 'cuda:0'"):
+        cluster.with_more(1, like="cuda:0")

@@ -171,17 +171,13 @@ def test_few_alternatives_are_the_best_of_each_schedule(printed: Printed, two_st
 
 
 def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -> None:
-    with pytest.raises(InfeasiblePlanError) as caught:
-        plan(profile, Cluster.virtual(1, memory="5MiB"), schedule="1f1b")
-    assert not caught.value.suggestions
-    text = printed(infeasible_report(caught.value, "Error: "))
-    assert text.startswith("Error: the model does not fit: with 1 stage, 2 micro-batches")
-    assert "use larger devices" in text
     whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
     with pytest.raises(InfeasiblePlanError) as caught:
         plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
-    shown = [line.split() for line in printed(infeasible_report(caught.value)).splitlines()]
-    assert ["1", "1", "more", "device", "like", "virtual:0"] in [line[:6] for line in shown]
+    text = printed(infeasible_report(caught.value, "Error: "))
+    assert text.startswith("Error: the model does not fit: with 1 stage, 4 micro-batches")
+    assert "  1. --more-devices 1: " in text
+    assert "cluster=" not in text
 
 
 def test_an_edited_plan_is_held_against_its_file(printed: Printed, two_stages: Plan) -> None:

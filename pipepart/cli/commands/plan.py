@@ -37,7 +37,12 @@ def plan_command(
         ),
     ] = None,
     bandwidth: Annotated[str | None, option("RATE", "Between devices given by --device: 12GB/s.")] = None,
-    memory: Annotated[str | None, option("SIZE", "Memory limit of each device: 2GiB.")] = None,
+    more_devices: Annotated[
+        int | None, option("N", "Add N devices like the largest of these.", min=1)
+    ] = None,
+    memory: Annotated[
+        str | None, option("SIZE", "Memory limit of each device: 2GiB; in place of the one it has.")
+    ] = None,
     schedule: Annotated[
         str,
         option(
@@ -107,6 +112,13 @@ def plan_command(
             help="Allow layers that share a parameter in different stages if no cut keeps them together.",
         ),
     ] = False,
+    estimate_costs: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Estimate the costs of --micro-batches from the numbers in the profile, if it has not that one.",
+        ),
+    ] = False,
     sample: options.Sample = None,
     layers: options.Layers = None,
     optimizer: options.Optimizer = "adam",
@@ -127,7 +139,7 @@ def plan_command(
         if pins.setdefault(layer, stage) != stage:
             raise UsageError(f"layer {layer!r} is pinned to stage {pins[layer]} and to stage {stage}")
 
-    from ...planning import InfeasiblePlanError, micro_batches_worth_trying, plan
+    from ...planning import InfeasiblePlanError, estimate, micro_batches_worth_trying, plan
     from ...profiling import Profile
     from ...reporting import plan_reports
     from ..devices import make_cluster
@@ -136,7 +148,7 @@ def plan_command(
     from ..output import check_writable, deliver
 
     check_writable(output)
-    where = make_cluster(devices, cluster, device or (), bandwidth, memory)
+    where = make_cluster(devices, cluster, device or (), bandwidth, memory, more_devices)
 
     def sizes(batch: int) -> list[int]:
         if micro_batches != "auto":
@@ -151,6 +163,8 @@ def plan_command(
                 f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
             )
         profile = read(Profile, Path(model_or_profile))
+        if estimate_costs and micro_batches != "auto":
+            profile = estimate(profile, micro_batches)
     else:
         profile = measure(
             model_or_profile,
@@ -196,8 +210,10 @@ def _infeasible(error: InfeasiblePlanError) -> str:
     suggestions = [
         {
             "change": suggestion.change,
+            "command_line": suggestion.command_line,
             "options": suggestion.options,
             "devices": [device.name for device in suggestion.devices],
+            "memory_limit": suggestion.memory_bytes,
             "estimated": suggestion.estimated,
             "step_seconds": suggestion.step_seconds,
             "memory_bytes": max(suggestion.plan.predicted.memory_bytes),

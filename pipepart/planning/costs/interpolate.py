@@ -12,8 +12,8 @@ _Line = Callable[
 ]  # the value at the new size, from the values at the two sizes next to it
 
 
-def estimate(profile: Profile, micro_batches: int) -> Costs:
-    """Return the costs for a number of micro-batches: measured ones, or an estimate.
+def estimate(profile: Profile, micro_batches: int) -> Profile:
+    """Return the profile with costs for a number of micro-batches: those measured, or else estimated and added.
 
     Seconds and bytes of each layer are taken to grow along a straight line with the samples of a micro-batch, through
     the two measured sizes next to it. Beyond the measured sizes the line goes on, but a smaller micro-batch never costs
@@ -23,9 +23,12 @@ def estimate(profile: Profile, micro_batches: int) -> Costs:
         profile: with the costs at one size at least.
         micro_batches: from 1 to the number of samples of the mini-batch.
     """
-    for costs in profile.costs:
-        if costs.micro_batches == micro_batches:
-            return costs
+    if any(costs.micro_batches == micro_batches for costs in profile.costs):
+        return profile
+    return profile.model_copy(update={"costs": (*profile.costs, _estimated(profile, micro_batches))})
+
+
+def _estimated(profile: Profile, micro_batches: int) -> Costs:
     samples = -(-profile.batch // micro_batches)
     near = sorted(profile.costs, key=lambda costs: (abs(costs.samples - samples), costs.samples))[:2]
     low, high = min(near, key=lambda costs: costs.samples), max(near, key=lambda costs: costs.samples)
