@@ -35,9 +35,11 @@ class _Emulated(threading.local):
 
     Attributes:
         bring: copies a message to the memory of that device unless it lives there; None on other threads.
+        to_host: copies a tensor to the memory of the host; None on other threads.
     """
 
     bring: Callable[[Any], Any] | None = None
+    to_host: Callable[[Tensor], Tensor] | None = None
 
 
 emulated = _Emulated()

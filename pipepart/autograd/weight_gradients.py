@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .in_place import version
+
 
 class Saved:
     """What a ``saved_tensors_hooks`` of ours has autograd hold for a tensor: it is deleted when autograd frees it.
@@ -21,15 +23,37 @@ class Saved:
         tensor: without its graph: an output of the node that saves it would keep that node alive.
     """
 
-    __slots__ = ("tensor",)
+    __slots__ = ("__weakref__", "tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
+        self.hold(tensor)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Hold a tensor of the same values, and its version from now on."""
         self.tensor = tensor
+        self.version = version(tensor)
+
+    @property
+    def is_overwritten(self) -> bool:
+        """True if the tensor was written in place since it was saved."""
+        return version(self.tensor) != self.version
 
 
 def unpacked(held: Any) -> Tensor:
-    """The unpack hook: return the tensor that was saved."""
-    return held.tensor if isinstance(held, Saved) else held
+    """The unpack hook: return the tensor that was saved.
+
+    Raises:
+        RuntimeError: it was written in place. Autograd does not check tensors that a hook returns.
+    """
+    if not isinstance(held, Saved):
+        return held
+    if held.is_overwritten:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
+            f"of shape {tuple(held.tensor.shape)} is at version {version(held.tensor)}, and was saved at version "
+            f"{held.version}"
+        )
+    return held.tensor
 
 
 class Formula(NamedTuple):

@@ -12,7 +12,7 @@ from schedules import Kind, Schedule, ScheduleError, Timeline
 
 from ..document import fault_texts
 from ..planning import Plan, StagePlan
-from ..planning.costs.stage_memory import with_recompute
+from ..planning.costs.stage_memory import with_modes
 from ..planning.search.search_order import first_replica, search_within, with_split_critical
 from ..planning.searched_order import SEARCH, order_text
 from .errors import UsageError
@@ -65,7 +65,7 @@ def simulate_order(plan: Plan, schedule: Schedule) -> tuple[Plan, Timeline]:
     actions = [[str(action) for action in row if action.kind in compute] for row in schedule.actions]
     stages = _placed(plan, schedule.device_of)
     moved = _with(plan, stages, schedule=SEARCH, actions=actions, micro_batches=schedule.micro_batches)
-    recomputed = with_recompute(schedule, tuple(stage.recompute for stage in plan.stages))
+    recomputed = with_modes(schedule, tuple(stage.mode for stage in plan.stages))
     return moved, schedules.simulate(recomputed, moved.stage_costs())
 
 

@@ -78,6 +78,7 @@ def _structure_faults(plan: PlanRecord) -> list[str]:
     """Faults of the stages, their devices and the schedule."""
     layers = _layer_faults(plan)
     faults = [*_device_faults(plan), *layers]
+    faults += [] if faults else _offload_faults(plan)
     profile = plan.profile
     if profile is None:
         faults += _schedule_faults(plan)
@@ -149,6 +150,26 @@ def _layer_faults(plan: PlanRecord) -> list[str]:
     return faults + [f"layer {name!r} is in no stage" for name in known if name not in places]
 
 
+def _offload_faults(plan: PlanRecord) -> list[str]:
+    """Stages that offload and recompute, or whose devices cannot offload."""
+    faults = []
+    for number, stage in enumerate(plan.stages):
+        if stage.offload == "never":
+            continue
+        if stage.recompute != "never":
+            faults.append(
+                f"stage {number} offloads its stash and recomputes it (recompute={stage.recompute!r}): choose one"
+            )
+        for name in (stage.device, *(devices[number] for devices in plan.replica_devices)):
+            device = plan.cluster.device(name)
+            if device.host_bandwidth is None and device.torch_device != "cpu":
+                faults.append(
+                    f"stage {number} offloads its stash, and the bandwidth between {name!r} and its host is not known: "
+                    "set host_bandwidth of the device, as Cluster.parse(..., host_link='25GB/s') does"
+                )
+    return faults
+
+
 def _schedule_faults(plan: PlanRecord) -> list[str]:
     searched = plan.schedule == SEARCH
     if not searched and plan.schedule not in schedules.names():
@@ -170,6 +191,11 @@ def _schedule_faults(plan: PlanRecord) -> list[str]:
         ]
     if replica_faults := _replica_faults(plan):
         return replica_faults
+    if built.versions and any(stage.offload != "never" for stage in plan.stages):
+        return [
+            f"schedule {plan.schedule!r} is asynchronous: its stages keep versions of their weights, and cannot "
+            "offload; set offload='never'"
+        ]
     if plan.split_critical and built.versions:
         return [
             f"schedule {plan.schedule!r} is asynchronous: its backwards cannot be split, empty split_critical"

@@ -17,7 +17,7 @@ from ..document import ByteCount, Document, Seconds, Value
 from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
-from .costs.stage_memory import Recompute, RecomputeChoice, StashCounts, with_recompute
+from .costs.stage_memory import Mode, RecomputeChoice, StashCounts, with_modes
 from .costs.step_bound import profile_edges, step_bound
 from .partition.reductions import runs_all_reduce
 from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
@@ -214,7 +214,7 @@ class PlanRecord(Document):
             ScheduleError: there is none for this number; one that was searched for exists for fewer only.
         """
         count = self.micro_batches if micro_batches is None else micro_batches
-        modes: tuple[Recompute, ...] = tuple(stage.recompute for stage in self.stages)
+        modes: tuple[Mode, ...] = tuple(stage.mode for stage in self.stages)
         split_critical = self.split_critical if count == self.micro_batches else ()
         key = (self.schedule, self.actions, count, self.chunks, modes, self.replicas, split_critical)
         if key not in self._schedules:
@@ -222,7 +222,7 @@ class PlanRecord(Document):
         return self._schedules[key]
 
     def _build_schedule(
-        self, count: int, modes: Sequence[Recompute], split_critical: Sequence[str]
+        self, count: int, modes: Sequence[Mode], split_critical: Sequence[str]
     ) -> schedules.Schedule:
         per_replica = -(-count // self.replicas)
         if self.schedule == SEARCH:
@@ -232,7 +232,7 @@ class PlanRecord(Document):
             bare = schedules.build(
                 self.schedule, devices=devices, micro_batches=per_replica, chunks=self.chunks
             )
-        one = with_recompute(bare, modes)
+        one = with_modes(bare, modes)
         if split_critical:
             one = schedules.split_backward(one, map(schedules.Action.parse, split_critical))
         built = schedules.replicate(one, self.replicas, count)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from ..cluster import Cluster
+from ..cluster import Cluster, Device
 from ..document import ByteCount, Seconds, Value
 from ..profiling import Profile
 from .costs.crossings import Crossings
 from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import Ints, Recompute, StashCounts
+from .costs.stage_memory import Ints, Mode, Offload, Recompute, StashCounts
+
+_VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
 
 
 class Skip(Value):
@@ -47,13 +49,15 @@ class StagePlan(Value):
         recompute: the micro-batches for which only the input is kept and the forward is repeated: none, all but the
             last of a step, or all.
         recompute_seconds: of the repeated forward; 0 if it is never repeated.
-        boundary_bytes: the input, kept instead of the stash until the forward is repeated.
+        offload: "stash" to keep the stash in the memory of the host from shortly after the forward to shortly before
+            the backward, for every micro-batch that gains by it.
+        boundary_bytes: the input, kept instead of the stash until the forward is repeated, or the stash is back.
         deferred_bytes: kept between the two parts of a split backward for the weight gradients; an upper bound if
             layers share memory.
         transient_bytes: workspace of the layer that needs most, and the incoming gradient of the output.
         in_flight: the most micro-batches whose forward has run and whose backward has not.
         full_stashes, input_only, deferred_weight_grads: at the memory peak, the micro-batches kept as full stash, as
-            input only, and awaiting their weight gradient.
+            input only, and awaiting their weight gradient. A stash that is being copied counts in full.
     """
 
     layers: tuple[str, ...] = Field(min_length=1)
@@ -72,6 +76,7 @@ class StagePlan(Value):
     stash_bytes: ByteCount = 0
     recompute: Recompute = "never"
     recompute_seconds: Seconds = 0.0
+    offload: Offload = "never"
     boundary_bytes: ByteCount = 0
     deferred_bytes: ByteCount = 0
     transient_bytes: ByteCount = 0
@@ -79,6 +84,11 @@ class StagePlan(Value):
     full_stashes: int = Field(default=0, ge=0)
     input_only: int = Field(default=0, ge=0)
     deferred_weight_grads: int = Field(default=0, ge=0)
+
+    @property
+    def mode(self) -> Mode:
+        """What the stage does with its stash: the recompute mode, or "offload"."""
+        return self.recompute if self.offload == "never" else "offload"
 
     @property
     def load_seconds(self) -> float:
@@ -173,10 +183,11 @@ def _predicted(
     infos = profile.layers[layers]
     forward = float(costs.forward[layers].sum()) / speed
     recomputes = stage.recompute != "never"
+    keeps_input = stage.mode != "never"
     waiting = sum(skip.bytes for skip in stage.skips) if costs.has_backward[layers.stop - 1] else 0
     sizes = costs.sizes(layers).with_waiting(np.array([[waiting]]))
     stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
-    boundary = boundary if recomputes else 0
+    boundary = boundary if keeps_input else 0
     # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
     most = np.lexsort((counts[:, 0], counts.sum(axis=1), counts @ (stash, boundary, deferred)))[-1]
     full_stashes, input_only, deferred_weight_grads = counts[most].tolist()
@@ -197,6 +208,7 @@ def _predicted(
         stash_bytes=stash,
         recompute=stage.recompute,
         recompute_seconds=forward if recomputes else 0.0,
+        offload=stage.offload,
         boundary_bytes=boundary,
         deferred_bytes=deferred,
         transient_bytes=int(sizes.transient[0, 0]),
@@ -205,3 +217,16 @@ def _predicted(
         input_only=input_only,
         deferred_weight_grads=deferred_weight_grads,
     )
+
+
+def copy_seconds(stage: StagePlan, device: Device) -> tuple[float, float]:
+    """Return the seconds that a copy of the stage's stash to the host takes, beside the device's work and of it.
+
+    Zeros if the stage does not offload. An accelerator copies beside its work. A virtual device copies by itself, and
+    an emulated link to its host takes its time besides.
+    """
+    if stage.offload == "never":
+        return 0.0, 0.0
+    size = stage.stash_bytes - stage.boundary_bytes
+    beside = size / device.host_bandwidth if device.host_bandwidth else 0.0
+    return beside, size / _VIRTUAL_COPY_BANDWIDTH if device.torch_device == "cpu" else 0.0

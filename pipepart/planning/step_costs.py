@@ -11,7 +11,7 @@ import schedules
 from ..cluster import Cluster
 from .partition.reductions import reduce_seconds
 from .partition.replica_classes import Pair, Route, Routes
-from .stage_plan import StagePlan
+from .stage_plan import StagePlan, copy_seconds
 
 
 def sending_pairs(stages: Sequence[StagePlan]) -> list[Pair]:
@@ -39,6 +39,7 @@ def step_costs(
     latency: float | dict[Pair, float] = cluster.link.latency
     bandwidth: float | dict[Pair, float] = cluster.link.bandwidth or math.inf
     one_copy = stages[: schedule.model_stages]
+    copies = [copy_seconds(stage, cluster.device(stage.device)) for stage in stages]
     if cluster.links_differ:
         latency, bandwidth = {}, {}
         for rows, names in _rows_and_names(stages, schedule):
@@ -58,6 +59,8 @@ def step_costs(
         boundary_bytes=[stage.boundary_bytes for stage in stages],
         recompute=[stage.recompute_seconds for stage in stages],
         skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(one_copy) for skip in stage.skips],
+        host_copy=[beside for beside, _ in copies],
+        offload=[busy for _, busy in copies],
         reduce_grad=[seconds for copy in reductions for seconds in copy],
     )
 

@@ -35,6 +35,7 @@ from .failure.stalled import StepTimeoutError, wait_for
 from .loss_sink import LossSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
+from .offload import copy_queues
 from .order import Order, Orders
 from .output_sink import OutputSink
 from .stage import Stage
@@ -87,6 +88,7 @@ class Engine:
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes)
         self._routes = Routes(plan)
+        self._copy_queues = copy_queues(plan, self._streams)
         threads = [device.threads for device in plan.workers]
         # Last of what can fail: it starts the threads.
         self.workers: list[Worker] = start_workers(list(zip(self._names, homes, threads, strict=True)))
@@ -143,6 +145,7 @@ class Engine:
             self._stages,
             inputs,
             sink,
+            targets=targets,
             forward=forward,
             optimizers=optimizers,
             recorder=recorder,
@@ -150,6 +153,7 @@ class Engine:
             reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
             emulation=self._emulation,
             routes=self._routes,
+            copy_queues=self._copy_queues,
         )
 
     def forwards(self, inputs: Sequence[Any], sink: LossSink) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import schedules
@@ -10,8 +11,8 @@ from schedules import Kind, Schedule
 from ..planning import Plan
 
 _MOST = 32  # size of the cache, by number of micro-batches: small mini-batches have fewer
-_FORWARDS = frozenset({Kind.F})
-_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.REDUCE_GRAD})
+_FORWARDS = frozenset({Kind.F, Kind.OFFLOAD})
+_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.RELOAD, Kind.REDUCE_GRAD})
 # All but sends and receives: the transport sends messages when they are made and receives them when they are needed.
 _STEP = _FORWARDS | _BACKWARDS | {Kind.OPT_STEP}
 
@@ -22,11 +23,13 @@ class Order:
 
     Attributes:
         schedule: the actions.
-        repeated: the (stage, micro-batch) pairs whose forward is recomputed, in this order or in a later one.
+        repeated: by stage, the micro-batches whose forward is recomputed, in this order or in a later one.
+        offloaded: by stage, the micro-batches whose stash is copied to the host and back.
     """
 
     schedule: Schedule
-    repeated: frozenset[tuple[int, int]] = frozenset()
+    repeated: Mapping[int, frozenset[int]]
+    offloaded: Mapping[int, frozenset[int]]
 
 
 class Orders:
@@ -62,8 +65,9 @@ class Orders:
                 schedule = schedules.insert_optimizer_step(schedule)
             schedules.check(schedule)
             schedule = _only(schedules.split_overlaps(schedule), _STEP)
-            again = [a for row in schedule.actions for a in row if a.kind is Kind.RECOMPUTE]
-            whole = Order(schedule, frozenset((a.stage, a.micro_batch or 0) for a in again))
+            whole = Order(
+                schedule, _micro_batches(schedule, Kind.RECOMPUTE), _micro_batches(schedule, Kind.OFFLOAD)
+            )
             forwards, backwards = _only(schedule, _FORWARDS), _only(schedule, _BACKWARDS)
             if len(self._built) >= _MOST:
                 self._built.clear()
@@ -73,6 +77,15 @@ class Orders:
                 replace(whole, schedule=backwards),
             )
         return self._built[micro_batches]
+
+
+def _micro_batches(schedule: Schedule, kind: Kind) -> Mapping[int, frozenset[int]]:
+    """Return by stage the micro-batches that have an action of a kind."""
+    found = [(a.stage, a.micro_batch) for row in schedule.actions for a in row if a.kind is kind]
+    return {
+        stage: frozenset(part for own, part in found if own == stage and part is not None)
+        for stage in range(schedule.stages)
+    }
 
 
 def _only(schedule: Schedule, kinds: frozenset[Kind]) -> Schedule:

@@ -4,6 +4,7 @@
 
     whole forward     F: layers, graph kept ──────────────────────────▶ B: graph                 stashes
     recompute         F: layers, graph dropped ─▶ RECOMPUTE: layers ──▶ B: graph                 inputs, then stashes
+    offload           F: layers, graph kept ─▶ OFFLOAD: to the host ─▶ RELOAD: back ─▶ B: graph  stashes
     split backward    F ─────────────────────────▶ I: graph, to the inputs ─▶ W: to the weights  stashes, then deferred
 
 With recompute, both forwards run with gradients enabled and in the caller's autocast, so that layers that query these
@@ -33,6 +34,7 @@ from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
 from .loss_sink import LossSink
+from .offload import SavedTensors, StageOffload
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .stage import Made, Stage
@@ -51,12 +53,14 @@ class Stash(NamedTuple):
         roots: where gradients of its output enter its graph.
         ends: the number of autograd's next node after each layer.
         added: where gradients of losses that its layers added enter its graph.
+        saved: what autograd saved for it, if that is offloaded.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
     ends: Sequence[int]
     added: tuple[GradientEdge, ...] = ()
+    saved: SavedTensors | None = None
 
 
 class KeptInput(NamedTuple):
@@ -76,7 +80,10 @@ class KeptInput(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Numbers of micro-batches that a stage holds: as stash, as input only, and as deferred weight gradients."""
+    """Numbers of micro-batches that a stage holds: as stash, as input only, and as deferred weight gradients.
+
+    Of a stash that is on the host it holds the input.
+    """
 
     stashes: int
     inputs: int
@@ -95,6 +102,7 @@ class StageRun:
         recomputed: the micro-batches whose forward runs twice.
         optimizer: of the stage, if it steps within the step.
         versions: the stage's weights, if the schedule changes them within the step.
+        offload: keeps saved tensors on the host, if the stage does.
 
     Attributes:
         stashes: by micro-batch, from the forward that keeps its graph to the backward.
@@ -112,6 +120,7 @@ class StageRun:
         recomputed: frozenset[int] = frozenset(),
         optimizer: Optimizer | None = None,
         versions: Versions | None = None,
+        offload: StageOffload | None = None,
     ) -> None:
         self.index = stage.index
         self.stage = stage
@@ -126,13 +135,21 @@ class StageRun:
         self._sink = sink
         self._recomputed = recomputed
         self._optimizer = optimizer
+        self._offload = offload
         self._added = losses_of_stage()
         stage.begin()
 
     def forward(self, micro_batch: int, message: Any) -> Any:
         """F: run the layers; return the message for the next stage, None from the last."""
         kept = None
-        with self._modes.autocasting() if self._modes.autocast else _NOTHING:
+        saved = None
+        if self._offload is not None and micro_batch in self._offload.micro_batches:
+            message = graph_cut.move(message, self.stage.device)
+            saved = self._offload.saving(message)
+        with (
+            self._modes.autocasting() if self._modes.autocast else _NOTHING,
+            saved.packing() if saved else _NOTHING,
+        ):
             with self._added:
                 if micro_batch in self._recomputed:
                     made, kept = self._repeatable_forward(micro_batch, message)
@@ -146,8 +163,33 @@ class StageRun:
         if kept and stash.roots:
             self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
         elif self._modes.grad:
-            self.stashes[micro_batch] = stash
+            self.stashes[micro_batch] = stash._replace(saved=saved)
         return output
+
+    def start_offload(self, micro_batch: int) -> None:
+        """Behind F: begin to copy what autograd saved to the host, without the stage's input."""
+        if (saved := self._saved_of(micro_batch)) is not None:
+            saved.start_out(self.stashes[micro_batch].inputs.leaves)
+
+    def wait_offload(self, micro_batch: int) -> None:
+        """Before OFFLOAD: wait for that copy."""
+        if (saved := self._saved_of(micro_batch)) is not None:
+            saved.wait_out()
+
+    def offload(self, micro_batch: int, _: None = None) -> None:
+        """OFFLOAD: free what is on the host now."""
+        if (saved := self._saved_of(micro_batch)) is not None:
+            saved.leave()
+
+    def reload(self, micro_batch: int, _: None = None) -> None:
+        """RELOAD: begin to copy it back."""
+        if (saved := self._saved_of(micro_batch)) is not None:
+            saved.start_back()
+
+    def wait_reload(self, micro_batch: int) -> None:
+        """Before B or I: wait for the copy back."""
+        if (saved := self._saved_of(micro_batch)) is not None:
+            saved.wait_back()
 
     def recompute(self, micro_batch: int, _: None = None) -> None:
         """RECOMPUTE: run the layers again, for the graph that the backward needs.
@@ -240,12 +282,14 @@ class StageRun:
 
     def held(self) -> Held:
         """Return how much the stage holds at present."""
-        return Held(len(self.stashes), len(self.inputs), len(self.deferred))
+        away = sum(stash.saved is not None and stash.saved.is_on_host for stash in self.stashes.values())
+        return Held(len(self.stashes) - away, len(self.inputs) + away, len(self.deferred))
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the stage itself holds, without those that autograd saved."""
         for stash in self.stashes.values():
             yield from stash.inputs.leaves
+            yield from stash.saved.tensors() if stash.saved else ()
         for kept in self.inputs.values():
             yield from tensors(kept.message)
         for deferred in self.deferred.values():
@@ -255,6 +299,10 @@ class StageRun:
         """Release all tensors."""
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
+
+    def _saved_of(self, micro_batch: int) -> SavedTensors | None:
+        stash = self.stashes.get(micro_batch)
+        return None if stash is None else stash.saved
 
     def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Made, KeptInput | None]:
         """Run the layers; the second value is None if they cannot be run a second time."""
@@ -285,6 +333,8 @@ class StageRun:
         run: Callable[[Sequence[GradientEdge], graph_cut.Gradients], None],
     ) -> list[Tensor | None]:
         stash = self.stashes.pop(micro_batch)
+        if stash.saved is not None:
+            stash.saved.return_()
         roots = stash.roots + stash.added
         try:
             run(roots, graph_cut.move_gradients(gradients, self.stage.device))

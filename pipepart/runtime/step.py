@@ -41,12 +41,13 @@ from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .loss_sink import LossSink
 from .observe.recorder import Recorder, Watch, WatchedTransport
+from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
 from .stage import Stage
 from .stage_run import Held, StageRun
+from .stage_runs import stage_runs
 from .state.replicas import Replica
-from .state.weight_versions import Versions
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport
@@ -65,10 +66,12 @@ class Step:
         inputs: the first stage's input for each micro-batch.
         sink: takes the last stage's outputs, and gives their gradients.
         forward: the step whose graphs this one goes backward through; None for one that has forwards.
+        targets: of the loss.
         optimizers, recorder: for an order with optimizer steps; to take the times of actions and messages.
         streams: of the workers, if there are accelerators.
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
+        copy_queues: of the workers, if any stage offloads.
 
     Attributes:
         runs: the stages during this step.
@@ -90,6 +93,7 @@ class Step:
         inputs: Sequence[Any],
         sink: LossSink,
         *,
+        targets: Any = (),
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
@@ -97,6 +101,7 @@ class Step:
         reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
         routes: Routes | None = None,
+        copy_queues: Sequence[CopyQueue] = (),
     ) -> None:
         self.schedule = schedule = order.schedule
         self.sink = sink
@@ -139,7 +144,13 @@ class Step:
             if stage.replica:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
         self.keys = forward.keys if forward else RngKeys()
-        self.runs = forward.runs if forward else self._stage_runs(order, stages, sink, optimizers)
+        self.runs = (
+            forward.runs
+            if forward
+            else stage_runs(
+                order, stages, self.keys, self.modes, sink, optimizers, copy_queues, (inputs, targets)
+            )
+        )
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -248,28 +259,6 @@ class Step:
         """Return the stages of one device."""
         return [self.runs[stage] for stage in self.schedule.stages_of(worker)]
 
-    def _stage_runs(
-        self, order: Order, stages: Sequence[Stage], sink: LossSink, optimizers: Sequence[Optimizer | None]
-    ) -> list[StageRun]:
-        schedule = self.schedule
-        again: list[set[int]] = [set() for _ in stages]
-        for stage, micro_batch in order.repeated if self.modes.grad else ():
-            again[stage].add(micro_batch)
-        of_stages = [*optimizers, *([None] * (len(stages) - len(optimizers)))]
-        return [
-            StageRun(
-                stage,
-                self.keys,
-                self.modes,
-                sink,
-                schedule.next_stage(stage.index) is None,
-                frozenset(again[stage.index]),
-                optimizer,
-                Versions(schedule, stage.index, optimizer) if schedule.versions else None,
-            )
-            for stage, optimizer in zip(stages, of_stages, strict=True)
-        ]
-
     def _end(self) -> None:
         if self._streams:
             self._streams.end(self._callers)
@@ -281,7 +270,7 @@ class Step:
             for micro_batch in range(self.schedule.micro_batches)
             for run in reversed(self.runs)
             if micro_batch in run.stashes or micro_batch in run.inputs
-            for kind in (Kind.RECOMPUTE, Kind.B)
+            for kind in (Kind.RECOMPUTE, Kind.RELOAD, Kind.B)
         ]
         if self.schedule.replicas > 1:
             found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs)]
@@ -297,6 +286,10 @@ class Step:
     def _nothing(self, run: StageRun, micro_batch: int, made: None = None) -> None:
         """Receive or send nothing."""
 
+    def _wait_offload(self, run: StageRun, micro_batch: int) -> None:
+        """Wait until the stash is on the host."""
+        run.wait_offload(micro_batch)
+
     def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
         if self._is_first[run.index]:
             return self._inputs[micro_batch]
@@ -306,6 +299,7 @@ class Step:
         if not run.is_last:
             following = run.index + 1
             self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
+        run.start_offload(micro_batch)
 
     def _send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
         """Send the output, and record when copies from the caller's pinned memory are done."""
@@ -316,6 +310,7 @@ class Step:
 
     def _recv_gradients(self, run: StageRun, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""
+        run.wait_reload(micro_batch)
         stage = run.index
         stash = run.stashes[micro_batch]
         gradients: graph_cut.Gradients = ()
@@ -377,6 +372,8 @@ PARTS: dict[Kind, tuple[Part, Part, Part]] = {
     Kind.I: (Step._recv_gradients, StageRun.backward_inputs, Step._send_gradients),
     Kind.W: (Step._nothing, StageRun.backward_weights, Step._nothing),
     Kind.RECOMPUTE: (Step._nothing, StageRun.recompute, Step._nothing),
+    Kind.OFFLOAD: (Step._wait_offload, StageRun.offload, Step._nothing),
+    Kind.RELOAD: (Step._nothing, StageRun.reload, Step._nothing),
     Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
     Kind.OPT_STEP: (Step._nothing, StageRun.update, Step._nothing),
 }

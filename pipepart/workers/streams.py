@@ -34,6 +34,10 @@ class Wait(Enum):
     HELD_FOR_COMPUTE = auto()  # the message at the receiver
     HOST_BEHIND_PINNED = auto()  # the return of a step, for copies of the caller's pinned tensors
     PACE = auto()  # the host, so that it is not too far ahead of its device
+    OFFLOAD_BEHIND_COMPUTE = auto()  # the copy of a stash to the host, for what makes the stash
+    COMPUTE_BEHIND_OFFLOAD = auto()  # what takes over the memory of the stash
+    RELOAD_BEHIND_COMPUTE = auto()  # the copy back, for what used its memory before
+    COMPUTE_BEHIND_RELOAD = auto()  # the backward, for the copy back
     CALLER_BEHIND_PREFETCH = (
         auto()
     )  # the step, for the copies of a mini-batch and for what its loader has made

@@ -129,7 +129,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
     columns = edges.columns()
     is_copy = np.arange(columns[0].size) >= messages
     return Dependencies(
-        leaves.offsets, leaves.code, leaves.stage, leaves.micro_batch, leaves.owner, *columns, is_copy
+        leaves.offsets, leaves.code, leaves.stage, leaves.micro_batch, leaves.owner, *columns, is_copy=is_copy
     )
 
 

@@ -11,6 +11,7 @@ from pipepart.capture import flatten
 from pipepart.planning import StagePlan
 
 Recompute = Literal["never", "except-last", "always"]
+Offload = Literal["never", "stash"]
 
 
 def plan_by_hand(
@@ -21,6 +22,7 @@ def plan_by_hand(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Recompute | tuple[Recompute, ...] = "never",
+    offload: Offload | tuple[Offload, ...] = "never",
     replicas: int = 1,
 ) -> Plan:
     """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each.
@@ -33,12 +35,18 @@ def plan_by_hand(
     cluster = Cluster.virtual(devices * replicas, threads=1)
     homes = schedules.build(schedule, devices, micro_batches, chunks).device_of[:stages]
     again = recompute if isinstance(recompute, tuple) else (recompute,) * stages
+    out = offload if isinstance(offload, tuple) else (offload,) * stages
     return Plan(
         stages=tuple(
             StagePlan(
-                layers=tuple(names[start:end]), device=cluster.devices[home].name, recompute=stage_recompute
+                layers=tuple(names[start:end]),
+                device=cluster.devices[home].name,
+                recompute=stage_recompute,
+                offload=stage_offload,
             )
-            for start, end, home, stage_recompute in zip(edges, edges[1:], homes, again, strict=False)
+            for start, end, home, stage_recompute, stage_offload in zip(
+                edges, edges[1:], homes, again, out, strict=False
+            )
         ),
         cluster=cluster,
         schedule=schedule,
@@ -70,6 +78,7 @@ def cut_by_hand(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Recompute | tuple[Recompute, ...] = "never",
+    offload: Offload | tuple[Offload, ...] = "never",
     replicas: int = 1,
     trace: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
@@ -84,6 +93,7 @@ def cut_by_hand(
         schedule=schedule,
         chunks=chunks,
         recompute=recompute,
+        offload=offload,
         replicas=replicas,
     )
     return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace, **options)

@@ -50,6 +50,25 @@ def steps(seed: int | None, devices: tuple[str, ...] = TWO) -> None:
             plain.assert_same(gradients(model), plain.gradients(reference))
 
 
+def offloaded_steps(seed: int | None, devices: tuple[str, ...] = TWO) -> None:
+    """Stashes that are copied to the host and back, whose memory the next micro-batches use meanwhile."""
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(2 * PARTS, 5)
+    pipe = cut_on(devices, model, [3], nn.MSELoss(), micro_batches=PARTS, schedule="gpipe", offload="stash")
+    with pipe:
+        given = x.to(devices[0]), y.to(devices[1])
+        with late(seed):
+            for _ in range(2):
+                pipe.step(given[0] * 1, target=given[1] * 1)
+                plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
+            plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def offloaded_shared_steps(seed: int | None) -> None:
+    offloaded_steps(seed, SHARED)
+
+
 def shared_steps(seed: int | None) -> None:
     steps(seed, SHARED)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipepart import Cluster, Pipeline, Plan
 from pipepart.capture import flatten
 from tests.support import plain
-from tests.support.chains import Recompute, plan_by_hand
+from tests.support.chains import Offload, Recompute, plan_by_hand
 from tests.vdev import devices as vdev
 
 CHUNKS = {
@@ -57,12 +57,19 @@ def cut_on(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Recompute = "never",
+    offload: Offload = "never",
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline on these devices whose stages begin at layer 0 and at each of ``borders``."""
     names = [name for name, _ in flatten(model)]
     plan = plan_by_hand(
-        names, borders, micro_batches=micro_batches, schedule=schedule, chunks=chunks, recompute=recompute
+        names,
+        borders,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+        offload=offload,
     )
     return Pipeline(model, on_devices(plan, devices), loss_fn, **options)
 

@@ -17,6 +17,11 @@ Ints = NDArray[np.int64]
 # The micro-batches for which a stage repeats its forward right before the backward instead of keeping the stash.
 Recompute = Literal["never", "except-last", "always"]
 RecomputeChoice = Literal["auto", "never", "except-last", "always"]
+# Whether a stage keeps its stash in the memory of its host between forward and backward.
+Offload = Literal["never", "stash"]
+OffloadChoice = Literal["auto", "never", "stash"]
+# What a stage does with its stash: keep it for all micro-batches ("never"), recompute it, or offload it.
+Mode = Literal["never", "except-last", "always", "offload"]
 
 # The recompute modes that a stage may use, the fastest first and the one with the least memory last.
 MODES: Mapping[str, tuple[Recompute, ...]] = {
@@ -109,11 +114,14 @@ class StashCounts:
         return device_peak_bytes(sizes, counts, self._different[:, -1:])[self._different_of]
 
 
-def with_recompute(bare: schedules.Schedule, modes: Sequence[Recompute]) -> schedules.Schedule:
-    """Insert the RECOMPUTE actions that the modes of the model's stages ask for, in every replica alike."""
+def with_modes(bare: schedules.Schedule, modes: Sequence[Mode]) -> schedules.Schedule:
+    """Insert the actions that the modes of the model's stages ask for, in every replica alike."""
     count = bare.micro_batches
+    stages = {
+        mode: [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]
+        for mode in set(modes)
+    }
     for mode, parts in (("always", range(count)), ("except-last", range(count - 1))):
-        chosen = [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]
-        if chosen:
-            bare = schedules.insert_recompute(bare, chosen, parts)
-    return bare
+        if mode in stages:
+            bare = schedules.insert_recompute(bare, stages[mode], parts)
+    return schedules.insert_offload(bare, stages["offload"]) if "offload" in stages else bare

@@ -15,7 +15,7 @@ from ...units import counted
 from ..constraints import Constraints
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import MODES, Recompute, StashCounts, with_recompute
+from ..costs.stage_memory import MODES, Recompute, StashCounts, with_modes
 from ..costs.step_bound import step_bound
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
@@ -147,8 +147,7 @@ class Candidate:
     def cut_costs(self) -> CutCosts:
         """The costs of cuts. Stages do not affect each other's stash counts, so that each may have its own mode."""
         counts: dict[Recompute, StashCounts] = {
-            mode: StashCounts(with_recompute(self.bare_schedule, [mode]))
-            for mode in MODES[self.asked.recompute]
+            mode: StashCounts(with_modes(self.bare_schedule, [mode])) for mode in MODES[self.asked.recompute]
         }
         return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from schedules import Kind, Schedule
+from schedules.core.action import HOST_COPIES
 
 from ...autograd import graph_cut
 from ...planning import Plan
@@ -93,14 +95,15 @@ class DeviceEmulation:
         else:
             strict = self._strict[device]
             graph_cut.emulated.bring = strict.bring
+            graph_cut.emulated.to_host = partial(strict.copied, to_host=True)
             try:
                 with strict, ExplicitMoves(strict) if kind in _RUNS_LAYERS else nullcontext():
                     yield
             finally:
-                graph_cut.emulated.bring = None
+                graph_cut.emulated.bring = graph_cut.emulated.to_host = None
             if kind in _MAKES_GRADIENTS:
                 self._assign_gradients(stage)
-        if self._speeds[device] < 1:
+        if self._speeds[device] < 1 and kind not in HOST_COPIES:
             self._clock.sleep_until(start + (self._clock.now() - start) / self._speeds[device])
 
     def _assign_gradients(self, stage: int) -> None:

@@ -87,7 +87,7 @@ def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
                 (
                     own.inputs,
                     stage.boundary_bytes,
-                    f"{counted(own.inputs, 'input')} kept for a second forward",
+                    f"{counted(own.inputs, 'input')} of micro-batches to be recomputed or reloaded",
                 ),
                 (
                     own.weights,

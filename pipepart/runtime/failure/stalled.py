@@ -27,6 +27,8 @@ from .blame import layers_of
 _PARTS = {
     Kind.F: "the forward",
     Kind.RECOMPUTE: "the second forward",
+    Kind.OFFLOAD: "the copy to the host",
+    Kind.RELOAD: "the copy from the host",
     Kind.B: "the backward",
     Kind.I: "the backward",
     Kind.W: "the backward for the weights",

@@ -91,6 +91,7 @@ class Streams:
         self._callers: Callers = {}
         self._departures: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
         self._arrivals: list[torch.Stream | None] = [None for _ in homes]
+        self._host_copies: dict[int, torch.Stream] = {}  # by worker
 
     @classmethod
     def of(cls, homes: Sequence[torch.device]) -> Streams | None:
@@ -118,7 +119,8 @@ class Streams:
         """Make the caller's streams wait for the work that the workers have queued."""
         for device, caller in callers.items():
             used = [own[device] for own in self._own if device in own]
-            for stream in (*used, self._callers[device]):
+            copying = [stream for stream in self._host_copies.values() if stream.device == device]
+            for stream in (*used, *copying, self._callers[device]):
                 if stream != caller and not stream.query():  # one that is done needs no wait
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
 
@@ -164,6 +166,12 @@ class Streams:
         """Return an event after everything that the worker has queued; None on a CPU."""
         compute = self._compute(worker)
         return None if compute is None else sleeping_event(compute)
+
+    def of_host_copies(self, worker: int) -> torch.Stream:
+        """Return the stream on the worker's device that its copies to and from the host go out on."""
+        if worker not in self._host_copies:
+            self._host_copies[worker] = torch.Stream(self._homes[worker])
+        return self._host_copies[worker]
 
     def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> InFlight:
         """Queue the copy of a message to the receiver's device, if it is another; ``timed`` events record the time."""

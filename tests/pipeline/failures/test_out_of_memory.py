@@ -187,4 +187,7 @@ def test_the_error_says_what_the_stage_held_and_what_the_plan_knows_of_it():
 def test_the_error_tells_inputs_that_wait_for_a_second_forward_from_stashes():
     text, plan = fail_with_a_plan(2, schedule="gpipe", recompute="always")
     size = format_bytes(2 * plan.stages[1].boundary_bytes)
-    assert f"stage 1 on virtual:1 held 2 inputs kept for a second forward ({size} as planned)" in text
+    assert (
+        f"stage 1 on virtual:1 held 2 inputs of micro-batches to be recomputed or reloaded ({size} as planned)"
+        in text
+    )

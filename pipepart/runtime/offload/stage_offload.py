@@ -1,0 +1,166 @@
+"""What autograd saves in a stage's forwards, moved to the host and back by micro-batch.
+
+``torch.autograd.graph.save_on_cpu`` copies each tensor by itself, parameters too, while the host waits, and copies it
+back when the backward asks for it. Here all tensors of a micro-batch are copied at once, memory that several share
+once, beside the computation; they are back before their backward begins. Parameters, buffers, the stage's input and the
+mini-batch stay where they are: something else keeps them anyway.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...autograd.own_copy import tensors
+from ...autograd.sparse import dense_parts
+from ...autograd.weight_gradients import Saved, unpacked
+from ...workers.modes import Modes
+from .copy_queues import Copy, CopyQueue
+
+
+def check_no_hooks(modes: Modes) -> None:
+    """Refuse hooks of the caller for a step that offloads.
+
+    Raises:
+        RuntimeError: the caller has hooks on saved tensors.
+    """
+    if modes.saved_hooks is not None:
+        raise RuntimeError(
+            "saved_tensors_hooks are active on the calling thread, such as save_on_cpu, and a stage of this plan "
+            "offloads what autograd saves: leave them around this call, or plan with offload='never'"
+        )
+
+
+class StageOffload:
+    """The saved tensors of one stage during one step. Called by the stage's worker.
+
+    Args:
+        micro_batches: those that are offloaded.
+        queue: copies between the stage's device and the host.
+        device: of the stage.
+        modules: the layers, whose parameters and buffers stay on the device.
+        mini_batch: the arguments and targets of the step, whose memory micro-batches may share.
+    """
+
+    def __init__(
+        self,
+        micro_batches: frozenset[int],
+        queue: CopyQueue,
+        device: torch.device,
+        modules: Iterable[nn.Module],
+        mini_batch: Any,
+    ) -> None:
+        self.micro_batches = micro_batches
+        self._queue = queue
+        self._device = device
+        state = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        self._staying = _storages([*state, *tensors(mini_batch)])
+
+    def saving(self, message: Any) -> SavedTensors:
+        """Return what takes the tensors that autograd saves for one of them; ``message`` is its input."""
+        return SavedTensors(self._queue, self._device, self._staying | _storages(tensors(message)))
+
+
+class SavedTensors:
+    """What autograd saves in one forward: on the device, on the host, or on its way.
+
+    The methods are called in their order.
+
+    Attributes:
+        is_on_host: from ``leave`` to ``return_``.
+    """
+
+    def __init__(self, queue: CopyQueue, device: torch.device, staying: frozenset[int]) -> None:
+        self._queue = queue
+        self._device = device
+        self._staying = staying
+        self._saved: list[weakref.ref[Saved]] = []  # autograd holds those that it still needs
+        self._copy: Copy | None = None
+        self.is_on_host = False
+
+    def packing(self) -> AbstractContextManager[object]:
+        """Take what autograd saves within the block."""
+        return saved_tensors_hooks(self._pack, unpacked)
+
+    def start_out(self, kept: Iterable[Tensor]) -> None:
+        """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
+        staying = self._staying | _storages(kept)
+        moved = [saved for saved in self._alive() if self._moves(saved.tensor, staying)]
+        self._saved = list(map(weakref.ref, moved))
+        if moved:
+            self._copy = self._queue.start_out([saved.tensor for saved in moved])
+
+    def wait_out(self) -> None:
+        """Wait until the copy is on the host."""
+        self._wait()
+
+    def leave(self) -> None:
+        """Free the memory on the device. A tensor that was overwritten since stays: its use raises an error."""
+        if self._copy is None:
+            return
+        left = []
+        for reference, on_host in zip(self._saved, self._queue.finish_out(self._copy), strict=True):
+            saved = reference()
+            if saved is not None and not saved.is_overwritten:
+                saved.hold(on_host)
+                left.append(reference)
+        self._saved, self._copy, self.is_on_host = left, None, True
+
+    def start_back(self) -> None:
+        """Begin the copy back to the device."""
+        alive = self._alive()
+        if self.is_on_host and alive:
+            self._saved = list(map(weakref.ref, alive))
+            self._copy = self._queue.start_back([saved.tensor for saved in alive])
+
+    def wait_back(self) -> None:
+        """Wait until the copy is back on the device."""
+        self._wait()
+
+    def return_(self) -> None:
+        """Give autograd the tensors on the device."""
+        if self._copy is None:
+            return
+        for reference, tensor in zip(self._saved, self._copy.tensors, strict=True):
+            if (saved := reference()) is not None:
+                saved.hold(tensor)
+        self._saved, self._copy, self.is_on_host = [], None, False
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that are on the device, and those that are being copied to it."""
+        if not self.is_on_host:
+            yield from (saved.tensor for saved in self._alive())
+        elif self._copy is not None:
+            yield from self._copy.tensors
+
+    def _wait(self) -> None:
+        if self._copy is not None:
+            self._queue.wait(self._copy)
+
+    def _alive(self) -> list[Saved]:
+        return [saved for reference in self._saved if (saved := reference()) is not None]
+
+    def _pack(self, tensor: Tensor) -> Saved:
+        saved = Saved(tensor.detach())
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def _moves(self, tensor: Tensor, staying: frozenset[int]) -> bool:
+        return (
+            type(tensor) is Tensor
+            and tensor.layout is torch.strided
+            and tensor.device == self._device
+            and tensor.numel() > 0
+            and not (tensor.is_conj() or tensor.is_neg())
+            and tensor.untyped_storage()._cdata not in staying
+        )
+
+
+def _storages(found: Iterable[Tensor]) -> frozenset[int]:
+    return frozenset(part.untyped_storage()._cdata for tensor in found for part in dense_parts(tensor))

@@ -1,0 +1,70 @@
+"""Makes the stages of one step, each with the micro-batches that it recomputes or offloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..workers.modes import Modes
+from .loss_sink import LossSink
+from .offload import CopyQueue, StageOffload, check_no_hooks
+from .order import Order
+from .replay.randomness import RngKeys
+from .stage import Stage
+from .stage_run import StageRun
+from .state.weight_versions import Versions
+
+_NONE: Mapping[int, frozenset[int]] = {}
+
+
+def stage_runs(
+    order: Order,
+    stages: Sequence[Stage],
+    keys: RngKeys,
+    modes: Modes,
+    sink: LossSink,
+    optimizers: Sequence[Optimizer | None],
+    copy_queues: Sequence[CopyQueue],
+    mini_batch: Any,
+) -> list[StageRun]:
+    """Return the stages of a step.
+
+    Args:
+        order: the actions.
+        stages: of all replicas.
+        keys, modes, sink: of the step.
+        optimizers: of the stages that have one, the first of all.
+        copy_queues: of the workers, if any stage offloads.
+        mini_batch: the arguments and targets of the step.
+
+    Raises:
+        RuntimeError: a stage offloads, and the caller has hooks on saved tensors.
+    """
+    schedule = order.schedule
+    repeated, offloaded = (order.repeated, order.offloaded) if modes.grad else (_NONE, _NONE)
+    if any(offloaded.values()):
+        check_no_hooks(modes)
+    found = []
+    for stage, optimizer in zip_longest(stages, optimizers):
+        number, offload = stage.index, None
+        if parts := offloaded.get(number):
+            queue = copy_queues[schedule.device_of[number]]
+            modules = (layer for _, layer in stage.layers)
+            offload = StageOffload(parts, queue, stage.device, modules, mini_batch)
+        found.append(
+            StageRun(
+                stage,
+                keys,
+                modes,
+                sink,
+                schedule.next_stage(number) is None,
+                repeated.get(number, frozenset()),
+                optimizer,
+                Versions(schedule, number, optimizer) if schedule.versions else None,
+                offload,
+            )
+        )
+    return found
