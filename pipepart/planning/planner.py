@@ -59,7 +59,7 @@ def plan(
         chunks: stages of each device, for a schedule with several; None for its default.
         replicas: replicas of the model that train in parallel, each on devices of its own with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest of the numbers that divide the number
-            of devices. A model whose forward writes buffers, such as a BatchNorm in training, can have one replica.
+            of devices; 1 for a model with a BatchNorm in training, as each replica would have statistics of its own.
         max_micro_batches: upper limit for ``micro_batches="auto"``.
         pin: the stage of a layer, by the layer's name.
         colocate: groups of layers that stay in one stage.

@@ -120,6 +120,8 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     )
     stages = constraints.stages if options.stages is None else options.stages
     replicas = _replicas(options.replicas, len(cluster))
+    if options.replicas == "auto" and profile.writes_statistics:
+        replicas = (1,)  # each replica would see its own micro-batches only
     layers = len(profile.layers)
     if stages is None:
         check_devices(len(cluster), layers, replicas[-1])

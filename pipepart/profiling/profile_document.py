@@ -30,6 +30,8 @@ class Profile(Document):
         edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a. Empty for a
             chain, in which each layer feeds the next one.
         costs: one entry for each number of micro-batches that was measured.
+        writes_statistics: layers with a BatchNorm that updated its running statistics. The plan has one replica then,
+            unless another number is asked for.
         optimizer: name of the optimizer whose state :meth:`optimizer_bytes` counts.
         device: the device that it was measured on, or is estimated for.
         threads: intra-operation threads that each layer had; None on an accelerator.
@@ -46,6 +48,7 @@ class Profile(Document):
     layers: tuple[LayerInfo, ...] = Field(min_length=1)
     edges: tuple[tuple[str, str], ...] = ()
     costs: tuple[Costs, ...] = Field(min_length=1)
+    writes_statistics: tuple[str, ...] = ()
     optimizer: str
     device: str
     threads: int | None

@@ -162,6 +162,7 @@ def profile(
         outputs=outputs[-1],
         layers=tuple(describe(layered, outputs)),
         costs=tuple(_costs(*pair) for pair in zip(counts, measured, strict=True)),
+        writes_statistics=tuple(name for name, layer in layered.layers if _writes_statistics(layer)),
         optimizer=optimizer,
         device=str(device) if roofline is None else roofline.device,
         threads=threads,
@@ -169,6 +170,12 @@ def profile(
         notes=tuple(_notes(layered, [one.like for one in measured], roofline)),
         roofline=roofline,
     )
+
+
+def _writes_statistics(layer: nn.Module) -> bool:
+    """Return True if the layer has a BatchNorm that updates its running statistics in its present mode."""
+    norms = (part for part in layer.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
+    return any(norm.training and norm.track_running_stats for norm in norms)
 
 
 def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | None) -> list[str]:

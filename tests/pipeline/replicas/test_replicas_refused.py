@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import pipepart
+from pipepart import Cluster
+from pipepart.profiling import Costs, Timing
 from tests.support import plain
 from tests.support.replicas import IN_TURN, batch, cut_in_two, model_for, summed_step
 
@@ -20,6 +23,37 @@ def test_a_batch_norm_in_training_is_refused_before_anything_runs():
         plain.assert_same(model.state_dict(), before)
         pipe.eval()
         plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
+
+
+class Convolutional(nn.Module):
+    """Is no chain, and has a BatchNorm that a frozen one precedes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.norm = nn.BatchNorm1d(3).eval(), nn.BatchNorm1d(4)
+        self.linear, self.last = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.linear(self.frozen(x))).relu())
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_auto_plans_one_replica_of_a_model_with_a_batch_norm_in_training(norm):
+    model = Convolutional()
+    if not norm:
+        model.norm.eval()
+    x, y = torch.randn(8, 3), torch.randn(8, 4)
+    profile = pipepart.profile(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.0)
+    assert bool(profile.writes_statistics) is norm
+    assert all("norm" in name for name in profile.writes_statistics)
+    slow = profile.model_copy(update={"costs": tuple(map(_slow, profile.costs))})
+    assert pipepart.plan(slow, Cluster.virtual(2), replicas="auto").replicas == (1 if norm else 2)
+
+
+def _slow(costs: Costs) -> Costs:
+    """The costs with a second for each forward, beside which the sums of gradients take no time."""
+    second = {"forward": Timing(seconds=1.0)}
+    return costs.model_copy(update={"layers": tuple(one.model_copy(update=second) for one in costs.layers)})
 
 
 class Counting(nn.Module):
