@@ -11,6 +11,7 @@ from schedules import Schedule, ScheduleError, Timeline
 
 from ..document import Document
 from ..planning import Plan
+from ..planning.feedback import step_difference
 from ..profiling import Roofline
 from .errors import UsageError
 
@@ -84,12 +85,8 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
         step = Timeline.from_trace(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
-    found, expected = step.schedule, plan.build_schedule()
-    if (found.device_of, found.micro_batches) != (expected.device_of, expected.micro_batches):
-        raise UsageError(
-            f"{path} is no step of {plan_path}: it has {found.micro_batches} micro-batches and stages on devices "
-            f"{list(found.device_of)}, the plan {expected.micro_batches} and {list(expected.device_of)}"
-        )
+    if difference := step_difference(step.schedule, plan):
+        raise UsageError(f"{path} is no step of {plan_path}: {difference}")
     return step
 
 

@@ -27,13 +27,14 @@ def reordered(plan: Plan, schedule: str | None, micro_batches: int | None, chunk
         plan: with a profile.
         schedule: its name, or ``"search"``; None for the plan's own.
         micro_batches: their number, each of the plan's size; None for the plan's own number.
-        chunks: stages per device; None for the plan's own number.
+        chunks: stages per device; None for as many as they have in the plan.
 
     Raises:
         UsageError: there is no such schedule for these stages, or no searched order fits.
     """
-    count, chunks = micro_batches or plan.micro_batches, chunks or plan.chunks
-    same_chunks = chunks == plan.chunks
+    count, own_chunks = micro_batches or plan.micro_batches, _chunks(plan)
+    chunks = chunks or own_chunks
+    same_chunks = chunks == own_chunks
     own = same_chunks and count == plan.micro_batches and schedule in (None, plan.schedule)
     if own and schedule != SEARCH:
         return plan
@@ -69,6 +70,11 @@ def simulate_order(plan: Plan, schedule: Schedule) -> tuple[Plan, Timeline]:
     return moved, schedules.simulate(recomputed, moved.stage_costs())
 
 
+def _chunks(plan: Plan) -> int:
+    """The stages of a device, rounded up: after a search, devices may have different numbers."""
+    return -(-len(plan.stages) // len({stage.device for stage in plan.stages}))
+
+
 def _named(plan: Plan, name: str, count: int, chunks: int) -> Plan:
     devices, left = divmod(len(plan.stages), chunks)
     if left:
@@ -100,6 +106,7 @@ def _with(plan: Plan, stages: Sequence[StagePlan], *, micro_batches: int, **orde
             cluster=plan.cluster,
             replica_devices=plan.replica_devices,
             edges=plan.edges,
+            constraints=plan.constraints,
             profile=plan.profile.model_copy(update={"costs": (costs,)}),
             micro_batches=micro_batches,
             **order,

@@ -130,7 +130,6 @@ def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
     traces = [trace] if isinstance(trace, Timeline) else list(trace)
     if not traces:
         raise ValueError("there is no trace: give at least one measured step")
-    planned = split_overlaps(plan.build_schedule())
     for number, one in enumerate(traces):
         if not isinstance(one, Timeline):
             raise ValueError(f"trace {number} is no Timeline but {one!r:.80}")
@@ -139,13 +138,14 @@ def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
             raise ValueError(f"{which} is empty: nothing in it takes time")
         if not all(math.isfinite(time) for rows in (one.starts, one.ends) for row in rows for time in row):
             raise ValueError(f"{which} has times that are no numbers")
-        if difference := _difference(one.schedule, planned):
+        if difference := step_difference(one.schedule, plan):
             raise ValueError(f"{which} is not a step of this plan: {difference}")
     return traces
 
 
-def _difference(traced: Schedule, planned: Schedule) -> str:
-    """Return how the traced schedule differs from the plan's, or an empty text."""
+def step_difference(traced: Schedule, plan: Plan) -> str:
+    """Return how the schedule of a measured step differs from the plan's, or an empty text."""
+    planned = split_overlaps(plan.build_schedule())
     for what in ("name", "devices", "stages", "micro_batches"):
         one, other = getattr(traced, what), getattr(planned, what)
         if one != other:

@@ -48,7 +48,6 @@ def plan_summary(plan: Plan) -> Group:
     """Summarise a plan: schedule, predicted step against one device, bubble, memory, bottleneck, and what is proven."""
     used, there = len(owned_stages(plan)), len(plan.cluster)
     devices = counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
-    chunks = f", {plan.chunks} a device" if plan.chunks > 1 else ""
     replicas = (
         f", {plan.replicas} replicas with a share of the micro-batches each" if plan.replicas > 1 else ""
     )
@@ -56,7 +55,7 @@ def plan_summary(plan: Plan) -> Group:
         (
             "schedule",
             f"{plan.schedule}, {counted(plan.micro_batches, 'micro-batch', 'es')}, "
-            f"{counted(len(plan.stages), 'stage')} on {devices}{chunks}{replicas}",
+            f"{counted(len(plan.stages), 'stage')} on {devices}{_per_device(plan)}{replicas}",
         )
     ]
     if plan.asynchronous:
@@ -95,6 +94,15 @@ def _stages(numbers: list[int], per_replica: int | None = None) -> str:
     if not numbers:
         return ""
     return f"stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers, per_replica)}"
+
+
+def _per_device(plan: Plan) -> str:
+    """How many stages a device has, if some have several: a searched order may have other numbers on each."""
+    counts = [len(numbers) for numbers in loaded_stages(plan).values()]
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return ""
+    return f", {most} a device" if fewest == most else f", {fewest} to {most} a device"
 
 
 def _order(plan: Plan) -> _Lines:

@@ -1,0 +1,93 @@
+"""A plan with a searched order, in which devices have different numbers of stages: shown, simulated, held to a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import schedules
+from pipepart import Cluster, Plan, Profile
+from pipepart.planning import StagePlan
+from pipepart.planning.searched_order import order_text
+from pipepart.runtime.observe.trace import Trace
+
+Run = Callable[[str], Result]
+
+PLACEMENT = (0, 1, 0, 1, 0)
+
+
+@pytest.fixture
+def uneven(measured: Profile, directory: Path) -> Plan:
+    """A stage for each of the five layers, three of them on the first of two used devices; one is left out."""
+    names = ("virtual:2", "virtual:0")
+    stages = tuple(
+        StagePlan(layers=(info.name,), device=names[row])
+        for info, row in zip(measured.layers, PLACEMENT, strict=True)
+    )
+    ones = [1.0] * 5
+    order = schedules.search(schedules.StageCosts(ones, ones, ones), 2, 4, placement=PLACEMENT, effort=0.01)
+    made = Plan(
+        stages=stages,
+        cluster=Cluster.virtual(3),
+        schedule="search",
+        micro_batches=4,
+        actions=order_text(order),
+        profile=measured.model_copy(update={"costs": (measured.at(4),)}),
+        fingerprint=measured.fingerprint,
+        outputs=measured.outputs,
+    ).refreshed()
+    made.save(directory / "uneven.json")
+    return made
+
+
+def test_the_numbers_of_stages_and_the_device_left_out_are_told(run: Run, uneven: Plan) -> None:
+    told = run("explain uneven.json").stdout
+    assert "search, 4 micro-batches, 5 stages on 2 of 3 devices, 2 to 3 a device" in told
+    assert "unused" in told
+    assert "virtual:1" in told
+    assert "One line a device (0 virtual:2, 1 virtual:0)." in told
+
+
+def test_its_stages_under_other_orders(run: Run, uneven: Plan) -> None:
+    own = json.loads(run("simulate uneven.json --json").stdout)
+    assert own["makespan_seconds"] == pytest.approx(uneven.predicted.step_seconds, rel=1e-12)
+    fewer = json.loads(run("simulate uneven.json --micro-batches 2 --json").stdout)
+    assert [len(row) for row in fewer["actions"]] < [len(row) for row in own["actions"]]
+    better = json.loads(run("simulate uneven.json --schedule search --json").stdout)
+    assert better["makespan_seconds"] <= own["makespan_seconds"] * (1 + 1e-12)
+    assert [device["device"] for device in better["devices"]] == ["virtual:2", "virtual:0"]
+    more = json.loads(run("simulate uneven.json --micro-batches 8 --json").stdout)
+    assert (more["schedule"], more["micro_batches"]) == ("search", 8)
+
+
+def test_a_named_schedule_needs_as_many_stages_on_each_device(run: Run, uneven: Plan) -> None:
+    told = run("simulate uneven.json --schedule interleaved-1f1b")
+    assert told.exit_code == 2
+    assert "--chunks 3 does not divide the 5 stages of the plan" in " ".join(told.stderr.split())
+
+
+def test_a_run_of_it_is_held_against_it(run: Run, uneven: Plan, directory: Path) -> None:
+    Trace(uneven, [uneven.simulate()]).save(directory / "trace.json")
+    told = run("explain uneven.json --trace trace.json")
+    assert told.exit_code == 0, told.stderr
+    assert "the median is as predicted (ratio 1.00)" in told.stdout
+    assert told.stdout.count("backward for the inputs") + told.stdout.count("backward  ") >= 5
+
+
+def test_a_run_of_another_order_of_the_same_stages_is_refused(
+    run: Run, uneven: Plan, directory: Path
+) -> None:
+    order = [list(row) for row in uneven.actions]
+    last = next(at for at, text in enumerate(order[0]) if text == "0F3")
+    order[0].insert(0, order[0].pop(last))
+    other = uneven.model_copy(update={"actions": tuple(map(tuple, order))})
+    Trace(other, [other.simulate()]).save(directory / "trace.json")
+    told = run("explain uneven.json --trace trace.json")
+    assert told.exit_code == 2
+    assert "trace.json is no step of uneven.json: action 0 of device 0 is 0F3" in " ".join(
+        told.stderr.split()
+    )
