@@ -79,6 +79,15 @@ class Dispatched:
         """When the last operation ends."""
         return max(self.ends)
 
+    @property
+    def score(self) -> float:
+        """The makespan and the mean end of the devices: what a search may minimise.
+
+        An idle device that ends early makes the step no shorter, but its layers and those of a busy one may then be
+        shared out anew.
+        """
+        return max(self.ends) + sum(self.ends) / len(self.ends)
+
 
 def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:
     """Return keys that follow a steady state: a micro-batch begins as often as the busiest device can take one.
@@ -112,7 +121,7 @@ def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:
 
 # One function, as a search runs it thousands of times a second.
 def dispatch(  # noqa: C901
-    work: Work, keys: Sequence[float], weight_gap: float = 0.0
+    work: Work, keys: Sequence[float], weight_gap: float = 0.0, limit: float = _NEVER
 ) -> Dispatched | None:
     """Let every device run the most urgent F or I that is ready whenever it is free, and a W if none is.
 
@@ -122,9 +131,10 @@ def dispatch(  # noqa: C901
         work: the operations.
         keys: of each F and I; the smallest goes first.
         weight_gap: a W runs if the next operation comes after this part of it or later.
+        limit: of `Dispatched.score`.
 
     Returns:
-        The rows, or None if the memory is not enough to end the step.
+        The rows, or None if the memory is not enough to end the step, or as soon as the score must be above the limit.
     """
     m, p, device_of, seconds, before = (
         work.micro_batches,
@@ -148,6 +158,14 @@ def dispatch(  # noqa: C901
     for k in range(m):
         waiting[device_of[0]].append((0.0, k))
     wake[device_of[0]] = 0.0
+    due = [0.0] * p  # when a device can be done with all its operations
+    for stage, device in enumerate(device_of):
+        for stream in (stage, stages + stage, 2 * stages + stage):
+            due[device] += seconds[stream * m] * m
+    if before:
+        for operation in range(stride, 2 * stride):
+            due[home[operation - stride]] += before[operation]
+    total = sum(due)
     left = 3 * stride
     while left:
         now = min(wake)
@@ -219,5 +237,10 @@ def dispatch(  # noqa: C901
         else:
             wake[device] = arriving[0][0] if arriving else _NEVER
             continue
+        if now > free[device]:
+            due[device] += now - free[device]
+            total += now - free[device]
+            if max(due) + total / p > limit:
+                return None
         free[device] = wake[device] = end
     return Dispatched(rows, free)

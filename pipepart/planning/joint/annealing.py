@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from random import Random
 
+from ..costs.layer_ranges import TOLERANCE
 from .allowance import Allowance
 from .judged import Judged, judge, reorder
 from .layout import Layout, Rule
@@ -22,9 +23,12 @@ _RULES = [
 _GATHERING, _REORDERING = 0.3, 0.3  # of the allowance
 _KEPT = 4  # layouts that annealing starts from
 _REORDERED = 12
-_HEAT = 0.4  # the first temperature, in mean seconds of all forwards and backwards of a layer
+_HEAT = (
+    0.57  # the first temperature: times the mean seconds of a layer in a step, by the root of layers a device
+)
 _COOLED = 0.03  # the last temperature, relative to the first
 _MOVE = 40  # operations that a move counts as, besides those that it dispatches
+_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow, on average
 _PLAY = 0.5  # of the operations are played again by a move of the order, on average
 _BOUND = 0.98  # of the bound of a layout is the mean end of its devices, hardly ever less
 
@@ -36,15 +40,20 @@ class Annealing:
         request: what to choose from.
         allowance: how much to do.
         random: of the moves.
+
+    Attributes:
+        pricing: of the layouts.
     """
 
     def __init__(self, request: JointRequest, allowance: Allowance, random: Random) -> None:
         self._request, self._allowance, self._random = request, allowance, random
-        self._pricing = Pricing(request)
-        self._moves = Moves(request, self._pricing, random)
+        self.pricing = Pricing(request)
+        self._moves = Moves(request, self.pricing, random)
         self._found: list[Judged] = []
+        self._bound = request.bound * (1 + TOLERANCE)
         costs = request.costs
-        self._layer = costs.total_seconds / costs.layers * request.micro_batches / max(self._pricing.speeds)
+        layer = costs.total_seconds / costs.layers * request.micro_batches / max(self.pricing.speeds)
+        self._layer = layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
 
     def run(self, given: Sequence[Layout]) -> None:
         """Search from the given layouts and from balanced ones."""
@@ -62,19 +71,24 @@ class Annealing:
         """What was found, the fastest first."""
         return sorted(self._found, key=lambda one: one.seconds)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the allowance is spent, or nothing can be faster than what was found."""
+        return self._allowance.is_over or (bool(self._found) and self._found[-1].seconds <= self._bound)
+
     def _gather(self, given: Sequence[Layout], operations: float) -> None:
         """Dispatch the starts under every rule."""
-        every = every_placement(self._request, self._pricing, int(operations / _MOVE))
+        every = every_placement(self._request, self.pricing, int(operations / _MOVE))
         if every is not None:
             self._allowance.used += _MOVE * len(every) // 2
-        for layout in (*given, *(every or balanced_layouts(self._request, self._pricing))):
+        for layout in (*given, *(every or balanced_layouts(self._request, self.pricing))):
             if not self._moves.allows(layout):
                 continue
             best = min((one.seconds for one in self._found), default=math.inf)
-            if self._pricing.bound(layout) >= best:
+            if self.pricing.bound(layout) >= best:
                 continue
             for rule in _RULES:
-                if self._found and (self._allowance.is_over or self._allowance.used > operations):
+                if self._found and (self._is_over or self._allowance.used > operations):
                     return
                 made = self._judged(replace(layout, rule=rule))
                 if made is not None:
@@ -82,9 +96,9 @@ class Annealing:
 
     def _anneal(self, start: Judged, operations: float) -> None:
         """Anneal a layout, and keep the best ones on the way."""
-        allowance, random, bound = self._allowance, self._random, self._pricing.bound
+        allowance, random, bound = self._allowance, self._random, self.pricing.bound
         here, best, begin = start, start, allowance.used
-        while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not allowance.is_over:
+        while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not self._is_over:
             heat = self._layer * _HEAT * _COOLED**done
             layout = self._moves.neighbour(here.layout, here.idle)
             allowance.used += _MOVE
@@ -93,7 +107,7 @@ class Annealing:
             limit = here.score - heat * math.log(1 - random.random())
             if bound(layout) * (1 + _BOUND) > limit:
                 continue
-            made = self._judged(layout)
+            made = self._judged(layout, limit)
             if made is not None and made.score <= limit:
                 here = made
                 if made.seconds < best.seconds:
@@ -106,17 +120,18 @@ class Annealing:
         chosen = _distinct(self._found, _REORDERED)
         left = self._allowance.operations - self._allowance.used
         for found in chosen:
-            if self._allowance.is_over:
+            if self._is_over:
                 return
             share = left / len(chosen)
             plays = int(share / (_MOVE + _PLAY * len(found.work.seconds)))
-            goal = self._pricing.bound(found.layout)
+            goal = self.pricing.bound(found.layout)
             self._found.append(reorder(found, plays, goal, self._random))
             self._allowance.used += int(share)
 
-    def _judged(self, layout: Layout) -> Judged | None:
-        made = judge(layout, self._pricing)
-        self._allowance.used += 3 * layout.stages * self._pricing.micro_batches
+    def _judged(self, layout: Layout, limit: float = math.inf) -> Judged | None:
+        made = judge(layout, self.pricing, limit)
+        share = 1.0 if made is not None else _CUT_OFF
+        self._allowance.used += int(share * 3 * layout.stages * self.pricing.micro_batches)
         return made
 
 

@@ -27,8 +27,7 @@ class Judged:
         work: its operations.
         rows: the order of each device.
         seconds: of the step.
-        score: what annealing minimises: the step, and the mean end of the devices. An idle device that ends early is
-            of use only after a further move.
+        score: what annealing minimises; see :attr:`schedules.searching.dispatching.Dispatched.score`.
         idle: of each device, seconds in which it waits before its end.
     """
 
@@ -40,18 +39,18 @@ class Judged:
     idle: Sequence[float]
 
 
-def judge(layout: Layout, pricing: Pricing) -> Judged | None:
-    """Dispatch a layout by its rule; None if it does not fit the memory."""
+def judge(layout: Layout, pricing: Pricing, limit: float = math.inf) -> Judged | None:
+    """Dispatch a layout by its rule; None if it does not fit the memory, or its score is above the limit."""
     work = pricing.work(layout)
     if work is None:
         return None
     rule = layout.rule
-    found = dispatch(work, steady_keys(work, rule.spread, rule.spread_back), rule.weight_gap)
+    found = dispatch(work, steady_keys(work, rule.spread, rule.spread_back), rule.weight_gap, limit)
     if found is None:
         return None
     m, ends = pricing.micro_batches, found.ends
     idle = [end - m * load for end, load in zip(ends, pricing.loads(layout), strict=True)]
-    return Judged(layout, work, found.rows, found.makespan, found.makespan + sum(ends) / len(ends), idle)
+    return Judged(layout, work, found.rows, found.makespan, found.score, idle)
 
 
 def reorder(found: Judged, plays: int, goal: float, random: Random) -> Judged:
@@ -73,6 +72,44 @@ def reorder(found: Judged, plays: int, goal: float, random: Random) -> Judged:
         return found
     placed = dict(zip(used, rows, strict=True))
     return replace(found, seconds=seconds, rows=[placed.get(at, []) for at in range(found.work.devices)])
+
+
+def with_fewer_stages(found: Judged, pricing: Pricing) -> Judged:
+    """Join neighbouring stages of one device wherever the step gets no longer: each action costs a little in a run."""
+    at = 0
+    while at + 1 < found.layout.stages:
+        joined = _joined(found, at, pricing)
+        found, at = (joined, at) if joined is not None else (found, at + 1)
+    return found
+
+
+def _joined(found: Judged, at: int, pricing: Pricing) -> Judged | None:
+    """Stage ``at`` and the next one as a single stage, each pair of operations at one place; None if that is slower."""
+    old, m = found.layout, pricing.micro_batches
+    if any(values[at] != values[at + 1] for values in (old.devices, old.fused, old.modes)):
+        return None
+    layout = old.joined(at, at)
+    work = pricing.work(layout)
+    if work is None:
+        return None
+
+    def renumbered(operation: int) -> int:
+        kind, stage, k = operation // (m * old.stages), operation // m % old.stages, operation % m
+        # Of two F's or I's the first stays, of two W's that of the stage whose I is the last.
+        if stage == (at if kind == 1 else at + 1):
+            return -1
+        return (kind * layout.stages + stage - (stage > at)) * m + k
+
+    rows = [[new for new in map(renumbered, row) if new >= 0] for row in found.rows]
+    used = [device for device, row in enumerate(rows) if row]
+    problem, own = _problem(work, used), [rows[device] for device in used]
+    ends, done = play(problem.table, own)
+    if not done or not problem.fits(own):
+        return None
+    seconds = OBJECTIVES["makespan"](problem, own, ends)
+    if seconds > found.seconds * (1 + 1e-12):
+        return None
+    return replace(found, layout=layout, work=work, rows=rows, seconds=seconds)
 
 
 def _problem(work: Work, used: Sequence[int]) -> Problem:

@@ -38,3 +38,13 @@ class Layout:
     def stages(self) -> int:
         """How many stages."""
         return len(self.devices)
+
+    def joined(self, at: int, gone: int) -> Layout:
+        """Return the layout with stages ``at`` and ``at + 1`` as one, without device and modes of stage ``gone``."""
+        return Layout(
+            (*self.borders[:at], *self.borders[at + 1 :]),
+            (*self.devices[:gone], *self.devices[gone + 1 :]),
+            (*self.fused[:gone], *self.fused[gone + 1 :]),
+            (*self.modes[:gone], *self.modes[gone + 1 :]),
+            self.rule,
+        )

@@ -32,7 +32,7 @@ class Moves:
         self._pricing, self._random = pricing, random
         self._borders: list[int] = request.costs.allowed_borders.tolist()
         self._pins = sorted(request.constraints.pins.items())
-        self._fixed_stages = request.stages if request.stages is not None else request.constraints.stages
+        self._fixed_stages = request.fixed_stages
         self._chunks = request.chunks or math.inf
         self._modes: tuple[Recompute, ...] = MODES[request.asked.recompute]
         # Where splitting costs nothing, whole backwards only save the memory that waits for W.
@@ -165,14 +165,8 @@ class Moves:
             return None
         at = self._random.randrange(layout.stages - 1)
         gone = at + self._random.randrange(2)
-        borders = (*layout.borders[:at], *layout.borders[at + 1 :])
-        return replace(
-            layout,
-            borders=borders,
-            devices=(*layout.devices[:gone], *layout.devices[gone + 1 :]),
-            fused=(*layout.fused[:gone], *layout.fused[gone + 1 :]),
-            modes=self._trained(borders, (*layout.modes[:gone], *layout.modes[gone + 1 :])),
-        )
+        made = layout.joined(at, gone)
+        return replace(made, modes=self._trained(made.borders, made.modes))
 
     def _trained(self, borders: tuple[int, ...], modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
         """The modes with "never" where a stage has no backward."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...profiling import Profile
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
+from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
 from ..plan_record import PlanConstraints
 
@@ -39,3 +40,19 @@ class JointRequest:
     def micro_batches(self) -> int:
         """The most micro-batches of one replica."""
         return -(-self.costs.micro_batches // self.groups.replicas)
+
+    @property
+    def fixed_stages(self) -> int | None:
+        """The number of stages that was asked for, or that cut points make; None for any."""
+        return self.stages if self.stages is not None else self.constraints.stages
+
+    @property
+    def may_join(self) -> bool:
+        """Whether neighbouring stages may become one."""
+        return self.fixed_stages is None and not self.constraints.pins
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan can beat."""
+        speeds = [device.speed for device in self.groups.all_devices.devices]
+        return step_bound(self.profile.at(self.costs.micro_batches), speeds, self.groups.replicas)

@@ -13,7 +13,7 @@ from ..costs.layer_ranges import TOLERANCE
 from ..plan_document import Plan
 from .allowance import Allowance
 from .annealing import Annealing
-from .judged import Judged
+from .judged import Judged, with_fewer_stages
 from .request import JointRequest
 from .starts import layout_of
 from .to_plan import order_of, plan_of
@@ -36,12 +36,15 @@ def search_jointly(
     if request.asked.reduction == "batch":
         return None  # the last stage must run all forwards first
     goal = min((plan.predicted.step_seconds for plan in starts), default=math.inf)
+    if goal <= request.bound * (1 + TOLERANCE):
+        return None
     annealing = Annealing(request, allowance, Random(seed))
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
     best: Plan | None = None
     for found in annealing.best[:_TRIED]:
-        for order in _orders(request, found):
-            made = plan_of(request, found.layout, order)
+        joined = with_fewer_stages(found, annealing.pricing) if request.may_join else found
+        for order in _orders(request, joined):
+            made = plan_of(request, joined.layout, order)
             if made is not None and made.predicted.step_seconds < goal * (1 - TOLERANCE):
                 best, goal = made, made.predicted.step_seconds
         if best is not None:

@@ -38,7 +38,7 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
     borders = request.costs.allowed_borders
     order = sorted(range(pricing.devices), key=lambda device: -pricing.speeds[device])
     order = list(range(pricing.devices)) if len(set(pricing.speeds)) == 1 else order
-    fixed = request.stages if request.stages is not None else request.constraints.stages
+    fixed = request.fixed_stages
     most = min(request.chunks or _MOST_CHUNKS, len(borders) + 1)
     numbers = (
         [fixed] if fixed else sorted({pricing.devices * v for v in range(1, most + 1)} | {len(borders) + 1})
@@ -61,7 +61,7 @@ def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[
     an exchange of equal devices there is one.
     """
     borders = tuple(request.costs.allowed_borders.tolist())
-    fixed = request.stages if request.stages is not None else request.constraints.stages
+    fixed = request.fixed_stages
     stages, devices = len(borders) + 1, pricing.devices
     if (fixed is not None and fixed != stages) or devices**stages > most * math.factorial(devices):
         return None
