@@ -42,6 +42,8 @@ class Work:
         seconds: of each F, I and W; a W of 0 seconds behind its I is a full backward.
         before: of each F and I, seconds of what runs right before it and needs no input: a recompute; empty for none.
         delay_forward, delay_backward: of each stage, seconds that the input of its F, and of its I, travels.
+        hold_forward, hold_backward: likewise, the seconds of these for which it holds the link. The link from a device
+            to another carries one message at a time.
         fused: of each stage, whether W follows its I at once and the I has the seconds of both.
         room: the memory; None without limits.
     """
@@ -53,6 +55,8 @@ class Work:
     before: Sequence[float]
     delay_forward: Sequence[float]
     delay_backward: Sequence[float]
+    hold_forward: Sequence[float]
+    hold_backward: Sequence[float]
     fused: Sequence[bool]
     room: Room | None = None
 
@@ -147,7 +151,11 @@ def dispatch(  # noqa: C901
     stride = stages * m  # from the F of a stage and micro-batch to its I, and from there to its W
     last = stride - m  # from here on, an F is of the last stage
     home = [device for device in device_of for _ in range(m)]
+    delay_forward, delay_backward = work.delay_forward, work.delay_backward
+    hold_forward, hold_backward = work.hold_forward, work.hold_backward
     room, fused = work.room, work.fused
+    links = [[0.0] * p for _ in range(p)]  # when a link is free
+    delay = hold = 0.0
     used = [0.0] * p
     waiting: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # on their way: (arrival, operation)
     forwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # ready: (key, operation)
@@ -194,9 +202,9 @@ def dispatch(  # noqa: C901
                     used[device] += room.stash[operation]
                 if operation < last:
                     following = operation + m
-                    arrival = end + work.delay_forward[following // m]
+                    delay, hold = delay_forward[following // m], hold_forward[following // m]
                 else:
-                    following, arrival = operation + stride, end
+                    following, delay, hold = operation + stride, 0.0, 0.0
             else:
                 if room is not None:
                     used[device] += room.deferred[operation - stride] - room.stash[operation - stride]
@@ -208,11 +216,18 @@ def dispatch(  # noqa: C901
                 else:
                     weights[device].append(operation + stride)
                 following = operation - m
-                arrival = (
-                    end + work.delay_backward[following // m - stages] if following >= stride else _NEVER
-                )
-            if arrival < _NEVER:
-                target = home[following % stride]
+                if following >= stride:
+                    stage = following // m - stages
+                    delay, hold = delay_backward[stage], hold_backward[stage]
+                else:
+                    following = -1
+            if following >= 0:
+                target, arrival = home[following % stride], end + delay
+                if hold:
+                    waits = links[device][target] - end
+                    if waits > 0:
+                        arrival += waits
+                    links[device][target] = end + hold + max(waits, 0.0)
                 heappush(waiting[target], (arrival, following))
                 if target != device:
                     soonest = free[target] if free[target] > arrival else arrival
@@ -244,3 +259,54 @@ def dispatch(  # noqa: C901
                 return None
         free[device] = wake[device] = end
     return Dispatched(rows, free)
+
+
+def play_rows(work: Work, rows: Sequence[Row]) -> list[float] | None:
+    """Return when each device is done if it runs its row in order; None if the devices wait for each other for ever."""
+    m, stages, seconds, before = work.micro_batches, work.stages, work.seconds, work.before
+    stride = stages * m
+    home = [device for device in work.device_of for _ in range(m)]
+    arrival = [_NEVER] * (2 * stride)  # of the input of each F and I
+    arrival[:m] = [0.0] * m
+    awaited = [False] * (2 * stride)
+    links = [[0.0] * work.devices for _ in range(work.devices)]
+    position, clock = [0] * work.devices, [0.0] * work.devices
+    able = list(range(work.devices))
+    while able:
+        device = able.pop()
+        row, now, at = rows[device], clock[device], position[device]
+        while at < len(row):
+            operation = row[at]
+            if operation < 2 * stride:
+                if arrival[operation] == _NEVER:
+                    awaited[operation] = True
+                    break
+                now = max(now + (before[operation] if before else 0.0), arrival[operation])
+            now += seconds[operation]
+            at += 1
+            following, delay, hold = _following(work, operation)
+            if following >= 0:
+                leaves = now
+                if hold:
+                    target = home[following % stride]
+                    leaves = max(now, links[device][target])
+                    links[device][target] = leaves + hold
+                arrival[following] = leaves + delay
+                if awaited[following]:
+                    able.append(home[following % stride])
+        position[device], clock[device] = at, now
+    return clock if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None
+
+
+def _following(work: Work, operation: int) -> tuple[int, float, float]:
+    """The F or I that needs the result of an operation, and the delay and hold of the message; -1 for none."""
+    m, stride = work.micro_batches, work.stages * work.micro_batches
+    if operation < stride - m:
+        stage = operation // m + 1
+        return operation + m, work.delay_forward[stage], work.hold_forward[stage]
+    if operation < stride:
+        return operation + stride, 0.0, 0.0
+    if stride + m <= operation < 2 * stride:
+        stage = operation // m - work.stages - 1
+        return operation - m, work.delay_backward[stage], work.hold_backward[stage]
+    return -1, 0.0, 0.0

@@ -53,9 +53,8 @@ def found_for(
 def check(plan: Plan | None) -> Plan:
     """A plan that runs, fits, and has the step that the simulation gives."""
     assert plan is not None
-    order = plan.build_schedule()
-    schedules.check(order)
-    assert schedules.simulate(order, plan.stage_costs()).makespan == plan.predicted.step_seconds
+    schedules.check(plan.build_schedule())
+    assert plan.simulate().makespan == plan.predicted.step_seconds
     for device, size in zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True):
         assert size <= (device.memory_bytes or math.inf)
     return plan

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from schedules import StageCosts
-from schedules.searching.dispatching import Row, Work, dispatch, steady_keys
+from schedules.searching.dispatching import Row, Work, dispatch, play_rows, steady_keys
 from schedules.searching.local_search import improve
 from schedules.searching.objectives import OBJECTIVES
 from schedules.searching.problem import Problem
-from schedules.simulation.event_loop import play
 
+from ..costs.layer_ranges import TOLERANCE
 from .layout import Layout
 from .pricing import Pricing
 
@@ -64,14 +64,14 @@ def reorder(found: Judged, plays: int, goal: float, random: Random) -> Judged:
     """
     used = [device for device, row in enumerate(found.rows) if row]
     problem = _problem(found.work, used)
-    measure = OBJECTIVES["makespan"]
-    rows = improve(problem, [found.rows[device] for device in used], measure, plays, random, goal)
-    ends, _ = play(problem.table, rows)
-    seconds = measure(problem, rows, ends)
-    if seconds >= found.seconds:
-        return found
+    given = [found.rows[device] for device in used]
+    rows = improve(problem, given, OBJECTIVES["makespan"], plays, random, goal)
     placed = dict(zip(used, rows, strict=True))
-    return replace(found, seconds=seconds, rows=[placed.get(at, []) for at in range(found.work.devices)])
+    moved = [placed.get(device, []) for device in range(found.work.devices)]
+    ends = play_rows(found.work, moved)
+    return (
+        found if ends is None or max(ends) >= found.seconds else replace(found, seconds=max(ends), rows=moved)
+    )
 
 
 def with_fewer_stages(found: Judged, pricing: Pricing) -> Judged:
@@ -101,19 +101,18 @@ def _joined(found: Judged, at: int, pricing: Pricing) -> Judged | None:
         return (kind * layout.stages + stage - (stage > at)) * m + k
 
     rows = [[new for new in map(renumbered, row) if new >= 0] for row in found.rows]
-    used = [device for device, row in enumerate(rows) if row]
-    problem, own = _problem(work, used), [rows[device] for device in used]
-    ends, done = play(problem.table, own)
-    if not done or not problem.fits(own):
+    ends = play_rows(work, rows)
+    if ends is None or max(ends) > found.seconds * (1 + TOLERANCE):
         return None
-    seconds = OBJECTIVES["makespan"](problem, own, ends)
-    if seconds > found.seconds * (1 + 1e-12):
-        return None
-    return replace(found, layout=layout, work=work, rows=rows, seconds=seconds)
+    if work.room is not None:
+        used = [device for device, row in enumerate(rows) if row]
+        if not _problem(work, used).fits([rows[device] for device in used]):
+            return None
+    return replace(found, layout=layout, work=work, rows=rows, seconds=max(ends))
 
 
 def _problem(work: Work, used: Sequence[int]) -> Problem:
-    """The operations as local search takes them. A recompute counts as a part of the backward behind it."""
+    """The operations as local search takes them: a recompute is a part of its backward, and links are always free."""
     m, stages, place = work.micro_batches, work.stages, {device: at for at, device in enumerate(used)}
     last = [(kind * stages + stage) * m for kind in range(3) for stage in range(stages)]
     seconds = [

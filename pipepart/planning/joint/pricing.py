@@ -165,13 +165,15 @@ class Pricing:
             factor = max(0.0, 1 + (self._split[end] - self._split[start]) / speed / whole) if whole else 1.0
             inputs.append(for_input * factor)
             weights.append(for_weight * factor)
-        ahead, back = [0.0] * stages, [0.0] * stages
+        ahead, back, hold_ahead, hold_back = ([0.0] * stages for _ in range(4))
         for at in range(1, stages):
             one, other = layout.devices[at - 1], layout.devices[at]
             if one != other:
                 size = self._output[edges[at] - 1]
-                ahead[at] = self._latency[one][other] + size * self._per_byte[one][other]
-                back[at - 1] = self._latency[other][one] + size * self._per_byte[other][one]
+                hold_ahead[at] = size * self._per_byte[one][other]
+                hold_back[at - 1] = size * self._per_byte[other][one]
+                ahead[at] = self._latency[one][other] + hold_ahead[at]
+                back[at - 1] = self._latency[other][one] + hold_back[at - 1]
         again = [self._again(mode) for mode in layout.modes]
         before = []
         if any(again):
@@ -194,6 +196,8 @@ class Pricing:
             before=before,
             delay_forward=ahead,
             delay_backward=back,
+            hold_forward=hold_ahead,
+            hold_backward=hold_back,
             fused=layout.fused,
             room=room,
         )
