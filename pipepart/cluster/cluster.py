@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from ..document import Document
 from ..units import counted, parse_bandwidth, parse_bytes
 from .describing import describe_devices, expand_counts
-from .devices import Device
+from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
 from .places import Lookup, Places, Route
 from .real_devices import REAL_LINK, find_accelerators, numbered, real_device
@@ -267,6 +267,7 @@ class Cluster(Document):
                     torch_device="cpu",
                     threads=share,
                     host_bandwidth=host_bandwidth,
+                    action_seconds=VIRTUAL_ACTION_SECONDS,
                 )
                 for index, own in enumerate(speeds)
             ),

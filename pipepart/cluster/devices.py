@@ -7,6 +7,10 @@ from pydantic import Field
 from ..document import Value
 from ..units import parse_bytes
 
+# One action of a worker thread, beside the kernels of its layers: Python of the runtime and of autograd. Threads share
+# the interpreter, so it is more than one alone would take (benchmarks.cpu, the table of the tiny model).
+VIRTUAL_ACTION_SECONDS = 80e-6
+
 
 class Device(Value):
     """One device: its name, memory and speed.
@@ -20,6 +24,7 @@ class Device(Value):
         threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
         host_bandwidth: bytes per second between the device and pinned memory of its host, in each direction, one copy
             at a time; None if it is not known, and stages then keep what they save on the device.
+        action_seconds: what the runtime takes for each action of a stage beside its layers, while the device waits.
         host: of the machine that it is in, as in ``"host:0"``; with groups of hosts, as in ``"rack:1/host:0"``.
     """
 
@@ -30,6 +35,7 @@ class Device(Value):
     torch_device: str | None = None
     threads: int | None = Field(default=None, ge=1)
     host_bandwidth: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    action_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     host: str = ""
 
 

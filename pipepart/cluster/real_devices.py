@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .devices import Device
+from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import Link
 
 # Peer-to-peer copies over PCIe 4: an assumption until links are measured.
@@ -28,7 +28,13 @@ def real_device(index: int, devices: Sequence[torch.device], threads: int | None
         raise ValueError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
     if device.type != "cuda":
         share = threads if device.type == "cpu" else None
-        return Device(name=name, kind=device.type, torch_device=str(device), threads=share)
+        return Device(
+            name=name,
+            kind=device.type,
+            torch_device=str(device),
+            threads=share,
+            action_seconds=VIRTUAL_ACTION_SECONDS if device.type == "cpu" else 0.0,
+        )
     properties = torch.cuda.get_device_properties(device)
     usable = int(properties.total_memory * _USABLE_MEMORY) // devices.count(device)
     return Device(name=name, kind=properties.name, memory_bytes=usable, torch_device=str(device))

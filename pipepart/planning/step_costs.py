@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import schedules
@@ -40,16 +40,21 @@ def step_costs(
     bandwidth: float | dict[Pair, float] = cluster.link.bandwidth or math.inf
     one_copy = stages[: schedule.model_stages]
     copies = [copy_seconds(stage, cluster.device(stage.device)) for stage in stages]
+    action = [cluster.device(stage.device).action_seconds for stage in stages]
+
+    def with_action(seconds: Iterable[float]) -> list[float]:
+        return [sum(pair) for pair in zip(seconds, action, strict=True)]
+
     if cluster.links_differ:
         latency, bandwidth = {}, {}
         for rows, names in _rows_and_names(stages, schedule):
             link = cluster.link_between(*names)
             latency[rows], bandwidth[rows] = link.latency, link.bandwidth or math.inf
     return schedules.StageCosts(
-        forward=[stage.forward_seconds for stage in stages],
-        backward_input=[stage.part_seconds[0] for stage in stages],
-        backward_weight=[stage.part_seconds[1] for stage in stages],
-        backward=[stage.backward_seconds for stage in stages],
+        forward=with_action(stage.forward_seconds for stage in stages),
+        backward_input=with_action(stage.part_seconds[0] for stage in stages),
+        backward_weight=with_action(stage.part_seconds[1] for stage in stages),
+        backward=with_action(stage.backward_seconds for stage in stages),
         latency=latency,
         bandwidth=bandwidth,
         ports=ports,
@@ -57,7 +62,7 @@ def step_costs(
         stash_bytes=[stage.stash_bytes for stage in stages],
         weight_stash_bytes=[stage.deferred_bytes for stage in stages],
         boundary_bytes=[stage.boundary_bytes for stage in stages],
-        recompute=[stage.recompute_seconds for stage in stages],
+        recompute=with_action(stage.recompute_seconds for stage in stages),
         skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(one_copy) for skip in stage.skips],
         host_copy=[beside for beside, _ in copies],
         offload=[busy for _, busy in copies],

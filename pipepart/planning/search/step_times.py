@@ -78,13 +78,14 @@ class StepTimes:
         share = np.maximum(0.0, 1 + np.divide(split, backward, np.zeros_like(split), where=backward > 0))
         modes = np.array(self._cuts.modes)[choices][:, self._cuts.rows]
         repeated = np.where(costs.has_backward[edges[:, 1:] - 1], forward, 0.0)
+        action = np.array([device.action_seconds for device in homes])
         tables = (
-            forward,
-            inputs * share,
-            weights * share,
-            backward,
-            np.where(modes != "never", repeated, 0.0),
-            np.where(modes == "always", repeated, 0.0),  # of the last micro-batch
+            forward + action,
+            inputs * share + action,
+            weights * share + action,
+            backward + action,
+            np.where(modes != "never", repeated + action, 0.0),
+            np.where(modes == "always", repeated + action, 0.0),  # of the last micro-batch
             np.zeros((len(borders), 1)),
         )
         delays = np.zeros((len(borders), len(homes)))
