@@ -166,18 +166,21 @@ def step_difference(traced: Schedule, plan: Plan) -> str:
 def _stage_seconds(plan: Plan, traces: Sequence[Timeline]) -> list[tuple[float, float]]:
     """Return measured seconds of the forward and the backward of one micro-batch on each stage of the first replica.
 
-    Medians over micro-batches and steps. Seconds of further replicas are scaled to the devices of the first. If a stage
-    recomputes, its forward is the mean of both runs. The two parts of a split backward are added.
+    Medians over micro-batches and steps, without what the runtime takes for an action. Seconds of further replicas are
+    scaled to the devices of the first. If a stage recomputes, its forward is the mean of both runs. The two parts of a
+    split backward are added.
     """
     stages = len(plan.stages)
-    speeds = [plan.cluster.device(stage.device).speed for stage in plan.all_stages]
+    devices = [plan.cluster.device(stage.device) for stage in plan.all_stages]
+    speeds = [device.speed for device in devices]
     forward, again, backward = (defaultdict[int, list[float]](list) for _ in range(3))
     for trace in traces:
         parts: defaultdict[tuple[int, int | None], float] = defaultdict(float)
         for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
             for action, start, end in zip(row, starts, ends, strict=True):
                 stage = action.stage % stages
-                seconds = (end - start) * speeds[action.stage] / speeds[stage]
+                own = max(0.0, end - start - devices[action.stage].action_seconds)
+                seconds = own * speeds[action.stage] / speeds[stage]
                 if action.kind is Kind.F:
                     forward[stage].append(seconds)
                 elif action.kind is Kind.RECOMPUTE:
