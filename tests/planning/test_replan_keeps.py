@@ -97,7 +97,9 @@ def test_a_plan_made_again_keeps_what_was_asked(case, tmp_path):
 def test_layers_that_share_parameters_may_stay_apart():
     layers = [Layer(parameters=1)] * 5 + [Layer(parameters=1, shares_with=(0,))]
     profile = profile_of(layers)
-    split = pipepart.plan(profile, Cluster.parse(["1GiB", "1GiB"]), schedule="1f1b", stages=2, allow_split_ties=True)
+    split = pipepart.plan(
+        profile, Cluster.parse(["1GiB", "1GiB"]), schedule="1f1b", stages=2, allow_split_ties=True
+    )
     assert len(replan(split, split.simulate()).stages) == 2
     assert replan(split, split.simulate()) == split
 
