@@ -13,7 +13,7 @@ from schedules import Kind, Schedule, ScheduleError, Timeline
 from ..document import fault_texts
 from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_modes
-from ..planning.search.search_order import first_replica, search_within, with_split_critical
+from ..planning.search.search_order import search_within, with_split_critical
 from ..planning.searched_order import SEARCH, order_text
 from .errors import UsageError
 
@@ -61,7 +61,7 @@ def simulate_order(plan: Plan, schedule: Schedule) -> tuple[Plan, Timeline]:
         raise UsageError(
             f"{schedule.name} is for {schedule.model_stages} stages, the plan has {len(plan.stages)}"
         )
-    plan = first_replica(plan)
+    plan = plan.first_replica
     compute = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B)
     actions = [[str(action) for action in row if action.kind in compute] for row in schedule.actions]
     stages = _placed(plan, schedule.device_of)

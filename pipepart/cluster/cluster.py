@@ -82,10 +82,11 @@ class Cluster(Document):
     @property
     def links_differ(self) -> bool:
         """True if not all pairs of devices have the same link."""
-        return self._places.differ
+        return self.places.differ
 
     @property
-    def _places(self) -> Places:
+    def places(self) -> Places:
+        """Where the devices are; loops over many pairs of devices take links from here."""
         if self._lookup.places is None:
             self._lookup.places = Places(self.devices, self.link, self.links, self.network)
         return self._lookup.places
@@ -102,11 +103,11 @@ class Cluster(Document):
         Raises:
             KeyError: no device has a name.
         """
-        return self._places.link(one, other)
+        return self.places.link(one, other)
 
     def route_between(self, one: str, other: str) -> Route:
         """Return the ports of hosts that a message from one device to another passes, and the bandwidth of each."""
-        return self._places.route(one, other)
+        return self.places.route(one, other)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -117,7 +118,7 @@ class Cluster(Document):
         Raises:
             KeyError: no device has it.
         """
-        found = self._places.index.get(name)
+        found = self.places.index.get(name)
         if found is None:
             raise KeyError(
                 f"no device {name!r}: the cluster has {_few([device.name for device in self.devices])}"

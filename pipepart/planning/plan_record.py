@@ -157,6 +157,14 @@ class PlanRecord(Document):
         return tuple(self.cluster.device(names[row]) for row in range(schedule.devices))
 
     @property
+    def first_replica(self) -> Self:
+        """The plan of the first replica alone, with its part of the micro-batches; without figures of its own."""
+        if self.replicas == 1:
+            return self
+        micro_batches = -(-self.micro_batches // self.replicas)
+        return self.model_copy(update={"replica_devices": (), "micro_batches": micro_batches})
+
+    @property
     def predicted(self) -> Prediction:
         """The prediction.
 
@@ -269,8 +277,7 @@ class PlanRecord(Document):
             measured = self.profile.at(self.micro_batches)
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
-        shown, _ = self.one_of_each()
-        counts = StashCounts(shown.build_schedule())
+        counts = StashCounts(self.first_replica.build_schedule())
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
         fresh = self.model_copy(update={"stages": stages})
         shown, classes = fresh.one_of_each()

@@ -119,10 +119,13 @@ def insert_reduce_grad(schedule: Schedule) -> Schedule:
         return schedule
     if schedule.replicas == 1:
         return _each_row(schedule, _with_reductions)
-    rows = []
-    for device, row in enumerate(schedule.actions):
-        stages = sorted(schedule.stages_of(device), key=lambda stage: stage % schedule.model_stages)
-        rows.append((*row, *(Action(Kind.REDUCE_GRAD, stage) for stage in stages)))
+    own: list[list[int]] = [[] for _ in schedule.actions]
+    for stage in sorted(range(schedule.stages), key=lambda stage: stage % schedule.model_stages):
+        own[schedule.device_of[stage]].append(stage)
+    rows = [
+        (*row, *(Action(Kind.REDUCE_GRAD, stage) for stage in stages))
+        for row, stages in zip(schedule.actions, own, strict=True)
+    ]
     return replace(schedule, actions=tuple(rows))
 
 

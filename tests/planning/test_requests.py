@@ -1,5 +1,6 @@
 """Requests that used to fail or to plan something else: replicas with a searched order, replan, named schedules."""
 
+import numpy as np
 import pytest
 
 import pipepart
@@ -42,7 +43,7 @@ def test_a_named_schedule_is_no_slower_than_any_cut_of_it(name):
 def test_all_orders_of_eight_unlike_devices_are_searched():
     """Eight unlike devices have 1,024 edges; 10,864 if each pair has a link of its own."""
     unlike = [(device,) for device in range(8)]
-    with_links = all_orders(unlike, 8, links=True, most_edges=20_000)
+    with_links = all_orders(unlike, 8, links=np.arange(64).reshape(8, 8), most_edges=20_000)
     assert with_links.complete
     assert len(with_links.state) == 10_864
     assert len(all_orders(unlike, 8).state) == 1_024

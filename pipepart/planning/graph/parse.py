@@ -103,7 +103,7 @@ def _device_types(
             memory=int(min(alike.memory, UNLIMITED)),
             devices=alike.devices,
         )
-        for alike in device_types(cluster.model_copy(update={"links": ()}))
+        for alike in device_types(cluster.model_copy(update={"links": (), "network": ()}))
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,25 @@ from ...cluster import Cluster
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import Floats, Recompute, StashCounts
-from .device_orders import DeviceType, Ints, Orders, all_orders, device_types, devices_of, given_order
+from .device_orders import (
+    Orders,
+    all_orders,
+    device_types,
+    devices_of,
+    given_order,
+    number_links,
+    twins_of,
+)
 from .intervals import Intervals, best_intervals
+from .order_search import Space, first_orders, neighbour_orders, order_of_runs, relaxed_space
 
 _SAME = 1e-12
 # Of cuts with equal bottlenecks the one whose stages take the least time in total, and of those the more even one.
 _EVENNESS = 1e-3
-# Edges of the device-state graph times layers. Above it only the cluster's own order of the devices is searched.
-_MOST_WORK = 5_000_000
+# Edges of the device-state graph times layers, up to which all orders of the devices are searched.
+_MOST_WORK = 1_000_000
+_MOST_TYPES = 40  # of devices, where links differ: an edge of the graph takes memory for each
+_MOST_CLIMBS, _MOST_NEIGHBOURS = 16, 24  # of the local search over more orders
 
 
 @dataclass(frozen=True)
@@ -66,36 +78,106 @@ class ChainProblem:
         self._modes = tuple(counts)
         self._ranges = constraints.stage_ranges(stages)
         self._types = device_types(cluster)
-        self._groups = [kind.devices for kind in self._types]
-        self._links = cluster.links_differ
         self._limited = any(device.memory_bytes is not None for device in cluster.devices)
-        self._orders = all_orders(
-            self._groups, stages, links=self._links, most_edges=_MOST_WORK // costs.layers
-        )
+        self._all = self._all_orders()
 
     def best(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck; None if no cut fits.
 
-        Exact, by :func:`.intervals.best_intervals`. It goes over suffixes because a stage's stash depends on the number
-        of stages from it to the end. A guess of the bottleneck limits the ends that are looked at; a cut that is no
-        worse than the guess is optimal. O(layers x longest stage x edges of the device-state graph).
+        Exact, by :func:`.intervals.best_intervals`, if the device-state graph has few edges. It goes over suffixes
+        because a stage's stash depends on the number of stages from it to the end. A guess of the bottleneck limits the
+        ends that are looked at; a cut that is no worse than the guess is optimal. O(layers x longest stage x edges of
+        the device-state graph). Else a local search over the orders of the devices, with the bound of relaxed ones.
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
-        orders = self._orders
-        found = self._least(orders, self._load, self._ends_within_seconds, self._first_guess())
+        space = self._all
+        if space is None:
+            return self._best_of_some()
+        found = self._least_load(space, self._first_guess())
         if found is None:
             return None
         if len(self._types) > 1 and self._stages == len(self._cluster):
-            own = given_order(self._groups, range(self._stages), links=self._links)
-            as_given = self._least(own, self._load, self._ends_within_seconds, found * (1 + _SAME))
+            own = self._given(range(self._stages))
+            as_given = self._least_load(own, found * (1 + _SAME))
             if as_given is not None and as_given <= found * (1 + _SAME):
-                orders = own  # the user's own order is as good as any
-        return self._evenest(orders, found)
+                space = own  # the user's own order is as good as any
+        return self._evenest(space, found, self._bound(space, found), exhaustive=True)
+
+    def _all_orders(self) -> Space | None:
+        """All orders of the devices; None if there are too many to search."""
+        if self._cluster.links_differ and len(self._types) > _MOST_TYPES:
+            return None
+        numbers, links = number_links(self._cluster, self._types)
+        orders = all_orders(
+            [kind.devices for kind in self._types],
+            self._stages,
+            links=numbers,
+            twins=twins_of(self._cluster, self._types),
+            most_edges=_MOST_WORK // self._costs.layers,
+        )
+        return Space(self._types, orders, links) if orders.complete else None
+
+    def _best_of_some(self) -> ChainCut | None:
+        """Return the best cut that a local search over orders finds, with the bound of the relaxed orders."""
+        relaxed, are_runs = relaxed_space(
+            self._cluster, self._types, self._stages, _MOST_WORK // self._costs.layers
+        )
+        low = self._least_load(relaxed, self._first_guess())
+        if low is None:
+            return None
+        starts = first_orders(self._cluster, self._stages)
+        if are_runs:
+            starts = [*self._from_runs(relaxed, low), *starts]
+        least, order = math.inf, None
+        for start in starts:
+            found = self._least_load(self._given(start), min(low * 1.01, least))
+            if found is not None and found < least * (1 - _SAME):
+                least, order = found, start
+        for _ in range(_MOST_CLIMBS if order else 0):
+            if least <= low * (1 + _SAME):
+                break
+            better = self._climbed(order or (), least)
+            if better is None:
+                break
+            least, order = better
+        if order is None:
+            return None
+        space = self._given(order)
+        bound = min(self._bound(relaxed, low), least)
+        return self._evenest(space, least, bound, exhaustive=False)
+
+    def _climbed(self, order: tuple[int, ...], least: float) -> tuple[float, tuple[int, ...]] | None:
+        """Return a neighbour of an order with a smaller bottleneck than ``least``; None if there is none among some."""
+        for other in islice(neighbour_orders(order, self._types), _MOST_NEIGHBOURS):
+            space = self._given(other)
+            value = self._intervals(space, self._load, self._ends_within_seconds(least), np.maximum).value
+            if value < least * (1 - _SAME):
+                return value, other
+        return None
+
+    def _from_runs(self, relaxed: Space, low: float) -> list[tuple[int, ...]]:
+        """Return the order of devices that the relaxed cut stands for, if the hosts have room for its runs."""
+        ends = self._ends_within_seconds(low)
+        _, edges = self._intervals(relaxed, self._load, ends, np.maximum).walk()
+        runs: list[int] = []
+        for edge in edges:
+            if relaxed.orders.before[edge] or not runs:
+                runs.append(0)
+            runs[-1] += 1
+        order = order_of_runs(self._cluster, runs)
+        return [] if order is None else [order]
+
+    def _given(self, order: Sequence[int]) -> Space:
+        names = [self._cluster.devices[index].name for index in order]
+        links = [self._cluster.link_between(*pair) for pair in pairwise(names)]
+        different = list(dict.fromkeys(links)) or [self._cluster.link]
+        borders = [different.index(link) for link in links]
+        groups = [kind.devices for kind in self._types]
+        return Space(self._types, given_order(groups, order, borders), tuple(different))
 
     def nearest(self) -> ChainCut | None:
         """Return the cut with the smallest largest deficit of memory; None if no cut is possible at all."""
-        orders = self._orders
         largest = max(kind.memory for kind in self._types)
 
         def ends(deficit: float) -> list[int]:
@@ -106,11 +188,15 @@ class ChainProblem:
         guess = (
             math.inf if math.isinf(largest) else self._costs.total_static_bytes / self._stages * 1.2 - largest
         )
-        found = self._least(orders, self._deficit, ends, guess)
-        if found is None:
+        orders = first_orders(self._cluster, self._stages)
+        spaces = [self._all] if self._all else map(self._given, orders)
+        tried = [(self._least(space, self._deficit, ends, guess), space) for space in spaces]
+        possible = [(found, space) for found, space in tried if found is not None]
+        if not possible:
             return None
-        first_layers, device_indices = self._traced(orders, self._deficit, ends(found))
-        exhaustive = orders.complete and not self._costs.skips  # whose memory has an upper bound here
+        found, space = min(possible, key=lambda one: one[0])
+        first_layers, device_indices = self._traced(space, self._deficit, ends(found))
+        exhaustive = self._all is not None and not self._costs.skips  # whose memory has an upper bound here
         return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), exhaustive)
 
     def _first_guess(self) -> float:
@@ -122,21 +208,25 @@ class ChainProblem:
         fastest = max(kind.speed for kind in self._types)
         return [self._costs.last_end_within_seconds(a, limit * fastest) for a in range(self._costs.layers)]
 
+    def _least_load(self, space: Space, guess: float) -> float | None:
+        """The smallest possible bottleneck."""
+        return self._least(space, self._load, self._ends_within_seconds, guess)
+
     def _least(
-        self, orders: Orders, value: _Value, last_ends: Callable[[float], list[int]], guess: float
+        self, space: Space, value: _Value, last_ends: Callable[[float], list[int]], guess: float
     ) -> float | None:
         """The smallest possible largest value of any stage."""
         step = max(abs(guess), 1e-9)
         while True:
             ends = last_ends(guess)
-            found = self._intervals(orders, value, ends, np.maximum).value
+            found = self._intervals(space, value, ends, np.maximum).value
             if found <= guess or (min(ends) == self._costs.layers and not math.isfinite(found)):
                 return found if math.isfinite(found) else None
             # A value that was found bounds the best one; otherwise look further.
             guess = found if math.isfinite(found) else guess + step
             step *= 2
 
-    def _evenest(self, orders: Orders, limit: float) -> ChainCut:
+    def _evenest(self, space: Space, limit: float, bound: float, *, exhaustive: bool) -> ChainCut:
         """Return the cut with the smallest sum of stage loads, among those whose bottleneck is ``limit``."""
 
         def value(row: Row, view: _View) -> Floats:
@@ -144,11 +234,10 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        first_layers, devices = self._traced(orders, value, self._ends_within_seconds(limit), np.add)
-        complete = self._orders.complete
-        return ChainCut(first_layers, devices, self._bound(limit) if complete else 0.0, 0, complete)
+        first_layers, devices = self._traced(space, value, self._ends_within_seconds(limit), np.add)
+        return ChainCut(first_layers, devices, bound, 0, exhaustive)
 
-    def _bound(self, found: float) -> float:
+    def _bound(self, space: Space, found: float) -> float:
         """Return what no cut that fits can beat: ``found``, unless values that skip stages have upper bounds."""
         skips = self._costs.skips
         if not skips or (not self._limited and not skips.may_relay):
@@ -156,19 +245,17 @@ class ChainProblem:
         if skips.may_relay:
             return 0.0
         lenient = partial(self._load, counts_waiting=False)  # more cuts fit than in truth
-        return self._least(self._orders, lenient, self._ends_within_seconds, self._first_guess()) or 0.0
+        return self._least(space, lenient, self._ends_within_seconds, self._first_guess()) or 0.0
 
     def _traced(
-        self, orders: Orders, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
+        self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The first layers and the devices of the stages of the cut with the least value."""
-        first_layers, types = self._intervals(orders, value, last_ends, joined).stages()
-        return first_layers, devices_of(self._groups, types)
+        first_layers, types = self._intervals(space, value, last_ends, joined).stages()
+        return first_layers, devices_of(space.groups, types)
 
-    def _intervals(
-        self, orders: Orders, value: _Value, last_ends: Sequence[int], joined: _Joined
-    ) -> Intervals:
-        view = _View(self._costs, self._cluster, self._types, orders)
+    def _intervals(self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined) -> Intervals:
+        view, orders = _View(self._costs, self._cluster, space), space.orders
 
         def rows() -> Iterator[tuple[int, Floats]]:
             for row in self._costs.rows(last_ends):
@@ -221,14 +308,14 @@ class ChainProblem:
 class _View:
     """The edges of the device-state graph as columns, to broadcast over the ends of a row."""
 
-    def __init__(
-        self, costs: ChainCosts, cluster: Cluster, types: Sequence[DeviceType], orders: Orders
-    ) -> None:
+    def __init__(self, costs: ChainCosts, cluster: Cluster, space: Space) -> None:
+        types, orders, links = space
         self.pace = 1 / np.array([kind.speed for kind in types])[orders.type][:, None]
         self.memory = np.array([kind.memory for kind in types])[orders.type][:, None]
         self.unlimited = bool(np.isinf(self.memory).all())
         self.left = orders.left
-        self._links, self._before, self._after = _links(costs, cluster, types, orders)
+        self._links = np.array([costs.border_seconds(link) for link in links])
+        self._before, self._after = orders.before, orders.after
         rate = cluster.link.bandwidth
         self._per_byte = (
             np.r_[0.0, np.where(costs.trained, 2, 1)] / rate if rate else np.zeros(costs.layers + 1)
@@ -252,26 +339,3 @@ class _View:
 
 _Value = Callable[[Row, _View], Floats]
 _Joined = Callable[[Floats, Floats], Floats]
-
-
-def _links(
-    costs: ChainCosts, cluster: Cluster, types: Sequence[DeviceType], orders: Orders
-) -> tuple[Floats, Ints, Ints]:
-    """Border seconds of each kind of link, and the kind before and after the stage of each edge."""
-    if not cluster.links_differ:
-        none = np.zeros(len(orders.type), dtype=np.int64)
-        return costs.border_seconds(cluster.link)[None, :], none, none
-    kinds = len(types)
-    table = np.zeros((kinds + 1, kinds + 1), dtype=np.int64)  # the last row and column: no neighbour
-    table[:kinds, :kinds] = np.arange(kinds * kinds).reshape(kinds, kinds)
-    # Two devices of one type are different ones.
-    seconds = [
-        costs.border_seconds(
-            cluster.link_between(
-                cluster.devices[one.devices[0]].name, cluster.devices[other.devices[-1]].name
-            )
-        )
-        for one in types
-        for other in types
-    ]
-    return np.array(seconds), table[orders.type, orders.before], table[orders.type, orders.after]

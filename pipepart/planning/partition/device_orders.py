@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster import Cluster
+from ...cluster import Cluster, Device, Link
 
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
@@ -33,7 +33,8 @@ class Orders:
 
     A state counts the devices of each type that the stages from a border to the end may use. An edge adds one stage in
     front of them: it leads from ``rest`` to ``state``. If links differ, the cost of a border depends on both of its
-    devices: a state then also has the type of its front device, and that of the device before it. ::
+    devices: a state then also has the type of its front device, and that of the device before it. Hosts that are alike
+    are entered in the order of the cluster, from the end of the pipeline on. ::
 
         no device ──a──► {a} ──b──► {a, b}      two unlike devices: the order b a is one walk,
             └─────b──► {b} ──a────┘             the order a b the other
@@ -41,7 +42,7 @@ class Orders:
     Attributes:
         rest, state: the states of each edge; ``rest`` has the lower number. Edges to one state are side by side.
         type: of the device that the new stage is on.
-        before, after: types of the devices of its neighbours; -1 for none, and where all links are alike.
+        before, after: the numbers of the links to the stages before and behind it; 0 where there is none.
         available: number of devices of each type in each state; shape (states, types).
         ends: states behind which there may be no stage.
         full: states that the first stage may begin in.
@@ -65,7 +66,13 @@ class Orders:
 
 
 def all_orders(
-    groups: Groups, stages: int, *, links: bool = False, leave_out: bool = False, most_edges: float = math.inf
+    groups: Groups,
+    stages: int,
+    *,
+    links: Ints | None = None,
+    twins: Sequence[Sequence[int]] = (),
+    leave_out: bool = False,
+    most_edges: float = math.inf,
 ) -> Orders:
     """Return every way to put ``stages`` stages on devices; only the cluster's order if there are too many edges.
 
@@ -74,46 +81,59 @@ def all_orders(
     Args:
         groups: the devices of each type, by their positions in the cluster.
         stages: their number.
-        links: whether the link of a border depends on the types of its devices.
+        links: the number of the link between devices of two types, [types, types]; None if all are alike.
+        twins: for each type, the types of the host that a pipeline must have entered first; empty if there is none.
         leave_out: whether there may also be fewer stages. Not together with ``links``.
         most_edges: above it the result is :func:`given_order`, unless there is one type only.
     """
-    level = [((0,) * len(groups), NOBODY, first) for first in (range(len(groups)) if links else [NOBODY])]
+    earlier = twins or [()] * len(groups)
+    last = [kind for kind in range(len(groups)) if not earlier[kind]]
+    level = [((0,) * len(groups), NOBODY, kind) for kind in (last if links is not None else [NOBODY])]
     number = {state: index for index, state in enumerate(level)}
     ends = list(number.values())
     edges: list[tuple[int, ...]] = []
     for left in range(1, stages + 1):
         reached: dict[tuple[tuple[int, ...], int, int], None] = {}
         for state in level:
-            for kind, taken, before in _steps(groups, state, left == stages, links):
-                target = (taken, kind if links else NOBODY, before)
+            for kind, taken, before in _steps(groups, state, left == stages, links is not None, earlier):
+                target = (taken, NOBODY if links is None else kind, before)
                 reached[target] = None
-                edges.append((number[state], number.setdefault(target, len(number)), kind, before, state[1]))
+                borders = _link(links, before, kind), _link(links, kind, state[1])
+                edges.append((number[state], number.setdefault(target, len(number)), kind, *borders))
             if len(groups) > 1 and len(edges) > most_edges:
                 devices = range(sum(map(len, groups)))[:stages]
-                return given_order(groups, devices, links=links, leave_out=leave_out)
+                return _in_order(groups, devices) if leave_out else given_order(groups, devices)
         level = list(reached)
     available = np.array([taken for taken, _, _ in number])
     full = [number[state] for state in level]
-    return _orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
+    return make_orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
 
 
-def given_order(
-    groups: Groups, devices: Sequence[int], *, links: bool = False, leave_out: bool = False
-) -> Orders:
-    """One order of devices, by their positions in the cluster: state ``i`` has the last ``i`` of them."""
+def given_order(groups: Groups, devices: Sequence[int], borders: Sequence[int] = ()) -> Orders:
+    """One order of devices, by their positions in the cluster: state ``i`` has the last ``i`` of them.
+
+    Args:
+        groups: the devices of each type.
+        devices: in order.
+        borders: the number of the link between each two neighbours; empty if all links are alike.
+    """
     of = {device: index for index, group in enumerate(groups) for device in group}
     row = [of[device] for device in reversed(devices)]
-    padded = [*row, NOBODY] if links else [NOBODY] * (len(row) + 1)
-    edges = [
-        (rest, state, row[rest], padded[rest + 1], padded[rest - 1])
-        for state in range(1, len(row) + 1)
-        for rest in (range(state) if leave_out else [state - 1])
-    ]
+    links = [0, *reversed(borders or [0] * (len(row) - 1)), 0]
+    edges = [(left, left + 1, kind, links[left + 1], links[left]) for left, kind in enumerate(row)]
     taken = np.eye(len(groups), dtype=np.int64)[row]
     available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
-    ends = range(len(available)) if leave_out else [0]
-    return _orders(edges, available, ends, [len(row)], complete=False)
+    return make_orders(edges, available, [0], [len(row)], complete=False)
+
+
+def _in_order(groups: Groups, devices: Sequence[int]) -> Orders:
+    """One order of devices, of which any may be left out."""
+    of = {device: index for index, group in enumerate(groups) for device in group}
+    row = [of[device] for device in reversed(devices)]
+    edges = [(rest, state, row[rest], 0, 0) for state in range(1, len(row) + 1) for rest in range(state)]
+    taken = np.eye(len(groups), dtype=np.int64)[row]
+    available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
+    return make_orders(edges, available, range(len(available)), [len(row)], complete=False)
 
 
 def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
@@ -124,57 +144,115 @@ def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     """Group the devices: two devices of a group can be exchanged without changing any cost."""
-    groups: list[list[int]] = []
-    for index in range(len(cluster)):
-        for group in groups:
-            if _alike(cluster, group[0], index):
+    groups: dict[Hashable, list[list[int]]] = {}
+    paired = {name for link in cluster.links for name in link.between}
+    for index, device in enumerate(cluster.devices):
+        # All devices of a host without links of their own are alike: only the others have to be compared.
+        own = device.name in paired
+        alike = groups.setdefault((*_class(device), device.host if cluster.links_differ else "", own), [])
+        for group in alike:
+            if not own or _same_links(cluster, group[0], index):
                 group.append(index)
                 break
         else:
-            groups.append([index])
-    first = [cluster.devices[group[0]] for group in groups]
-    return tuple(
-        DeviceType(
-            device.kind,
-            device.speed,
-            math.inf if device.memory_bytes is None else device.memory_bytes,
-            tuple(group),
-        )
-        for device, group in zip(first, groups, strict=True)
-    )
+            alike.append([index])
+    found = sorted(group for alike in groups.values() for group in alike)
+    return tuple(DeviceType(*_class(cluster.devices[group[0]]), tuple(group)) for group in found)
+
+
+def twins_of(cluster: Cluster, types: Sequence[DeviceType]) -> list[tuple[int, ...]]:
+    """Return, for each type of device, the types on the host before that is like its own; empty if there is none.
+
+    A pipeline that visits the two hosts in the other order costs the same. Hosts with links of single pairs are like no
+    other.
+    """
+    paired = {name for link in cluster.links for name in link.between}
+    hosts: dict[str, list[int]] = {}
+    for number, kind in enumerate(types):
+        hosts.setdefault(cluster.devices[kind.devices[0]].host, []).append(number)
+    latest: dict[Hashable, tuple[int, ...]] = {}
+    found: list[tuple[int, ...]] = [()] * len(types)
+    for host, own in hosts.items():
+        if not host or any(
+            cluster.devices[at].name in paired for number in own for at in types[number].devices
+        ):
+            continue
+        shape = sorted((types[n].kind, types[n].speed, types[n].memory, len(types[n].devices)) for n in own)
+        key = host.rpartition("/")[0], tuple(shape)
+        for number in own:
+            found[number] = latest.get(key, ())
+        latest[key] = tuple(own)
+    return found
 
 
 def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield orders of ``devices`` devices, the cluster's own first; one for all that differ by devices of one type."""
-    of = {device: number for number, kind in enumerate(device_types(cluster)) for device in kind.devices}
+    """Yield orders of ``devices`` devices, the cluster's own first; one for all that cost the same.
 
-    def extended(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    Devices of one type may change places, and hosts that are alike, too.
+    """
+    types = device_types(cluster)
+    twins = twins_of(cluster, types)
+
+    def extended(taken: tuple[int, ...], used: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(taken) == devices:
             yield taken
             return
-        seen: set[int] = set()
-        for device in range(len(cluster)):
-            if device not in taken and of[device] not in seen:
-                seen.add(of[device])
-                yield from extended((*taken, device))
+        free = sorted(
+            (kind.devices[used[number]], number)
+            for number, kind in enumerate(types)
+            if used[number] < len(kind.devices)
+            and (not twins[number] or any(used[other] for other in twins[number]))
+        )
+        for device, number in free:
+            yield from extended((*taken, device), (*used[:number], used[number] + 1, *used[number + 1 :]))
 
-    return extended(())
+    return extended((), (0,) * len(types))
 
 
-def _alike(cluster: Cluster, one: int, other: int) -> bool:
-    a, b = cluster.devices[one], cluster.devices[other]
-    if (a.kind, a.speed, a.memory_bytes) != (b.kind, b.speed, b.memory_bytes):
-        return False
+def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:
+    """Return the number of the link between devices of each two types, [types, types], and the links.
+
+    The numbers are None if all links are alike.
+    """
     if not cluster.links_differ:
-        return True
+        return None, (cluster.link,)
+    numbers: dict[tuple[float | None, float], int] = {}
+    table = np.zeros((len(types), len(types)), dtype=np.int64)
+    links: list[Link] = []
+    for row, one in enumerate(types):
+        for column, other in enumerate(types):
+            # Two devices of one type are different ones.
+            names = cluster.devices[one.devices[0]].name, cluster.devices[other.devices[-1]].name
+            link = cluster.link_between(*names)
+            table[row, column] = numbers.setdefault((link.bandwidth, link.latency), len(links))
+            if len(numbers) > len(links):
+                links.append(link)
+    return table, tuple(links)
+
+
+def _class(device: Device) -> tuple[str, float, float]:
+    limit = math.inf if device.memory_bytes is None else device.memory_bytes
+    return device.kind, device.speed, limit
+
+
+def _same_links(cluster: Cluster, one: int, other: int) -> bool:
+    a, b = cluster.devices[one].name, cluster.devices[other].name
     # Of three that are alike, all pairs have the same link.
-    others = [device.name for device in cluster.devices if device.name not in (a.name, b.name)]
-    pairs = [(cluster.link_between(a.name, name), cluster.link_between(b.name, name)) for name in others]
+    others = [device.name for device in cluster.devices if device.name not in (a, b)]
+    pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in others]
     return all((x.bandwidth, x.latency) == (y.bandwidth, y.latency) for x, y in pairs)
 
 
+def _link(links: Ints | None, one: int, other: int) -> int:
+    return 0 if links is None or NOBODY in (one, other) else int(links[one, other])
+
+
 def _steps(
-    groups: Groups, state: tuple[tuple[int, ...], int, int], last: bool, links: bool
+    groups: Groups,
+    state: tuple[tuple[int, ...], int, int],
+    last: bool,
+    links: bool,
+    earlier: Sequence[Sequence[int]],
 ) -> Iterator[tuple[int, tuple[int, ...], int]]:
     """Type of the next stage, how many of each type are taken with it, and the type that comes before it."""
     taken, _, announced = state
@@ -185,10 +263,13 @@ def _steps(
         if not links or last:
             yield kind, now, NOBODY
             continue
-        yield from ((kind, now, before) for before in range(len(groups)) if now[before] < len(groups[before]))
+        for before in range(len(groups)):
+            first = earlier[before]
+            if now[before] < len(groups[before]) and (not first or any(now[kind] for kind in first)):
+                yield kind, now, before
 
 
-def _orders(
+def make_orders(
     edges: Sequence[tuple[int, ...]],
     available: Ints,
     ends: Sequence[int],
@@ -196,6 +277,7 @@ def _orders(
     *,
     complete: bool,
 ) -> Orders:
+    """Return the orders with these edges: rest, state, type, and the links before and behind."""
     table = np.array(sorted(edges, key=lambda edge: edge[1]), dtype=np.int64).reshape(-1, 5)
     rest, state, kind, before, after = table.T
     return Orders(

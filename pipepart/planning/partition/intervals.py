@@ -35,15 +35,20 @@ class Intervals:
 
     def stages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The first layer and the type of device of each stage of the best cut of all layers."""
+        first_layers, edges = self.walk()
+        return first_layers, tuple(int(self.orders.type[edge]) for edge in edges)
+
+    def walk(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The first layer and the edge of each stage of the best cut of all layers."""
         full, start = self.orders.full, 0
         state = int(full[self.best[full, 0].argmin()])
-        first_layers, types = [], []
+        first_layers, edges = [], []
         while start < self.best.shape[1] - 1:
             edge = int(self.edge[state, start])
             first_layers.append(start)
-            types.append(int(self.orders.type[edge]))
+            edges.append(edge)
             state, start = int(self.orders.rest[edge]), int(self.end[state, start])
-        return tuple(first_layers), tuple(types)
+        return tuple(first_layers), tuple(edges)
 
 
 def best_intervals(

@@ -70,11 +70,12 @@ def all_reduce_seconds(
     if count == 1 or not size:
         return 0.0
     latency, per_byte = 0.0, 0.0
+    places = cluster.places
     for one, other in _neighbours(ring):
-        link = cluster.link_between(one, other)
+        link = places.link(one, other)
         latency = max(latency, link.latency)
         per_byte = max(per_byte, 1 / link.bandwidth if link.bandwidth else 0.0)
-        for port, bandwidth in cluster.route_between(one, other):
+        for port, bandwidth in places.route(one, other):
             per_byte = max(per_byte, (sharing or {}).get(port, 1) / bandwidth)
     by_ring = 2 * (count - 1) * (latency + size / count * per_byte)
     by_trees = 2 * math.ceil(math.log2(count)) * latency + 2 * size * per_byte
@@ -86,8 +87,8 @@ def _neighbours(ring: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _ports(ring: Sequence[str], cluster: Cluster) -> set[object]:
-    pairs = _neighbours(ring)
-    return {port for one, other in pairs for port, _ in cluster.route_between(one, other)}
+    places = cluster.places
+    return {port for one, other in _neighbours(ring) for port, _ in places.route(one, other)}
 
 
 def _fetched(stage: StagePlan, group: Sequence[str], cluster: Cluster) -> float:

@@ -58,7 +58,7 @@ class Routes:
     """
 
     def __init__(self, devices: Sequence[Sequence[str]], pairs: Sequence[Pair], cluster: Cluster) -> None:
-        self._devices, self._cluster = devices, cluster
+        self._devices, self._cluster, self._places = devices, cluster, cluster.places
         self._ways = [way for one, other in pairs for way in ((one, other), (other, one))]
         own = [Counter(self._ports(replica)) for replica in range(len(devices))] if cluster.network else []
         total = sum(own, Counter[Hashable]())
@@ -66,7 +66,7 @@ class Routes:
 
     def whole(self, source: str, target: str) -> Route:
         """Return the ports from one device to another, each with all its bandwidth."""
-        return list(self._cluster.route_between(source, target))
+        return self._places.route(source, target)
 
     def of(self, replica: int, source: str, target: str) -> Route:
         """Return the ports from one device of a replica to another, with the replica's part of their bandwidth."""
@@ -79,7 +79,7 @@ class Routes:
             return ()
         names, own, found = dict[Hashable, int](), self._devices[replica], []
         for one, other in self._ways:
-            link = self._cluster.link_between(own[one], own[other])
+            link = self._places.link(own[one], own[other])
             route = self.of(replica, own[one], own[other])
             numbered = tuple((names.setdefault(port, len(names)), rate) for port, rate in route)
             found.append((own[one] == own[other], link.bandwidth, link.latency, numbered))
@@ -88,7 +88,7 @@ class Routes:
     def _ports(self, replica: int) -> Iterator[Hashable]:
         own = self._devices[replica]
         for one, other in self._ways:
-            yield from (port for port, _ in self._cluster.route_between(own[one], own[other]))
+            yield from (port for port, _ in self._places.route(own[one], own[other]))
 
 
 def replica_classes(
@@ -117,6 +117,8 @@ def replica_classes(
         keys.setdefault(key, []).append(replica)
     # The first replicas have the most micro-batches, so that classes in this order do, too.
     classes = sorted(keys.values())
+    if len(classes) == 1 and replicas > 1:  # two of them, which wait for each other's gradients
+        classes = [[0], classes[0][1:]]
     class_of = {replica: number for number, members in enumerate(classes) for replica in members}
     firsts = tuple(members[0] for members in classes)
     return ReplicaClasses(

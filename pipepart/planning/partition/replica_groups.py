@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from ...cluster import Cluster, Device
 from .device_orders import device_types
@@ -33,25 +35,69 @@ class ReplicaGroups:
         return len(next(iter(self.members.values())))
 
 
-def group_devices(cluster: Cluster, replicas: int) -> ReplicaGroups:
-    """Group the devices by speed, then by memory, ``replicas`` a group. A remainder of devices stays unused."""
-    ranked = sorted(cluster.devices, key=lambda device: (-device.speed, -_memory(device)))
-    groups = [
-        # The first replica also holds the optimizer state.
-        sorted(ranked[start : start + replicas], key=lambda device: -_memory(device))
-        for start in range(0, len(ranked) - replicas + 1, replicas)
-    ]
-    groups.sort(key=lambda group: cluster.devices.index(group[0]))
+def groupings(cluster: Cluster, replicas: int) -> list[ReplicaGroups]:
+    """Return the groupings to choose from.
+
+    With several hosts there are two: the stages of a replica side by side, so that gradients are summed between hosts,
+    or the replicas of a stage, so that stages send to each other between hosts.
+    """
+    found = [group_devices(cluster, replicas, stages_together=cluster.links_differ)]
+    if replicas > 1 and cluster.links_differ:
+        other = group_devices(cluster, replicas)
+        found += [other] if other.members != found[0].members else []
+    return found
+
+
+def group_devices(cluster: Cluster, replicas: int, *, stages_together: bool = False) -> ReplicaGroups:
+    """Group the devices by speed, then by memory, ``replicas`` a group. A remainder of devices stays unused.
+
+    Args:
+        cluster: the devices.
+        replicas: their number.
+        stages_together: True to have the stages of a replica side by side in the cluster; False for the replicas of a
+            stage.
+    """
+    place = {device.name: index for index, device in enumerate(cluster.devices)}
+    ranked = sorted(cluster.devices, key=_rank)
+    made: list[list[Device]] = []
+    if stages_together:
+        rest: list[Device] = []
+        for _, run in groupby(ranked, key=_rank):
+            alike = list(run)
+            stages = len(alike) // replicas
+            made += [alike[stage : stages * replicas : stages] for stage in range(stages)]
+            rest += alike[stages * replicas :]
+        ranked = rest
+    made += [ranked[start : start + replicas] for start in range(0, len(ranked) - replicas + 1, replicas)]
+    # The first replica may also hold the optimizer state.
+    groups = [sorted(group, key=lambda device: -_memory(device)) for group in made]
+    groups.sort(key=lambda group: place[group[0].name])
     members = {group[0].name: tuple(device.name for device in group) for group in groups}
-    links = tuple(link for link in cluster.links if members.keys() >= set(link.between))
     return ReplicaGroups(
-        cluster
-        if replicas == 1
-        else cluster.model_copy(update={"devices": tuple(map(_weakest, groups)), "links": links}),
+        cluster if replicas == 1 else _of_one_replica(cluster, groups),
         cluster,
         members,
         len(device_types(cluster)) == 1,
     )
+
+
+def _of_one_replica(cluster: Cluster, groups: list[list[Device]]) -> Cluster:
+    """The devices of the groups' first members, as weak as the weakest, with their part of the ports of hosts."""
+    devices = tuple(map(_weakest, groups))
+    names = {device.name for device in devices}
+    beside = max(max(Counter(device.host for device in group).values()) for group in groups)
+    network = tuple(
+        tier
+        if tier.bandwidth is None
+        else tier.model_copy(update={"bandwidth": tier.bandwidth * min(1.0, tier.ports / beside)})
+        for tier in cluster.network
+    )
+    links = tuple(link for link in cluster.links if names >= set(link.between))
+    return cluster.model_copy(update={"devices": devices, "links": links, "network": network})
+
+
+def _rank(device: Device) -> tuple[float, float]:
+    return -device.speed, -_memory(device)
 
 
 def _weakest(group: list[Device]) -> Device:

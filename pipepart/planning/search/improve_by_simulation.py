@@ -17,6 +17,7 @@ from ..costs.cut_costs import Borders
 from ..costs.layer_ranges import TOLERANCE
 from ..partition.device_orders import device_types, distinct_orders
 from ..partition.local_search import climb, neighbours
+from ..partition.order_search import neighbour_orders
 from ..plan_document import Plan
 from .candidate import Candidate
 from .step_times import StepTimes
@@ -24,6 +25,7 @@ from .step_times import StepTimes
 _ALL = 3000  # cuts times orders, up to which every one is simulated
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
 _PAIR_STEPS = (-1, 1)
+_EXCHANGES = 64  # of two unlike devices, the most for each step of a climb
 _WORTH = 1e-3  # a climb ends where the next step would shorten the step of the plan by less, relative to it
 _BUILT = 8  # plans made of the best cuts, if the step of a plan is not exactly what was simulated
 _SHORTER = 1 - TOLERANCE
@@ -63,24 +65,26 @@ class _Search:
         self._candidate, self._cuts = candidate, candidate.cut_costs
         self._times = StepTimes(candidate.costs, self._cuts, candidate.bare_schedule)
         self._allowed = candidate.costs.allowed_borders
-        self._orders = list(itertools.islice(distinct_orders(candidate.cluster, candidate.devices), _ALL + 1))
 
     def cut_of(self, plan: Plan) -> _Cut:
         """Return the cut of a plan, simulated."""
         position = {device.name: index for index, device in enumerate(self._candidate.cluster.devices)}
         ends = list(itertools.accumulate(len(stage.layers) for stage in plan.stages))
-        order = tuple(position[device.name] for device in plan.workers[: self._candidate.devices])
+        order = tuple(position[device.name] for device in plan.first_replica.workers)
         borders = np.array([ends[:-1]], dtype=np.int64).reshape(1, -1)
         return self._simulated([(order, borders)])[0]
 
     def best_cuts(self, own: _Cut) -> list[_Cut]:
         """Return the best cuts of all, if there are few, else the one that climbing from ``own`` leads to."""
         inner = len(self._cuts.rows) - 1
-        if math.comb(len(self._allowed), inner) * len(self._orders) > _ALL:
+        count = math.comb(len(self._allowed), inner)
+        all_orders = distinct_orders(self._candidate.cluster, self._candidate.devices)
+        orders = list(itertools.islice(all_orders, _ALL // max(count, 1) + 1))
+        if count * len(orders) > _ALL:
             return [climb(own, self._better)]
         cuts = list(itertools.combinations(self._allowed.tolist(), inner))
         borders = np.array(cuts, dtype=np.int64).reshape(len(cuts), inner)
-        return self._simulated([(order, borders) for order in self._orders])
+        return self._simulated([(order, borders) for order in orders])
 
     def _better(self, here: _Cut) -> _Cut | None:
         found = self._simulated(list(self._near(here)))
@@ -90,12 +94,10 @@ class _Search:
         """Cuts with a border or two moved, and orders with two unlike devices exchanged."""
         borders = np.array(here.borders, dtype=np.int64)
         yield here.order, neighbours(borders, self._allowed, _STEPS, _PAIR_STEPS)
-        for one, other in itertools.combinations(device_types(self._candidate.cluster), 2):
-            for a, b in itertools.product(one.devices, other.devices):
-                exchanged = {a: b, b: a}
-                swapped = tuple(exchanged.get(index, index) for index in here.order)
-                if swapped != here.order:
-                    yield swapped, np.vstack([borders, neighbours(borders, self._allowed, _STEPS[:4], ())])
+        near = np.vstack([borders, neighbours(borders, self._allowed, _STEPS[:4], ())])
+        types = device_types(self._candidate.cluster)
+        for order in itertools.islice(neighbour_orders(here.order, types), _EXCHANGES):
+            yield order, near
 
     def _simulated(self, cases: list[tuple[_Order, Borders]]) -> list[_Cut]:
         """Return the cuts that fit their devices and keep all pins, the shortest step first."""

@@ -57,7 +57,7 @@ def search_within(
     Raises:
         ScheduleError: no order within the memory is found.
     """
-    one = first_replica(plan)
+    one = plan.first_replica
     timeline, costs = one.simulate(), one.stage_costs()
     free = one.free_stash_bytes(timeline)
     recomputes = any(stage.recompute != "never" for stage in plan.stages)
@@ -74,17 +74,9 @@ def search_within(
     )
 
 
-def first_replica(plan: Plan) -> Plan:
-    """The plan of the first replica alone, with its part of the micro-batches; without figures of its own."""
-    if plan.replicas == 1:
-        return plan
-    micro_batches = -(-plan.micro_batches // plan.replicas)
-    return plan.model_copy(update={"replica_devices": (), "micro_batches": micro_batches})
-
-
 def _own_order(plan: Plan) -> schedules.Schedule:
     """The order of the first replica under the plan's own schedule, with its split backwards."""
-    one = first_replica(plan)
+    one = plan.first_replica
     bare = schedules.build(one.schedule, len(one.workers), one.micro_batches, one.chunks)
     split = [schedules.Action.parse(text) for text in plan.split_critical]
     return schedules.split_backward(bare, split) if split else bare
@@ -121,7 +113,7 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
     """
     if any(stage.split_seconds is None for stage in plan.stages):
         return plan
-    one = first_replica(plan)
+    one = plan.first_replica
     plain, timeline = one.build_schedule(), one.simulate()
     made = schedules.split_critical(plain, one.stage_costs(), one.free_stash_bytes(timeline))
     if made is plain:

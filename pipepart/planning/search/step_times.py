@@ -9,11 +9,12 @@ import numpy as np
 
 import schedules
 from schedules import Kind
-from schedules.core.dependencies import CODE, dependencies
+from schedules.core.dependencies import CODE, Dependencies, dependencies
 
+from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import Floats
+from ..costs.stage_memory import Floats, Ints
 
 _NUMBERS = 4_000_000  # that are held at a time: ends of actions, for as many cuts as that allows
 
@@ -24,12 +25,14 @@ Columns = tuple[Floats, Floats]
 class StepTimes:
     """Seconds of one step as :func:`schedules.simulate` has them, for many cuts and orders of the devices at once.
 
-    The actions fall into levels: if every action took a second, those of a level would end at the same time. So an
-    action waits for actions of earlier levels only, and a level is played with a few operations on arrays::
+    The actions fall into levels: an action waits for actions of earlier levels only, and a level is played with a few
+    operations on arrays::
 
         end[action] = max(end[action before it on its device], end[its source] + delay) + seconds
 
-    Values that go past stages are taken to be there in time: they left before the output of the stage before.
+    If messages take time on their link, each is one more action, on a row for that direction of the link, as it carries
+    one message at a time. The ports of hosts are taken to be free, and values that go past stages to be there in time:
+    they left before the output of the stage before.
 
     Args:
         costs: of the layers.
@@ -43,11 +46,6 @@ class StepTimes:
         if cuts.may_recompute:  # a recompute that a stage does not need takes no time
             bare = schedules.insert_recompute(bare, range(bare.stages), range(bare.micro_batches))
         found, stages = dependencies(bare), bare.stages
-        ones = [1.0] * stages
-        unit = schedules.StageCosts(ones, ones, ones, optimizer_step=ones)
-        ends = np.concatenate(schedules.simulate(bare, unit).ends)
-        self._levels = np.split(np.argsort(ends, kind="stable"), np.flatnonzero(np.diff(np.sort(ends))) + 1)
-        self._actions = found.actions
         self._before = np.arange(-1, found.actions - 1)
         self._before[np.array(found.offsets[:-1])] = -1  # row -1 of the ends is zero: the start of the step
         self._source = np.full(found.actions, -1)
@@ -59,10 +57,31 @@ class StepTimes:
         row[[CODE[kind] for kind in kinds]] = np.arange(len(kinds))
         kind = row[found.code]
         last = (found.code == CODE[Kind.RECOMPUTE]) & (found.micro_batch == bare.micro_batches - 1)
-        self._seconds = np.where(kind < 0, (len(kinds) + 1) * stages, (kind + last) * stages + found.stage)
+        nothing = (len(kinds) + 1) * stages
+        self._seconds = np.where(kind < 0, nothing, (kind + last) * stages + found.stage)
+        if _has_bandwidth(cuts.cluster):
+            self._add_messages(found, np.array(bare.device_of), nothing + 1)
+        levels = _levels(self._before.tolist(), self._source.tolist())
+        self._levels = np.split(np.argsort(levels, kind="stable"), np.cumsum(np.bincount(levels))[:-1])
+
+    def _add_messages(self, found: Dependencies, row_of: Ints, first_row: int) -> None:
+        """Add an action for each message between devices; ``first_row`` is that of the first border's seconds."""
+        rows = row_of[found.source_stage], row_of[found.target_stage]
+        edges = np.flatnonzero(rows[0] != rows[1])
+        link = (rows[0] * (row_of.max() + 1) + rows[1])[edges]
+        order = np.lexsort((found.source[edges], link))
+        edges, link = edges[order], link[order]
+        target, numbers = found.target[edges], found.actions + np.arange(edges.size)
+        border = self._border[target]
+        follows = np.r_[False, link[1:] == link[:-1]]
+        self._before = np.r_[self._before, np.where(follows, numbers - 1, -1)]
+        self._source = np.r_[self._source, found.source[edges]]
+        self._source[target] = numbers
+        self._border = np.r_[self._border, np.full(edges.size, row_of.size - 1)]
+        self._seconds = np.r_[self._seconds, first_row + border]
 
     def columns(self, borders: Borders, choices: Borders, order: Sequence[int]) -> Columns:
-        """Return the seconds and delays of cuts on one order of the devices.
+        """Return the seconds and delays of cuts on one order of the devices. Those of messages on links are seconds.
 
         Args:
             borders: [cuts, borders].
@@ -87,27 +106,52 @@ class StepTimes:
             np.where(modes != "never", repeated + action, 0.0),
             np.where(modes == "always", repeated + action, 0.0),  # of the last micro-batch
             np.zeros((len(borders), 1)),
+            on_links := np.zeros((len(borders), len(homes) - 1)),
         )
         delays = np.zeros((len(borders), len(homes)))
         sizes = self._cuts.crossings(order).message_bytes(borders)
         for border, (one, other) in enumerate(itertools.pairwise(homes)):
             if one != other:
                 link = cluster.link_between(one.name, other.name)
-                delays[:, border] = link.latency + (
-                    sizes[:, border] / link.bandwidth if link.bandwidth else 0.0
-                )
+                delays[:, border] = link.latency
+                on_links[:, border] = sizes[:, border] / link.bandwidth if link.bandwidth else 0.0
         return np.hstack(tables).T, delays.T
 
     def steps(self, columns: Sequence[Columns]) -> Floats:
         """Return the seconds of a step of each cut of all columns, one after the other."""
         seconds, delays = (np.hstack(tables) for tables in zip(*columns, strict=True))
-        width = max(1, _NUMBERS // (self._actions + 1))
+        width = max(1, _NUMBERS // (self._source.size + 1))
         parts = [slice(first, first + width) for first in range(0, seconds.shape[1], width)]
         return np.concatenate([self._played(seconds[:, part], delays[:, part]) for part in parts])
 
     def _played(self, seconds: Floats, delays: Floats) -> Floats:
-        ends = np.zeros((self._actions + 1, seconds.shape[1]))
+        ends = np.zeros((self._source.size + 1, seconds.shape[1]))
         for level in self._levels:
             ready = ends[self._source[level]] + delays[self._border[level]]
             ends[level] = np.maximum(ends[self._before[level]], ready) + seconds[self._seconds[level]]
         return ends.max(axis=0)
+
+
+def _has_bandwidth(cluster: Cluster) -> bool:
+    """Return True if a message may take time on its link besides the latency."""
+    return any(link.bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network))
+
+
+def _levels(before: list[int], source: list[int]) -> Ints:
+    """Return the level of each action: one more than the largest of those that it waits for."""
+    waiting: list[list[int]] = [[] for _ in before]
+    missing = [0] * len(before)
+    for action, needs in enumerate(zip(before, source, strict=True)):
+        for needed in needs:
+            if needed >= 0:
+                waiting[needed].append(action)
+                missing[action] += 1
+    level = [0] * len(before)
+    ready = [action for action, count in enumerate(missing) if not count]
+    for action in ready:  # which grows
+        for other in waiting[action]:
+            level[other] = max(level[other], level[action] + 1)
+            missing[other] -= 1
+            if not missing[other]:
+                ready.append(other)
+    return np.array(level, dtype=np.int64)

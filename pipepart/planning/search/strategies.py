@@ -9,7 +9,7 @@ from itertools import chain, product
 
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..infeasible import Infeasible
-from ..partition.replica_groups import group_devices
+from ..partition.replica_groups import groupings
 from ..plan_document import Plan
 from ..plan_record import SEARCH, Alternative
 from ..request import ASYNCHRONOUS, CHUNKS, Request
@@ -80,8 +80,8 @@ def choices(request: Request) -> list[Choice]:
     fingerprint = request.profile.fingerprint
     limits = request.constraints
     found = []
-    for count, replicas in product(request.micro_batches, request.replicas):
-        groups = group_devices(request.cluster, replicas)
+    ways_to_group = [way for replicas in request.replicas for way in groupings(request.cluster, replicas)]
+    for count, groups in product(request.micro_batches, ways_to_group):
         measured = request.profile.at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
         costs = [

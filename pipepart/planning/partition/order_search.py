@@ -1,0 +1,151 @@
+"""Orders of devices where there are too many to search all: relaxed ones that bound the best, and good first ones.
+
+Two relaxations have few states. Where all devices are alike, only the lengths of the runs of stages on one host count::
+
+    host 0     host 1          host 0            runs of 2, 3 and 1 stages: the hosts have to have room for them
+    [0  1] ──▶ [2  3  4] ──▶ [5]
+
+Where devices are unlike, every border gets the best link, and devices are rounded up to a few types.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...cluster import Cluster, Link
+from .device_orders import DeviceType, Orders, all_orders, make_orders
+
+_ROUNDED = 8  # types that devices are rounded up to; fewer if that has too many orders
+
+
+class Space(NamedTuple):
+    """Orders of devices to search: the types, the walks, and the links that the walks number."""
+
+    types: tuple[DeviceType, ...]
+    orders: Orders
+    links: tuple[Link, ...]
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The devices of each type."""
+        return [kind.devices for kind in self.types]
+
+
+def relaxed_space(
+    cluster: Cluster, types: Sequence[DeviceType], stages: int, most_edges: float
+) -> tuple[Space, bool]:
+    """Return orders among which the best is no worse than any order of the cluster; True if they are runs on hosts."""
+    merged: dict[tuple[str, float, float], tuple[int, ...]] = {}
+    for one in types:
+        key = one.kind, one.speed, one.memory
+        merged[key] = (*merged.get(key, ()), *one.devices)
+    kinds = tuple(DeviceType(*key, devices) for key, devices in merged.items())
+    if len(kinds) == 1 and cluster.network and not cluster.links:
+        hosts = _host_sizes(cluster)
+        return Space(
+            kinds, _runs(stages, max(hosts.values())), (cluster.link, _best_link(cluster.network))
+        ), True
+    best = _best_link([cluster.link, *cluster.links, *cluster.network])
+    count = _ROUNDED
+    while True:
+        rounded = _rounded_up(kinds, count)
+        orders = all_orders([kind.devices for kind in rounded], stages, most_edges=most_edges)
+        if orders.complete:  # those of one type always are
+            return Space(rounded, orders, (best,)), False
+        count //= 2
+
+
+def first_orders(cluster: Cluster, stages: int) -> list[tuple[int, ...]]:
+    """Return orders to begin with: host after host, in the cluster's order, by speed, and by memory."""
+
+    def of_host(key: Sequence[float]) -> tuple[int, ...]:
+        hosts: dict[str, list[int]] = {}
+        for index in sorted(range(len(cluster)), key=lambda at: (key[at], at)):
+            hosts.setdefault(cluster.devices[index].host, []).append(index)
+        return tuple(itertools.chain.from_iterable(hosts.values()))[:stages]
+
+    memory = [math.inf if one.memory_bytes is None else one.memory_bytes for one in cluster.devices]
+    keys = ([0.0] * len(cluster), [-one.speed for one in cluster.devices], [-size for size in memory])
+    return list(dict.fromkeys(of_host(key) for key in keys))
+
+
+def order_of_runs(cluster: Cluster, runs: Sequence[int]) -> tuple[int, ...] | None:
+    """Return devices for runs of stages, each run on one host; None if no room is found: the longest runs go first."""
+    free = dict[str, list[int]]()
+    for index, device in enumerate(cluster.devices):
+        free.setdefault(device.host, []).append(index)
+    found: dict[int, list[int]] = {}
+    for number in sorted(range(len(runs)), key=lambda at: (-runs[at], at)):
+        host = next((own for own in free.values() if len(own) >= runs[number]), None)
+        if host is None:
+            return None
+        found[number], host[:] = host[: runs[number]], host[runs[number] :]
+    return tuple(itertools.chain.from_iterable(found[number] for number in range(len(runs))))
+
+
+def neighbour_orders(order: tuple[int, ...], types: Sequence[DeviceType]) -> Iterator[tuple[int, ...]]:
+    """Yield the orders with two unlike devices exchanged, near ones first, or one replaced by an unused one."""
+    of = {device: number for number, kind in enumerate(types) for device in kind.devices}
+    used = set(order)
+    spare = [next((one for one in kind.devices if one not in used), None) for kind in types]
+    for distance in range(1, len(order)):
+        for one in range(len(order) - distance):
+            a, b = order[one], order[one + distance]
+            if of[a] != of[b]:
+                yield (*order[:one], b, *order[one + 1 : one + distance], a, *order[one + distance + 1 :])
+    for place, device in enumerate(order):
+        for number, other in enumerate(spare):
+            if other is not None and number != of[device]:
+                yield (*order[:place], other, *order[place + 1 :])
+
+
+def _runs(stages: int, longest: int) -> Orders:
+    """The walks whose states count the stages to the end, those of the front's run, and have the link before it."""
+    number: dict[tuple[int, int, int], int] = {(0, 0, 1): 0}
+    edges: list[tuple[int, ...]] = []
+    level = [(0, 0, 1)]
+    for left in range(1, stages + 1):
+        reached: dict[tuple[int, int, int], None] = {}
+        for state in level:
+            length = 1 if state[2] else state[1] + 1
+            befores = [1] if left == stages or length == longest else [0, 1]
+            for before in befores:
+                target = left, length, before
+                reached[target] = None
+                edges.append((number[state], number.setdefault(target, len(number)), 0, before, state[2]))
+        level = list(reached)
+    available = np.array([[taken] for taken, _, _ in number])
+    return make_orders(edges, available, [0], [number[state] for state in level], complete=True)
+
+
+def _rounded_up(kinds: Sequence[DeviceType], most: int) -> tuple[DeviceType, ...]:
+    """Return at most so many types: devices of similar speed become as fast and as large as the best of them."""
+    ranked = sorted(kinds, key=lambda kind: -kind.speed)
+    parts = [part for part in np.array_split(np.arange(len(ranked)), min(most, len(ranked))) if part.size]
+    return tuple(
+        DeviceType(
+            own[0].kind,
+            max(kind.speed for kind in own),
+            max(kind.memory for kind in own),
+            tuple(device for kind in own for device in kind.devices),
+        )
+        for own in ([ranked[at] for at in part] for part in parts)
+    )
+
+
+def _best_link(links: Sequence[Link]) -> Link:
+    rates = [link.bandwidth for link in links]
+    fastest = None if None in rates else max(rate for rate in rates if rate is not None)
+    return Link(bandwidth=fastest, latency=min(link.latency for link in links))
+
+
+def _host_sizes(cluster: Cluster) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for device in cluster.devices:
+        sizes[device.host] = sizes.get(device.host, 0) + 1
+    return sizes
