@@ -6,6 +6,7 @@ So moments are exact and do not depend on the machine.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
+from pipepart.planning import stage_plan
 from pipepart.profiling import Costs, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
 from pipepart.runtime.observe import recorder
@@ -99,6 +101,7 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation, "HOST_CLOCK", transport.Clock(lambda: TIME.now, TIME.sleep))
     monkeypatch.setattr(recorder, "_now", lambda: TIME.now)
     monkeypatch.setattr(transport, "VIRTUAL_LATENCY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_plan, "_VIRTUAL_COPY_BANDWIDTH", math.inf)
 
 
 def profile_of(model: nn.Module, layers: list[Layer], micro_batches: int) -> Profile:
@@ -142,9 +145,14 @@ def drawn(seed: int, skipping: bool) -> tuple[nn.Module, Plan]:
         speed=[choose.choice([1, 0.5, 0.25]) for _ in range(count)],
         link=choose.choice([None, "10B/s", "30B/s"]),
         latency=choose.choice([0.25, 1.0, 3.0]),
+        host_link=choose.choice([None, "20B/s", "100B/s"]),
     )
     profile = profile_of(model, layers, plan.micro_batches)
-    return model, plan.model_copy(update={"cluster": cluster, "profile": profile}).predict()
+    # The stash of a last stage counts the target, which is not offloaded.
+    *others, last = plan.stages
+    stages = (*others, last.model_copy(update={"offload": "never"}))
+    changed = {"cluster": cluster, "profile": profile, "stages": stages}
+    return model, plan.model_copy(update=changed).predict()
 
 
 def check(seed: int, skipping: bool) -> None:

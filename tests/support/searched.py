@@ -8,10 +8,11 @@ from itertools import pairwise
 
 from pipepart import Cluster, Plan
 from pipepart.planning import StagePlan
+from pipepart.planning.costs.stage_memory import Mode
 from schedules import Action, Kind, Schedule, check
-from tests.support.chains import Recompute
 
-MODES: list[Recompute] = ["never", "never", "except-last", "always"]
+# What stages do with their stashes; "offload" keeps them on the host.
+MODES: list[Mode] = ["never", "never", "except-last", "always", "offload"]
 
 
 def random_placement(choose: random.Random, stages: int, devices: int) -> tuple[int, ...]:
@@ -78,7 +79,7 @@ def searched_plan(
     borders: Sequence[int],
     order: Schedule,
     *,
-    recompute: Sequence[Recompute] = (),
+    modes: Sequence[Mode] = (),
     spare: int = 0,
 ) -> Plan:
     """A plan with a stage between each two borders, that runs an order of its own.
@@ -87,15 +88,20 @@ def searched_plan(
         names: of the layers.
         borders: where the second and later stages begin.
         order: of the actions; it says which stages share a device.
-        recompute: of each stage; none by default.
+        modes: of each stage; by default all keep their stashes.
         spare: devices of the cluster, the first ones, that have no stage. The others are used from the last one on.
     """
     cluster = Cluster.virtual(order.devices + spare, threads=1)
     devices = [device.name for device in cluster.devices][::-1]
     edges = [0, *borders, len(names)]
-    modes: list[Recompute] = list(recompute) or ["never"] * order.stages
+    modes = modes or ["never"] * order.stages
     stages = [
-        StagePlan(layers=tuple(names[start:end]), device=devices[home], recompute=mode)
+        StagePlan(
+            layers=tuple(names[start:end]),
+            device=devices[home],
+            recompute="never" if mode == "offload" else mode,
+            offload="stash" if mode == "offload" else "never",
+        )
         for (start, end), home, mode in zip(pairwise(edges), order.device_of, modes, strict=False)
     ]
     return Plan(
@@ -110,7 +116,7 @@ def searched_plan(
 def drawn_plan(
     choose: random.Random, names: Sequence[str], in_turn: bool = True, micro_batches: int | None = None
 ) -> Plan:
-    """A plan drawn as a whole: borders, placement, order, recompute, a spare device, and micro-batches if not given."""
+    """A plan drawn as a whole: borders, placement, order, modes, a spare device, and micro-batches if not given."""
     stages = choose.randint(2, min(7, len(names)))
     homes = random_placement(choose, stages, choose.randint(1, min(4, stages)))
     order = random_order(choose, homes, micro_batches or choose.randint(1, 5), in_turn)
@@ -118,6 +124,6 @@ def drawn_plan(
         names,
         sorted(choose.sample(range(1, len(names)), stages - 1)),
         order,
-        recompute=choose.choices(MODES, k=stages),
+        modes=choose.choices(MODES, k=stages),
         spare=choose.randint(0, 1),
     )

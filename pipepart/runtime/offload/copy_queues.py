@@ -29,6 +29,7 @@ from ...autograd import graph_cut
 from ...autograd.own_copy import own_copy
 from ...planning import Plan
 from ...workers.streams import Wait, has_streams, recorded, waits
+from ..emulation import emulation
 from ..emulation.transport import Clock
 from ..transport.cuda import Streams
 
@@ -78,7 +79,7 @@ class VirtualCopyQueue(CopyQueue):
 
     def __init__(self, bandwidth: float | None, clock: Clock | None = None) -> None:
         self._bandwidth = bandwidth
-        self._clock = clock or Clock()
+        self._clock = clock or emulation.HOST_CLOCK
         self._free_at = 0.0
 
     def start_out(self, tensors: Sequence[Tensor]) -> Copy:
