@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence
-from typing import Literal, Self
+from collections.abc import Hashable, Sequence, Set
+from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, field_validator
 
 import schedules
 
@@ -103,6 +103,30 @@ class PlanConstraints(Value):
     cut_before: tuple[str, ...] | None = None
     allow_split_ties: bool = False
     reduction: Literal["mean", "sum", "batch"] | None = None
+
+    @field_validator("colocate", "no_cut_before", mode="before")
+    @classmethod
+    def _sets_in_order(cls, given: object) -> object:
+        """Sort sets, so that equal arguments give equal plans."""
+        return _in_order(given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keywords that are not the defaults."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in self
+            if value != fields[name].get_default(call_default_factory=True)
+        }
+
+
+def _in_order(given: object) -> object:
+    """Return lists and sets, and those inside of them, as tuples; sets sorted."""
+    if not isinstance(given, list | tuple | Set):
+        return given
+    inner = tuple(map(_in_order, given))
+    return tuple(sorted(inner)) if isinstance(given, Set) else inner
 
 
 class PlanRecord(Document):

@@ -11,6 +11,7 @@ from ..profiling import Profile
 from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
 from .infeasible import Infeasible
+from .pasting import as_arguments, as_options
 from .plan_document import Plan
 from .plan_record import SEARCH
 from .request import PlanOptions
@@ -50,7 +51,7 @@ class Suggestion:
 
         ``profile`` and ``cluster`` stand for those of the request.
         """
-        texts = [f"{name}={value!r}" for name, value in self.options.items()]
+        texts = [as_arguments(self.options)] if self.options else []
         if self.estimated:
             texts.insert(0, f"profile=pipepart.planning.estimate(profile, {self.plan.micro_batches})")
         if self.devices:
@@ -62,10 +63,7 @@ class Suggestion:
     @property
     def command_line(self) -> str:
         """The change as options of ``pipepart plan``, to be added behind those of the request."""
-        texts = []
-        for name, value in self.options.items():
-            option = f"--{name.replace('_', '-')}"
-            texts.append(option if value is True else f"{option} {value}")
+        texts = [as_options(self.options)] if self.options else []
         if self.estimated:
             texts.append("--estimate")
         if self.devices:

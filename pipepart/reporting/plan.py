@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -9,6 +11,7 @@ import schedules
 
 from ..planning import Plan
 from ..planning.costs.layer_ranges import TOLERANCE
+from ..planning.pasting import as_options
 from ..units import counted, format_bytes, format_seconds
 from .plan_tables import (
     alternatives_table,
@@ -23,6 +26,7 @@ from .quantity import longer, percent
 from .table import labelled_lines
 from .timeline import drawn_timeline
 
+_SHOWN = 16  # names of devices
 _Lines = list[tuple[str, str]]
 
 
@@ -58,6 +62,8 @@ def plan_summary(plan: Plan) -> Group:
             f"{counted(len(plan.stages), 'stage')} on {devices}{_per_device(plan)}{replicas}",
         )
     ]
+    if asked := as_options(plan.constraints.given):
+        lines.append(("request", asked))
     if plan.asynchronous:
         lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
     lines += [*_order(plan), *_shared(plan)]
@@ -111,10 +117,16 @@ def _order(plan: Plan) -> _Lines:
     names = [device.name for device in plan.cluster.devices]
     lines = []
     if used != [name for name in names if name in used]:
-        lines.append(("order", f"{', '.join(used)} (the cluster lists them in another order)"))
+        lines.append(("order", f"{_few(used)} (the cluster lists them in another order)"))
     if unused := [name for name in names if name not in used]:
-        lines.append(("unused", ", ".join(unused)))
+        lines.append(("unused", _few(unused)))
     return lines
+
+
+def _few(names: Sequence[str]) -> str:
+    """The names, or the first of many."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _shared(plan: Plan) -> _Lines:

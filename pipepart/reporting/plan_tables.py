@@ -60,6 +60,7 @@ def stage_table(plan: Plan) -> FittingTable:
             Column("stage", [row.stages for row in rows]),
             *([Column("replica", [str(row.replica) for row in rows])] if plan.replicas > 1 else []),
             Column("device", [row.device for row in rows], text=True),
+            *([_hosts(plan, [row.device for row in rows])] if plan.cluster.network else []),
             Column("layers", [row.layers for row in rows], text=True),
             Column(
                 "count",
@@ -82,6 +83,10 @@ def stage_table(plan: Plan) -> FittingTable:
             *([_recompute_note(plan)] if recompute else []),
         ],
     )
+
+
+def _hosts(plan: Plan, devices: Sequence[str]) -> Column:
+    return Column("host", [plan.cluster.device(name).host for name in devices], rank=4, text=True)
 
 
 def _recompute_note(plan: Plan) -> str:

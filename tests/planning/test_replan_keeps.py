@@ -126,3 +126,16 @@ def test_a_plan_keeps_every_keyword():
     assert set(PlanConstraints.model_fields) == set(keywords)
     asked = {name: value or None for name, value in dict(PlanConstraints()).items()}
     assert asked == {name: value or None for name, value in keywords.items()}
+
+
+def test_sets_of_layers_are_kept_in_order():
+    profile = profile_of([Layer(parameters=1)] * 6)
+    plan = pipepart.plan(
+        profile,
+        Cluster.virtual(2),
+        colocate=[{"layer3", "layer1", "layer2"}],
+        no_cut_before={"layer5", "layer4"},
+    )
+    assert plan.constraints.colocate == (("layer1", "layer2", "layer3"),)
+    assert plan.constraints.no_cut_before == ("layer4", "layer5")
+    assert list(plan.constraints.given) == ["colocate", "no_cut_before"]

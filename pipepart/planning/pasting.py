@@ -1,0 +1,38 @@
+"""Writes keywords of ``plan()`` as text to paste: arguments in Python, options on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from shlex import quote
+from typing import Any
+
+
+def as_arguments(keywords: Mapping[str, Any]) -> str:
+    """Return the keywords as arguments of :func:`pipepart.plan`.
+
+    >>> as_arguments({"schedule": "1f1b", "pin": {"head": 1}})
+    "schedule='1f1b', pin={'head': 1}"
+    """
+    return ", ".join(f"{name}={value!r}" for name, value in keywords.items())
+
+
+def as_options(keywords: Mapping[str, Any]) -> str:
+    """Return the keywords as options of ``pipepart plan``; those that are None, False or empty are left out.
+
+    >>> as_options({"schedule": "1f1b", "pin": {"head": 1}, "colocate": [["a", "b c"]], "allow_split_ties": True})
+    "--schedule 1f1b --pin head=1 --colocate 'a,b c' --allow-split-ties"
+    """
+    return " ".join(text for name, value in keywords.items() for text in _option(name, value))
+
+
+def _option(name: str, value: Any) -> Iterator[str]:
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        yield option
+    elif isinstance(value, Mapping):
+        yield from (f"{option} {quote(f'{key}={own}')}" for key, own in value.items())
+    elif isinstance(value, list | tuple):
+        texts = (each if isinstance(each, str) else ",".join(each) for each in value)
+        yield from (f"{option} {quote(text)}" for text in texts)
+    elif value is not None and value is not False:
+        yield f"{option} {quote(str(value))}"
