@@ -126,7 +126,7 @@ def _in_order(given: object) -> object:
     if not isinstance(given, list | tuple | Set):
         return given
     inner = tuple(map(_in_order, given))
-    return tuple(sorted(inner)) if isinstance(given, Set) else inner
+    return tuple(sorted(inner, key=str)) if isinstance(given, Set) else inner
 
 
 class PlanRecord(Document):
