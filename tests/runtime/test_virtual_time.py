@@ -147,6 +147,9 @@ def drawn(seed: int, skipping: bool) -> tuple[nn.Module, Plan]:
         latency=choose.choice([0.25, 1.0, 3.0]),
         host_link=choose.choice([None, "20B/s", "100B/s"]),
     )
+    # The clocks do not count what the runtime takes for an action.
+    devices = tuple(device.model_copy(update={"action_seconds": 0.0}) for device in cluster.devices)
+    cluster = cluster.model_copy(update={"devices": devices})
     profile = profile_of(model, layers, plan.micro_batches)
     # The stash of a last stage counts the target, which is not offloaded.
     *others, last = plan.stages

@@ -94,7 +94,7 @@ def searched_plan(
     cluster = Cluster.virtual(order.devices + spare, threads=1)
     devices = [device.name for device in cluster.devices][::-1]
     edges = [0, *borders, len(names)]
-    modes = modes or ["never"] * order.stages
+    keeping: list[Mode] = ["never"] * order.stages
     stages = [
         StagePlan(
             layers=tuple(names[start:end]),
@@ -102,7 +102,7 @@ def searched_plan(
             recompute="never" if mode == "offload" else mode,
             offload="stash" if mode == "offload" else "never",
         )
-        for (start, end), home, mode in zip(pairwise(edges), order.device_of, modes, strict=False)
+        for (start, end), home, mode in zip(pairwise(edges), order.device_of, modes or keeping, strict=False)
     ]
     return Plan(
         stages=tuple(stages),
