@@ -210,8 +210,10 @@ class PlanRecord(Document):
             return 0.0
         costs = self.profile.at(self.micro_batches)
         speeds = [device.speed for device in self.cluster.devices]
+        action = min(device.action_seconds for device in self.cluster.devices)
         edges = profile_edges(self.profile, self.edges or self.profile.edges)
-        return step_bound(costs, speeds, self.build_schedule().replicas, edges)
+        copies = self.replicas * self.first_replica.build_schedule().replicas
+        return step_bound(costs, speeds, copies, edges, action)
 
     @property
     def step_gap(self) -> float:

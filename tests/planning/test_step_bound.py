@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipepart
+from pipepart import Cluster
 from pipepart.planning.costs.step_bound import step_bound
 from tests.planning import problems
 from tests.planning.measured_steps import cluster_of
@@ -197,6 +198,17 @@ def test_the_published_instance():
     work = 8 * sum(sum(kinds[kind]) for kind in text) / 4
     assert work == 85_194
     assert step_bound(costs, [1] * 4) == work + (76 + (76 + 268) + (76 + 268 + 185)) / 4
+
+
+def test_each_action_takes_time_beside_its_layers():
+    """Two actions of each micro-batch on each device that is used, and in the way of one micro-batch."""
+    (costs,) = profile_of([Layer(4, 4, 4)] * 4, [4]).costs
+    assert step_bound(costs, [1], action_seconds=0.5) == 4 * 4 * 3 + 4 * 2 * 0.5
+    assert step_bound(costs, [1, 1], action_seconds=0.5) == (4 * 4 * 3 + 1) / 2 + 4 * 2 * 0.5
+    (one,) = profile_of([Layer(1, 2, 4)] * 3, [1]).costs
+    assert step_bound(one, [1] * 3, action_seconds=0.5) == 3 * 1 + 3 * 2 + 4 + 2 * 0.5
+    plan = pipepart.plan(profile_of([Layer(4, 4, 4)] * 4, [4]), Cluster.virtual(1), schedule="sequential")
+    assert plan.step_gap < 1e-9
 
 
 def test_branches_begin_together():

@@ -14,7 +14,11 @@ Edge = tuple[int, int]
 
 
 def step_bound(
-    costs: Costs, speeds: Sequence[float], replicas: int = 1, edges: Iterable[Edge] | None = None
+    costs: Costs,
+    speeds: Sequence[float],
+    replicas: int = 1,
+    edges: Iterable[Edge] | None = None,
+    action_seconds: float = 0.0,
 ) -> float:
     """Return a lower bound in seconds of every step of these layers on these devices.
 
@@ -33,6 +37,7 @@ def step_bound(
         speeds: of the devices; a plan may leave some out.
         replicas: of the model, which share the micro-batches.
         edges: pairs of layers (a, b), a before b, such that b uses the output of a; None for a chain.
+        action_seconds: what every device takes for each action beside its layers, at the least.
     """
     layers = len(costs.layers)
     before: list[list[int]] = [[] for _ in range(layers)]
@@ -40,8 +45,10 @@ def step_bound(
         before[target].append(source)
     trip = _Trip(costs, before)
     fastest = max(speeds)
-    together = _together(costs, trip.head, sorted(speeds, reverse=True), replicas)
-    return max(together, trip.longest(-(-costs.micro_batches // replicas)) / fastest)
+    together = _together(costs, trip.head, sorted(speeds, reverse=True), replicas, action_seconds)
+    return max(
+        together, trip.longest(-(-costs.micro_batches // replicas), action_seconds * fastest) / fastest
+    )
 
 
 def profile_edges(profile: Profile, names: Iterable[tuple[str, str]]) -> list[Edge] | None:
@@ -50,15 +57,20 @@ def profile_edges(profile: Profile, names: Iterable[tuple[str, str]]) -> list[Ed
     return [(index[one], index[other]) for one, other in names] or None
 
 
-def _together(costs: Costs, head: Floats, speeds: Sequence[float], replicas: int) -> float:
-    """The least X such that the devices can do all work: sum of speed * (X - start) over those that start before X."""
+def _together(
+    costs: Costs, head: Floats, speeds: Sequence[float], replicas: int, action_seconds: float
+) -> float:
+    """The least X such that the devices can do all work: sum of speed * (X - lost) over those that lose less than X.
+
+    A device loses the time until it starts, and that for two actions of each micro-batch.
+    """
     backward = sum(layer.backward_seconds + min(layer.split_seconds or 0.0, 0.0) for layer in costs.layers)
     forward = sum(layer.forward.seconds for layer in costs.layers)
     work = costs.micro_batches * (forward + max(backward, 0.0) + costs.loss.seconds)
     starts = np.repeat(np.sort(head), replicas)[: len(speeds)]  # the fastest device starts first
     speed = np.array(speeds[: len(starts)])
-    starts = starts / speed[0]
-    return float(((work + np.cumsum(speed * starts)) / np.cumsum(speed)).min())
+    lost = starts / speed[0] + 2 * (costs.micro_batches // replicas) * action_seconds
+    return float(((work + np.cumsum(speed * lost)) / np.cumsum(speed)).min())
 
 
 class _Trip:
@@ -95,12 +107,13 @@ class _Trip:
                 back[source] = max(back[source], self._inputs[layer] + back[layer])
         self._turn = self._forward + there + loss.forward.seconds + share * loss.backward_seconds + back
 
-    def longest(self, micro_batches: int) -> float:
+    def longest(self, micro_batches: int, action_seconds: float) -> float:
         """The most that a layer needs for its micro-batches, with the trips before, between and after."""
-        forwards = micro_batches * self._forward
+        forwards = micro_batches * (self._forward + action_seconds)
+        turn = self._turn + action_seconds
         # Until the first gradient is there, the device can run forwards only.
-        until_last_forward = self.head + self._turn + forwards - np.minimum(forwards, self._turn)
-        until_last_input = until_last_forward + micro_batches * self._inputs
+        until_last_forward = self.head + turn + forwards - np.minimum(forwards, turn)
+        until_last_input = until_last_forward + micro_batches * (self._inputs + action_seconds)
         behind = np.maximum(micro_batches * self._weights, np.maximum(self._tail, self._weights))
         return float((until_last_input + behind).max())
 
