@@ -167,6 +167,7 @@ class Pipeline(AsModule, Observed):
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
+        offload: Literal["auto", "never", "stash"] = "auto",
         replicas: int | Literal["auto"] = 1,
         optimizer_state: str = "adam",
         split: Splitter | None = None,
@@ -185,8 +186,8 @@ class Pipeline(AsModule, Observed):
                 devices, or a Cluster.
             schedule: a name, or ``"auto"`` for the fastest.
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
-            recompute: which stages run their forward again during the backward; ``"auto"`` for those that do not fit
-                into memory otherwise.
+            recompute, offload: which stages run their forward again in the backward, or keep their stash on the host
+                until then; ``"auto"`` for those that do not fit into memory otherwise. See :func:`pipepart.plan`.
             replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
             optimizer_state: the optimizer whose state counts in the memory of a stage: ``"sgd"``, ``"momentum"``,
                 ``"adam"`` or ``"adamw"``.
@@ -209,6 +210,7 @@ class Pipeline(AsModule, Observed):
             schedule=schedule,
             micro_batches=micro_batches,
             recompute=recompute,
+            offload=offload,
             replicas=replicas,
             optimizer_state=optimizer_state,
             split=split,

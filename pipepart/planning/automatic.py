@@ -16,6 +16,7 @@ from ..loss import declared_reduction
 from ..profiling import profile
 from . import Plan, PlanOptions, check_devices, check_options, micro_batches_worth_trying, plan
 from .request import refuse_asynchronous
+from .stage_modes import check_host_links
 
 
 def plan_for(
@@ -28,6 +29,7 @@ def plan_for(
     schedule: str,
     micro_batches: int | Literal["auto"],
     recompute: Literal["auto", "never", "except-last", "always"],
+    offload: Literal["auto", "never", "stash"],
     replicas: int | Literal["auto"],
     optimizer_state: str,
     split: Splitter | None,
@@ -54,10 +56,12 @@ def plan_for(
         schedule=schedule,
         micro_batches=micro_batches,
         recompute=recompute,
+        offload=offload,
         replicas=replicas,
         reduction=reduction,
     )
     check_options(options, len(cluster))
+    check_host_links(cluster, offload)
     if not with_optimizers:
         refuse_asynchronous(schedule)
     chain = chain_of(model, layers=layers)
@@ -87,6 +91,7 @@ def plan_for(
         schedule=schedule,
         micro_batches=micro_batches,
         recompute=recompute,
+        offload=offload,
         replicas=replicas,
         allow_split_ties=True,
         reduction=reduction,

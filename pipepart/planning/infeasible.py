@@ -81,6 +81,7 @@ def _span(layers: Sequence[str]) -> str:
 def _backwards(stages: Sequence[StagePlan]) -> str:
     modes = sorted({stage.recompute for stage in stages} - {"never"})
     suffix = "".join(f" (recompute={mode!r})" for mode in modes)
+    suffix += " (offload='stash')" if any(stage.mode == "offload" for stage in stages) else ""
     if len(stages) > 1:
         return f"their backwards{suffix}"
     return f"the backward of {counted(stages[0].in_flight, 'micro-batch', 'es')}{suffix}"

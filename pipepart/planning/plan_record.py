@@ -17,7 +17,7 @@ from ..document import ByteCount, Document, Seconds, Value
 from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
-from .costs.stage_memory import Mode, RecomputeChoice, StashCounts, with_modes
+from .costs.stage_memory import Mode, OffloadChoice, RecomputeChoice, StashCounts, with_modes
 from .costs.step_bound import profile_edges, step_bound
 from .partition.reductions import runs_all_reduce
 from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
@@ -25,6 +25,13 @@ from .partition.replicas import all_stages, stage_devices
 from .searched_order import SEARCH, searched_order
 from .stage_plan import StagePlan, predict_stages
 from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
+
+_MODE_TEXTS: dict[Mode, str] = {
+    "never": "",
+    "except-last": ", recomputes all but the last micro-batch",
+    "always": ", recomputes",
+    "offload": ", offloads its stash",
+}
 
 
 class ScheduleCache(dict[Hashable, schedules.Schedule]):
@@ -93,6 +100,7 @@ class PlanConstraints(Value):
     schedule: str = "auto"
     micro_batches: int | Literal["auto"] = "auto"
     recompute: RecomputeChoice = "auto"
+    offload: OffloadChoice = "auto"
     stages: int | Literal["auto"] | None = None
     chunks: int | None = None
     replicas: int | Literal["auto"] = 1
@@ -235,7 +243,7 @@ class PlanRecord(Document):
             span = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
             lines.append(
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
-                f"{format_bytes(stage.memory_bytes)}"
+                f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
         return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
-from .costs.stage_memory import RecomputeChoice
+from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
 from .plan_document import Plan
 from .request import PlanOptions, check_arguments, read_request
@@ -24,6 +24,7 @@ def plan(
     schedule: str = "auto",
     micro_batches: int | Literal["auto"] = "auto",
     recompute: RecomputeChoice = "auto",
+    offload: OffloadChoice = "auto",
     stages: int | Literal["auto"] | None = None,
     chunks: int | None = None,
     replicas: int | Literal["auto"] = 1,
@@ -54,6 +55,9 @@ def plan(
         micro_batches: a number that was profiled, or ``"auto"`` for the fastest of those.
         recompute: ``"auto"`` recomputes in stages that would not fit otherwise; ``"never"``, ``"except-last"`` (all
             micro-batches but the last) and ``"always"`` hold for all stages.
+        offload: ``"auto"`` also tries stages that keep their stash in the memory of the host between forward and
+            backward, where a stage would not fit otherwise and ``host_bandwidth`` of the devices is known. The faster
+            of recompute and offload is taken, stage by stage. ``"stash"`` offloads in all stages, ``"never"`` in none.
         stages: their number; None for one a device (or ``chunks``), or fewer if the schedule has no plan for so many
             that fits; ``"auto"`` for the fastest number.
         chunks: stages of each device, for a schedule with several; None for its default.
@@ -80,6 +84,7 @@ def plan(
         schedule=schedule,
         micro_batches=micro_batches,
         recompute=recompute,
+        offload=offload,
         stages=stages,
         chunks=chunks,
         replicas=replicas,

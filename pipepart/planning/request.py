@@ -12,8 +12,9 @@ from ..cluster import Cluster
 from ..profiling import Profile
 from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
-from .costs.stage_memory import MODES, RecomputeChoice
+from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .plan_record import SEARCH, PlanConstraints
+from .stage_modes import check_host_links, check_modes, mode_choices
 
 # Stages of each device under each schedule that is planned for; None if the schedule has one.
 CHUNKS: dict[str, int | None] = {
@@ -48,6 +49,7 @@ class PlanOptions:
     schedule: str = "auto"
     micro_batches: int | Literal["auto"] = "auto"
     recompute: RecomputeChoice = "auto"
+    offload: OffloadChoice = "auto"
     stages: int | Literal["auto"] | None = None
     chunks: int | None = None
     replicas: int | Literal["auto"] = 1
@@ -85,6 +87,12 @@ class Request:
     def gathers_outputs(self) -> bool:
         """True if the loss is computed once on the outputs of all micro-batches."""
         return self.asked.reduction == "batch"
+
+    @property
+    def mode_choices(self) -> tuple[ModeChoice, ...]:
+        """Sets of modes of the stages to plan with, the user's own first."""
+        asynchronous = self.schedule in ASYNCHRONOUS
+        return mode_choices(self.cluster, self.asked.recompute, self.asked.offload, asynchronous)
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -155,6 +163,7 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
             f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
         )
     check_options(options, len(cluster))
+    check_host_links(cluster, options.offload)
 
 
 def check_options(options: PlanOptions, devices: int) -> None:
@@ -169,8 +178,7 @@ def check_options(options: PlanOptions, devices: int) -> None:
             f"no plan is made for schedule {options.schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or "
             "'auto'"
         )
-    if options.recompute not in MODES:
-        raise ValueError(f"recompute must be one of {', '.join(map(repr, MODES))}, got {options.recompute!r}")
+    check_modes(options.recompute, options.offload, options.schedule in ASYNCHRONOUS)
     for name, other in (("micro_batches", "auto"), ("max_micro_batches", None), ("chunks", None)):
         value = getattr(options, name)
         if value != other and not is_count(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 from pydantic import Field
@@ -89,6 +90,13 @@ class StagePlan(Value):
     def mode(self) -> Mode:
         """What the stage does with its stash: the recompute mode, or "offload"."""
         return self.recompute if self.offload == "never" else "offload"
+
+    def with_mode(self, mode: Mode) -> Self:
+        """Return the stage with another mode; its figures are those of the old one."""
+        recompute: Recompute = "never" if mode == "offload" else mode
+        return self.model_copy(
+            update={"recompute": recompute, "offload": "stash" if mode == "offload" else "never"}
+        )
 
     @property
     def load_seconds(self) -> float:

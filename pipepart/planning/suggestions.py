@@ -203,6 +203,8 @@ def _single(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterato
     """Options that limit the plan left free, shared parameters in several stages, or another schedule."""
     if options.recompute in ("never", "except-last"):
         yield replace(options, recompute="auto")
+    if options.offload != "auto":
+        yield replace(options, offload="auto")
     if is_count(options.stages):
         yield replace(options, stages="auto")
     if options.replicas != 1:

@@ -166,6 +166,7 @@ def _prediction(plan: Plan) -> _Lines:
         ("bubble", f"{percent(predicted.bubble)} of the devices' time is idle"),
         ("memory", _memory(plan)),
         *_recompute(plan),
+        *_offload(plan),
         (
             "bottleneck",
             f"{_stages(numbers, len(plan.stages))} on {bottleneck}, "
@@ -201,6 +202,22 @@ def _memory(plan: Plan) -> str:
     if parts[name] > 1:
         return f"does not fit: {name} needs {need} and has {limit}"
     return f"fits: the fullest device is {name}, {need} of {limit} ({percent(parts[name])})"
+
+
+def _offload(plan: Plan) -> _Lines:
+    """The stages that offload, with the bytes and seconds of their copies."""
+    numbers = [number for number, stage in enumerate(plan.stages) if stage.mode == "offload"]
+    if not numbers:
+        return []
+    stages, costs = [plan.stages[number] for number in numbers], plan.stage_costs()
+    moved = max(stage.stash_bytes - stage.boundary_bytes for stage in stages)
+    slowest = max(costs.host_copy[number] + costs.offload[number] for number in numbers)
+    which = f"{'stage' if len(numbers) == 1 else 'stages'} {', '.join(map(str, numbers))}"
+    text = (
+        f"{which}: up to {format_bytes(moved)} of a micro-batch go to the host and back, "
+        f"{format_seconds(slowest)} each way beside the computation"
+    )
+    return [("offload", text)]
 
 
 def _recompute(plan: Plan) -> _Lines:

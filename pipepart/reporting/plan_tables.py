@@ -106,7 +106,7 @@ def memory_table(plan: Plan) -> FittingTable:
     kept = [
         needs[device] - fixed - most for device, fixed, most in zip(owned, static, transient, strict=True)
     ]
-    recompute = any(stage.recompute != "never" for stage in plan.stages)
+    recompute = any(stage.mode != "never" for stage in plan.stages)
     deferred = any(stage.deferred_weight_grads and stage.deferred_bytes for stage in plan.stages)
     single = all(len(own) == 1 for own in stages)
     # A single product is a number; a sum may fold.
@@ -134,7 +134,7 @@ def memory_table(plan: Plan) -> FittingTable:
             Column("used", [NONE if part is None else percent(part) for part in parts]),
             bars(parts, rank=4),
         ]
-    only_input = "; only the stage's input if the stage recomputes" if recompute else ""
+    only_input = "; only the stage's input if the stage recomputes or offloads" if recompute else ""
     notes = [
         f"Stash: kept per micro-batch in flight for its backward{only_input}. "
         "Workspace: temporary memory of one layer."

@@ -26,6 +26,8 @@ _WORDS = {
     Kind.I: "backward for the inputs",
     Kind.W: "backward for the weights",
     Kind.RECOMPUTE: "recompute",
+    Kind.OFFLOAD: "copy to the host",
+    Kind.RELOAD: "copy from the host",
     Kind.REDUCE_GRAD: "sum over replicas",
     Kind.OPT_STEP: "optimizer step",
 }

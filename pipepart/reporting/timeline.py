@@ -29,6 +29,7 @@ _WORDS = {
     Kind.I: "0i: its backward for the inputs",
     Kind.W: "0w: for the weights",
     Kind.RECOMPUTE: "0r: recompute",
+    Kind.OFFLOAD: "0o, 0l: copies to the host and back",
     Kind.REDUCE_GRAD: "g: sum of the replicas' gradients",
     Kind.OVERLAP_F_B: "1x0x: a forward beside a backward",
 }

@@ -93,6 +93,16 @@ def plan_command(
             show_default=True,
         ),
     ] = "auto",
+    offload: Annotated[
+        Any,
+        option(
+            "MODE",
+            "Keep what a stage saves for its backward on the host: auto for stages that would not fit, if the cluster "
+            "says how fast its devices reach their host; stash for all stages; or never.",
+            options.choice("auto", "never", "stash"),
+            show_default=True,
+        ),
+    ] = "auto",
     reduction: Annotated[
         Any,
         option(
@@ -185,6 +195,7 @@ def plan_command(
             schedule=schedule,
             micro_batches=micro_batches,
             recompute=recompute,
+            offload=offload,
             reduction=reduction,
             stages=stages,
             chunks=chunks,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from .crossings import Borders, Crossings
 from .layer_ranges import ChainCosts
-from .stage_memory import Floats, Ints, Recompute, StageSizes, StashCounts, device_peak_bytes
+from .stage_memory import RECOMPUTES, Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes
 
 
 class CutCosts:
@@ -20,12 +20,13 @@ class CutCosts:
         costs: of the layers.
         cluster: the devices.
         device_of: the schedule row of each stage.
-        counts: the recompute modes that a device may use, the fastest first, and the stash counts if all stages use it.
+        counts: the modes that a device may use, the fastest first, and the stash counts if all stages use it. Copies of
+            stages that offload are taken to keep up with the computation.
 
     Attributes:
         cluster: the devices.
         counts: the stash counts of each mode.
-        modes: the recompute modes; all stages of a device use the same one.
+        modes: all stages of a device use the same one.
         may_recompute: False if no stage ever recomputes.
         rows: the schedule row of each stage.
     """
@@ -35,7 +36,7 @@ class CutCosts:
         costs: ChainCosts,
         cluster: Cluster,
         device_of: Sequence[int],
-        counts: Mapping[Recompute, StashCounts],
+        counts: Mapping[Mode, StashCounts],
     ) -> None:
         self.cluster, self.counts = cluster, counts
         self.modes = tuple(counts)
@@ -62,8 +63,8 @@ class CutCosts:
             self, borders, self._per_device(seconds), self._per_device(recompute), self._needs(edges)
         )
 
-    def stage_modes(self, borders: Sequence[int], order: Sequence[int]) -> list[Recompute]:
-        """Return the recompute mode of each stage of one cut: the first that fits its device, else the one with the
+    def stage_modes(self, borders: Sequence[int], order: Sequence[int]) -> list[Mode]:
+        """Return the mode of each stage of one cut: the first that fits its device, else the one with the
         least memory.
         """
         cut = np.array(borders, dtype=np.int64)[None, :]
@@ -145,7 +146,7 @@ class CutTable:
 
     def loads(self, order: Sequence[int], choices: NDArray[np.int64]) -> Floats:
         """[cuts, devices]: seconds of one micro-batch."""
-        recomputes = np.array([mode != "never" for mode in self._costs.modes])[choices]
+        recomputes = np.array([mode in RECOMPUTES for mode in self._costs.modes])[choices]
         speeds = np.array([self._costs.cluster.devices[index].speed for index in order])
         seconds = (self._seconds + np.where(recomputes, self._recompute, 0.0)) / speeds
         return seconds + self._costs.crossing_seconds(self.borders, order)

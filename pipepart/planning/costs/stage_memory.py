@@ -23,12 +23,21 @@ OffloadChoice = Literal["auto", "never", "stash"]
 # What a stage does with its stash: keep it for all micro-batches ("never"), recompute it, or offload it.
 Mode = Literal["never", "except-last", "always", "offload"]
 
+RECOMPUTES: frozenset[Mode] = frozenset({"except-last", "always"})
+ModeChoice = Literal["auto", "never", "except-last", "always", "offload", "stash"]
+
 # The recompute modes that a stage may use, the fastest first and the one with the least memory last.
-MODES: Mapping[str, tuple[Recompute, ...]] = {
+MODES: Mapping[RecomputeChoice, tuple[Recompute, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
     "except-last": ("except-last",),
     "always": ("always",),
+}
+# Whether recompute or offload is faster depends on the cut, so they are tried apart.
+MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
+    **MODES,
+    "offload": ("never", "offload"),
+    "stash": ("offload",),
 }
 
 

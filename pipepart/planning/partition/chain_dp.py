@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
-from ..costs.stage_memory import Floats, Recompute, StashCounts
+from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts
 from .device_orders import (
     Orders,
     all_orders,
@@ -62,7 +62,8 @@ class ChainProblem:
         costs: of the layers.
         cluster: the devices. Stages may use any of them in any order.
         stages: number of stages.
-        counts: the recompute modes that a stage may use, the fastest first, and the stash counts if all stages use it.
+        counts: the modes that a stage may use, the fastest first, and the stash counts if all stages use it. Copies of
+            stages that offload are taken to keep up with the computation.
         constraints: of the user.
     """
 
@@ -71,7 +72,7 @@ class ChainProblem:
         costs: ChainCosts,
         cluster: Cluster,
         stages: int,
-        counts: Mapping[Recompute, StashCounts],
+        counts: Mapping[Mode, StashCounts],
         constraints: Constraints,
     ) -> None:
         self._costs, self._cluster, self._stages, self._counts = costs, cluster, stages, counts
@@ -284,7 +285,7 @@ class ChainProblem:
         found = np.full(seconds.shape, np.inf)
         for mode in self._modes:
             fits = self._need(row, view, mode, counts_waiting) <= view.memory
-            taken = seconds if mode == "never" else seconds + row.recompute_seconds * view.pace
+            taken = seconds + row.recompute_seconds * view.pace if mode in RECOMPUTES else seconds
             found = np.minimum(found, np.where(fits, taken, np.inf))
             if fits.all():
                 break
@@ -295,7 +296,7 @@ class ChainProblem:
         deficit = self._need(row, view, self._modes[-1]) - view.memory
         return np.where(np.isfinite(view.transfer(row)), deficit, np.inf)
 
-    def _need(self, row: Row, view: _View, mode: Recompute, counts_waiting: bool = True) -> Floats:
+    def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
         counts, place = self._counts[mode], self._stages - view.left
         need = counts.peak_bytes_of_stages(row.sizes)[place]

@@ -15,7 +15,7 @@ from ...units import counted
 from ..constraints import Constraints
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import MODES, Recompute, StashCounts, with_modes
+from ..costs.stage_memory import MODE_SETS, Mode, ModeChoice, StashCounts, with_modes
 from ..costs.step_bound import step_bound
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
@@ -38,8 +38,10 @@ class Candidate:
         schedule: its name.
         chunks: stages of each device.
         devices: of one replica.
+        choice: the modes that stages may use.
+        modes: all modes that stages of the request may use, of which ``choice`` may have some.
         constraints: of the user, by layer index.
-        asked: the keywords of the user, for the plan; with the modes that stages may use.
+        asked: the keywords of the user, for the plan.
         fingerprint: of the profile.
     """
 
@@ -49,6 +51,8 @@ class Candidate:
     schedule: str
     chunks: int
     devices: int
+    choice: ModeChoice
+    modes: tuple[Mode, ...]
     constraints: Constraints
     asked: PlanConstraints
     fingerprint: str
@@ -146,8 +150,8 @@ class Candidate:
     @cached_property
     def cut_costs(self) -> CutCosts:
         """The costs of cuts. Stages do not affect each other's stash counts, so that each may have its own mode."""
-        counts: dict[Recompute, StashCounts] = {
-            mode: StashCounts(with_modes(self.bare_schedule, [mode])) for mode in MODES[self.asked.recompute]
+        counts: dict[Mode, StashCounts] = {
+            mode: StashCounts(with_modes(self.bare_schedule, [mode])) for mode in MODE_SETS[self.choice]
         }
         return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
 
@@ -169,13 +173,15 @@ class Candidate:
         names = [info.name for info in self.profile.layers]
         homes = [self.cluster.devices[order[row]].name for row in rows]
         stages = tuple(
-            StagePlan(layers=tuple(names[first:end]), device=home, recompute=mode)
+            StagePlan(layers=tuple(names[first:end]), device=home).with_mode(mode)
             for (first, end), home, mode in zip(
                 pairwise([0, *borders, len(names)]), homes, modes, strict=True
             )
         )
         if self.groups.replicas > 1 and not self.groups.identical:
             bound = 0.0  # other groupings of the devices were not tried
+        if "offload" in self.modes and any(mode != "never" for mode in modes):
+            bound = 0.0  # other mixtures of recompute and offload were not tried
         draft = Plan.model_construct(
             stages=stages,
             cluster=self.groups.all_devices,

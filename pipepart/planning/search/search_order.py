@@ -60,7 +60,7 @@ def search_within(
     one = plan.first_replica
     timeline, costs = one.simulate(), one.stage_costs()
     free = one.free_stash_bytes(timeline)
-    recomputes = any(stage.recompute != "never" for stage in plan.stages)
+    recomputes = any(stage.mode != "never" for stage in plan.stages)
     # The search assumes that I leaves no more than the stash: then what fits it, fits.
     stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
     return schedules.search(

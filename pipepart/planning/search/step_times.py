@@ -14,7 +14,7 @@ from schedules.core.dependencies import CODE, Dependencies, dependencies
 from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import Floats, Ints
+from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _NUMBERS = 4_000_000  # that are held at a time: ends of actions, for as many cuts as that allows
 
@@ -103,7 +103,7 @@ class StepTimes:
             inputs * share + action,
             weights * share + action,
             backward + action,
-            np.where(modes != "never", repeated + action, 0.0),
+            np.where(np.isin(modes, list(RECOMPUTES)), repeated + action, 0.0),
             np.where(modes == "always", repeated + action, 0.0),  # of the last micro-batch
             np.zeros((len(borders), 1)),
             on_links := np.zeros((len(borders), len(homes) - 1)),

@@ -13,6 +13,8 @@ from ..partition.replica_groups import groupings
 from ..plan_document import Plan
 from ..plan_record import SEARCH, Alternative
 from ..request import ASYNCHRONOUS, CHUNKS, Request
+from ..stage_modes import modes_of
+from .best_modes import with_best_modes
 from .candidate import Candidate
 from .improve_by_simulation import improve_by_simulation
 from .search_order import search_order, with_split_critical
@@ -28,10 +30,12 @@ class Choice:
         candidates: for each number of devices of a replica, those to try until one has a plan: layers that share a
             parameter stay together, then they may be in different stages.
         first_only: True to take the first number of devices that has a plan; False to choose among all.
+        is_other: its stages may offload beside another choice whose stages may not; without an offload it is the same.
     """
 
     candidates: tuple[tuple[Candidate, ...], ...]
     first_only: bool
+    is_other: bool
 
 
 def search(request: Request) -> Plan | None:
@@ -51,9 +55,9 @@ def search(request: Request) -> Plan | None:
             made = None
             if not place or ways[0].shortest_possible_step < fastest:
                 made = next(((one, plan) for one in ways if (plan := _plan(one))), None)
-                if made:
+                if made and (not choice.is_other or _offloads(made[1])):
                     found.append(made)
-                elif not place or not choice.first_only:
+                elif made is None and not choice.is_other and (not place or not choice.first_only):
                     failed.append(ways[0])
             if made is None or not choice.first_only:
                 waiting.append(choice)
@@ -97,7 +101,8 @@ def choices(request: Request) -> list[Choice]:
             for split in ways
         ]
         most = min(len(groups.cluster), len(profile.layers))
-        for name in request.schedules:
+        choices = request.mode_choices
+        for name, choice in product(request.schedules, choices):
             own = CHUNKS.get(name)
             chunks = 1 if own is None else request.chunks or own
             if request.chunks not in (None, chunks):
@@ -105,20 +110,39 @@ def choices(request: Request) -> list[Choice]:
             numbers = range(1, most + 1)
             candidates = tuple(
                 tuple(
-                    Candidate(profile, groups, way, name, chunks, devices, limits, request.asked, fingerprint)
+                    Candidate(
+                        profile,
+                        groups,
+                        way,
+                        name,
+                        chunks,
+                        devices,
+                        choice,
+                        modes_of(choices),
+                        limits,
+                        request.asked,
+                        fingerprint,
+                    )
                     for way in costs
                 )
                 for devices in (reversed(numbers) if request.stages is None else numbers)
                 if request.stages in (None, "auto", devices * chunks)
             )
-            found.append(Choice(candidates, request.stages is None))
+            found.append(Choice(candidates, request.stages is None, choice != choices[0]))
     return found
 
 
 def _plan(candidate: Candidate) -> Plan | None:
     """The plan with the shortest step of a candidate; None if none fits."""
     plan = candidate.best_plan()
-    return plan and with_split_critical(improve_by_simulation(candidate, plan), candidate.costs)
+    if plan is None:
+        return None
+    best = with_best_modes(improve_by_simulation(candidate, plan), candidate.modes, candidate.costs)
+    return with_split_critical(best, candidate.costs)
+
+
+def _offloads(plan: Plan) -> bool:
+    return any(stage.mode == "offload" for stage in plan.stages)
 
 
 def _best(plans: Sequence[Plan]) -> Plan:

@@ -1,0 +1,69 @@
+"""Which modes the stages of a plan may use: keep their stash on the device, recompute it, or offload it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from ..cluster import Cluster
+from .costs.stage_memory import MODE_SETS, Mode, ModeChoice, OffloadChoice, RecomputeChoice
+
+
+def check_modes(recompute: RecomputeChoice, offload: OffloadChoice, asynchronous: bool) -> None:
+    """Check the keywords ``recompute`` and ``offload`` of :func:`pipepart.plan`.
+
+    Raises:
+        ValueError: one is unknown, or the two contradict each other or the schedule.
+    """
+    for name, value, known in (
+        ("recompute", recompute, get_args(RecomputeChoice)),
+        ("offload", offload, get_args(OffloadChoice)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    if offload == "stash" and recompute not in ("auto", "never"):
+        raise ValueError(
+            f"offload='stash' keeps the stashes of all stages on their hosts, and recompute={recompute!r} makes them "
+            "again: choose one of the two"
+        )
+    if offload == "stash" and asynchronous:
+        raise ValueError(
+            "offload='stash' is not possible under asynchronous schedules, whose stages keep versions of their "
+            "weights: choose another schedule"
+        )
+
+
+def check_host_links(cluster: Cluster, offload: OffloadChoice) -> None:
+    """Check that the copies of ``offload="stash"`` have a price on each device.
+
+    Raises:
+        ValueError: the bandwidth between a device and its host is not known.
+    """
+    if offload != "stash":
+        return
+    for device in cluster.devices:
+        if device.host_bandwidth is None and device.torch_device != "cpu":
+            raise ValueError(
+                f"offload='stash' needs the bandwidth between {device.name!r} and its host, host_bandwidth of the "
+                "device: describe it, as Cluster.parse(..., host_link='25GB/s') does"
+            )
+
+
+def mode_choices(
+    cluster: Cluster, recompute: RecomputeChoice, offload: OffloadChoice, asynchronous: bool
+) -> tuple[ModeChoice, ...]:
+    """Return the sets of modes to plan with, the user's own first; the fastest plan of all is taken.
+
+    With ``offload="auto"`` a device may offload if its memory is limited and the bandwidth to its host is known.
+    """
+    if offload == "stash":
+        return ("stash",)
+    bound = any(device.memory_bytes is not None for device in cluster.devices)
+    known = all(device.host_bandwidth is not None for device in cluster.devices)
+    if offload == "auto" and recompute in ("auto", "never") and bound and known and not asynchronous:
+        return recompute, "offload"
+    return (recompute,)
+
+
+def modes_of(choices: tuple[ModeChoice, ...]) -> tuple[Mode, ...]:
+    """Return all modes that a stage may use."""
+    return tuple(dict.fromkeys(mode for choice in choices for mode in MODE_SETS[choice]))
