@@ -5,13 +5,8 @@ import math
 import pytest
 
 import schedules
-from pipepart import Cluster, Device, Link, Plan, Profile
-from pipepart.planning.costs.layer_ranges import ChainCosts
-from pipepart.planning.joint.allowance import Allowance
-from pipepart.planning.joint.request import JointRequest
-from pipepart.planning.joint.search import search_jointly
-from pipepart.planning.partition.replica_groups import group_devices
-from pipepart.planning.request import PlanOptions, read_request
+from pipepart import Cluster, Device, Link, Plan
+from tests.planning.joint_requests import found_for
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [
@@ -30,24 +25,6 @@ def devices(count: int, memory: int | None = None, speeds: tuple[float, ...] = (
         ),
         link=Link(bandwidth=100.0, latency=0.01),
     )
-
-
-def found_for(
-    profile: Profile, cluster: Cluster, operations: int = 200_000, replicas: int = 1, **options
-) -> Plan | None:
-    read = read_request(profile, cluster, PlanOptions(**options))
-    measured = profile.costs[0]
-    costs = ChainCosts(profile, measured, read.constraints.colocate, read.constraints.no_border)
-    request = JointRequest(
-        profile,
-        group_devices(cluster, replicas),
-        costs,
-        read.constraints,
-        read.asked,
-        profile.fingerprint,
-        stages=read.stages if isinstance(read.stages, int) else None,
-    )
-    return search_jointly(request, [], Allowance(operations))
 
 
 def check(plan: Plan | None) -> Plan:

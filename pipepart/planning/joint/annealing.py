@@ -20,9 +20,10 @@ from .starts import balanced_layouts, every_placement
 _RULES = [
     Rule(spread, back, gap) for spread, back, gap in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5))
 ]
-_GATHERING, _REORDERING = 0.3, 0.3  # of the allowance
+_GATHERING = 0.3  # of the allowance
+_REORDERING, _REORDERING_TINY = 0.1, 0.5  # likewise; the latter where all placements are starts
 _KEPT = 4  # layouts that annealing starts from
-_REORDERED = 12
+_REORDERED = (16, 6, 2)  # layouts whose order is annealed, round by round
 _HEAT = (
     0.57  # the first temperature: times the mean seconds of a layer in a step, by the root of layers a device
 )
@@ -57,12 +58,13 @@ class Annealing:
 
     def run(self, given: Sequence[Layout]) -> None:
         """Search from the given layouts and from balanced ones."""
-        total = self._allowance.operations
-        self._gather(given, total * _GATHERING)
+        begin = self._allowance.used
+        total = self._allowance.operations - begin
+        tiny = self._gather(given, begin + total * _GATHERING)
+        annealed = begin + total * (1 - (_REORDERING_TINY if tiny else _REORDERING))
         starts = _distinct(self._found, _KEPT)
-        for number, start in enumerate(starts):
-            left = total * (1 - _REORDERING) - self._allowance.used
-            last = number == len(starts) - 1
+        for number, start in enumerate(starts, 1):
+            left, last = annealed - self._allowance.used, number == len(starts)
             self._anneal(self.best[0] if last else start, left if last else left / (len(starts) + 1))
         self._reorder()
 
@@ -76,23 +78,24 @@ class Annealing:
         """Whether the allowance is spent, or nothing can be faster than what was found."""
         return self._allowance.is_over or (bool(self._found) and self._found[-1].seconds <= self._bound)
 
-    def _gather(self, given: Sequence[Layout], operations: float) -> None:
-        """Dispatch the starts under every rule."""
-        every = every_placement(self._request, self.pricing, int(operations / _MOVE))
+    def _gather(self, given: Sequence[Layout], until: float) -> bool:
+        """Dispatch the starts under every rule; return whether all placements are among them."""
+        left = (until - self._allowance.used) / _MOVE
+        every = every_placement(self._request, self.pricing, int(left))
         if every is not None:
             self._allowance.used += _MOVE * len(every) // 2
+        best = math.inf
         for layout in (*given, *(every or balanced_layouts(self._request, self.pricing))):
-            if not self._moves.allows(layout):
-                continue
-            best = min((one.seconds for one in self._found), default=math.inf)
-            if self.pricing.bound(layout) >= best:
+            if not self._moves.allows(layout) or self.pricing.bound(layout) >= best:
                 continue
             for rule in _RULES:
-                if self._found and (self._is_over or self._allowance.used > operations):
-                    return
+                if self._found and (self._is_over or self._allowance.used > until):
+                    return every is not None
                 made = self._judged(replace(layout, rule=rule))
                 if made is not None:
                     self._found.append(made)
+                    best = min(best, made.seconds)
+        return every is not None
 
     def _anneal(self, start: Judged, operations: float) -> None:
         """Anneal a layout, and keep the best ones on the way."""
@@ -116,17 +119,19 @@ class Annealing:
                     allowance.tell(best.seconds)
 
     def _reorder(self) -> None:
-        """Anneal the order of the best layouts."""
-        chosen = _distinct(self._found, _REORDERED)
-        left = self._allowance.operations - self._allowance.used
-        for found in chosen:
-            if self._is_over:
-                return
-            share = left / len(chosen)
-            plays = int(share / (_MOVE + _PLAY * len(found.work.seconds)))
-            goal = self.pricing.bound(found.layout)
-            self._found.append(reorder(found, plays, goal, self._random))
-            self._allowance.used += int(share)
+        """Anneal the order of the best layouts: of many a little, of the best few of these more."""
+        for round_, count in enumerate(_REORDERED):
+            goal = self.best[0].seconds
+            chosen = _distinct(self._found, count)
+            left = (self._allowance.operations - self._allowance.used) / (len(_REORDERED) - round_)
+            for found in chosen:
+                bound = self.pricing.bound(found.layout)
+                share = left / len(chosen)
+                plays = int(share / (_MOVE + _PLAY * len(found.work.seconds)))
+                if self._is_over or bound >= goal * (1 - TOLERANCE):
+                    continue  # no order of this layout is faster
+                self._found.append(reorder(found, plays, bound, self._random))
+                self._allowance.used += int(share)
 
     def _judged(self, layout: Layout, limit: float = math.inf) -> Judged | None:
         made = judge(layout, self.pricing, limit)
