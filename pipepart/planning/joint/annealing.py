@@ -88,10 +88,10 @@ class Annealing:
         for layout in (*given, *(every or balanced_layouts(self._request, self.pricing))):
             if not self._moves.allows(layout) or self.pricing.bound(layout) >= best:
                 continue
-            for rule in _RULES:
+            for rule, fused in product(_RULES, (False, True)[: 1 + self.pricing.fusing_helps]):
                 if self._found and (self._is_over or self._allowance.used > until):
                     return every is not None
-                made = self._judged(replace(layout, rule=rule))
+                made = self._judged(replace(layout, rule=rule, fused=(fused,) * layout.stages))
                 if made is not None:
                     self._found.append(made)
                     best = min(best, made.seconds)

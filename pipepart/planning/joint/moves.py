@@ -35,13 +35,11 @@ class Moves:
         self._fixed_stages = request.fixed_stages
         self._chunks = request.chunks or math.inf
         self._modes: tuple[Recompute, ...] = MODES[request.asked.recompute]
-        # Where splitting costs nothing, whole backwards only save the memory that waits for W.
-        self._may_fuse = pricing.split_costs or pricing.limited
         may_recompute = pricing.limited and len(self._modes) > 1
         self._choices = [self._shift] * 8 + [self._rehome] * 3 + [self._exchange] * 3 + [self._retune] * 2
         if self._fixed_stages is None:
             self._choices += [self._split] * 2 + [self._merge] * 2
-        self._choices += [self._refuse] * (2 * self._may_fuse) + [self._repeat] * (2 * may_recompute)
+        self._choices += [self._refuse] * (2 * pricing.fusing_helps) + [self._repeat] * (2 * may_recompute)
 
     def neighbour(self, layout: Layout, idle: Sequence[float]) -> Layout | None:
         """Return a random neighbour; None if the move that was drawn is not possible.

@@ -37,12 +37,13 @@ class Pricing:
         self._costs = costs
         self.micro_batches, self.layers = request.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
-        self.split_matters = costs.split is not None and bool((costs.split != 0).any())
-        self.split_costs = costs.split is not None and bool((costs.split > 0).any())
+        self._split_matters = costs.split is not None and bool((costs.split != 0).any())
+        self._split_costs = costs.split is not None and bool((costs.split > 0).any())
         self._compute = costs.compute_sums.tolist()
         self._output = costs.output_bytes.tolist()
         self._has_backward = costs.has_backward.tolist()
         self.speeds = [device.speed for device in cluster.devices]
+        self._action = [device.action_seconds for device in cluster.devices]
         names = [device.name for device in cluster.devices]
         links = [[cluster.link_between(one, other) for other in names] for one in names]
         self._links = [
@@ -55,6 +56,16 @@ class Pricing:
         self.limits = [math.inf if limit is None else float(limit) for limit in limits]
         self.limited = any(limit is not None for limit in limits)
         self._bytes: dict[tuple[int, int], _Bytes] = {}
+
+    @property
+    def fusing_helps(self) -> bool:
+        """Whether whole backwards can save seconds, or memory that waits for W."""
+        return self._split_costs or self.limited or self.actions_cost
+
+    @property
+    def actions_cost(self) -> bool:
+        """Whether actions take more than their layers."""
+        return any(self._action)
 
     @property
     def devices(self) -> int:
@@ -81,8 +92,11 @@ class Pricing:
     def loads(self, layout: Layout) -> list[float]:
         """Return the seconds of each device for one micro-batch, without recomputes."""
         found, start, compute = [0.0] * self.devices, 0, self._compute
-        for end, device in zip((*layout.borders, self.layers), layout.devices, strict=True):
-            found[device] += (compute[end] - compute[start]) / self.speeds[device]
+        for end, device, fused in zip(
+            (*layout.borders, self.layers), layout.devices, layout.fused, strict=True
+        ):
+            actions = self._action[device] * (2 if fused else 3)
+            found[device] += (compute[end] - compute[start]) / self.speeds[device] + actions
             start = end
         return found
 
@@ -108,15 +122,17 @@ class Pricing:
         for at in range(stages):
             start, end, device = edges[at], edges[at + 1], layout.devices[at]
             speed = self.speeds[device]
-            forward = (forward_sums[end] - forward_sums[start]) / speed
+            action = self._action[device]
+            forward = (forward_sums[end] - forward_sums[start]) / speed + action
             for_input = (input_sums[end] - input_sums[start]) / speed
             for_weight = (weight_sums[end] - weight_sums[start]) / speed
             if layout.fused[at]:
-                for_input, for_weight = for_input + for_weight, 0.0
-            elif self.split_matters:
-                whole = for_input + for_weight
-                factor = max(0.0, 1 + (split_sums[end] - split_sums[start]) / speed / whole) if whole else 1.0
-                for_input, for_weight = for_input * factor, for_weight * factor
+                for_input, for_weight = for_input + for_weight + action, 0.0
+            else:
+                if self._split_matters and (whole := for_input + for_weight):
+                    factor = max(0.0, 1 + (split_sums[end] - split_sums[start]) / speed / whole)
+                    for_input, for_weight = for_input * factor, for_weight * factor
+                for_input, for_weight = for_input + action, for_weight + action
             if layout.modes[at] != "never":
                 work[device] += forward * (1 - (layout.modes[at] == "except-last") / m)
             if before not in (-1, device):
@@ -154,17 +170,18 @@ class Pricing:
         edges = (0, *layout.borders, self.layers)
         for at, device in enumerate(layout.devices):
             start, end, speed = edges[at], edges[at + 1], self.speeds[device]
-            forwards.append((self._forward[end] - self._forward[start]) / speed)
+            action = self._action[device]
+            forwards.append((self._forward[end] - self._forward[start]) / speed + action)
             for_input = (self._input[end] - self._input[start]) / speed
             for_weight = (self._weight[end] - self._weight[start]) / speed
             whole = for_input + for_weight
             if layout.fused[at]:
-                inputs.append(whole)
+                inputs.append(whole + action)
                 weights.append(0.0)
                 continue
             factor = max(0.0, 1 + (self._split[end] - self._split[start]) / speed / whole) if whole else 1.0
-            inputs.append(for_input * factor)
-            weights.append(for_weight * factor)
+            inputs.append(for_input * factor + action)
+            weights.append(for_weight * factor + action)
         ahead, back, hold_ahead, hold_back = ([0.0] * stages for _ in range(4))
         for at in range(1, stages):
             one, other = layout.devices[at - 1], layout.devices[at]

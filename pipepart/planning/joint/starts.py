@@ -57,8 +57,9 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
 def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
     """Return the finest cut on every placement, the one with the smallest bound first; None if there are too many.
 
-    A coarser cut is no faster: its actions can follow each other in the finest cut, too. Of placements that differ by
-    an exchange of equal devices there is one.
+    A coarser cut is no faster if actions take no longer than their layers: its actions can follow each other in the
+    finest cut, too. Otherwise each placement comes with neighbouring stages joined, as well. Of placements that differ
+    by an exchange of equal devices there is one.
     """
     borders = tuple(request.costs.allowed_borders.tolist())
     fixed = request.fixed_stages
@@ -81,7 +82,20 @@ def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[
         for homes in placements
         for mode in modes[:: 2 if pricing.limited else 3]
     ]
+    if pricing.actions_cost:  # then fewer stages may be faster
+        found += [_with_few_stages(layout) for layout in found]
     return sorted(found, key=pricing.bound)
+
+
+def _with_few_stages(layout: Layout) -> Layout:
+    """Join neighbouring stages of one device."""
+    at = 0
+    while at + 1 < layout.stages:
+        if layout.devices[at] == layout.devices[at + 1]:
+            layout = layout.joined(at, at)
+        else:
+            at += 1
+    return layout
 
 
 def _is_first(homes: Sequence[int], kinds: Sequence[int]) -> bool:
