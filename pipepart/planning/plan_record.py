@@ -315,7 +315,7 @@ class PlanRecord(Document):
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
         fresh = self.model_copy(update={"stages": stages})
         shown, classes = fresh.one_of_each()
-        timeline = fresh._simulated(shown, classes)
+        timeline = fresh.simulate_shown(shown, classes)
         loads: dict[tuple[int, str], float] = {}
         for number, stage in enumerate(shown.all_stages):
             key = number // len(stages), stage.device
@@ -339,7 +339,7 @@ class PlanRecord(Document):
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step. One replica of each class of alike ones is simulated."""
         shown, classes = self.one_of_each()
-        timeline = self._simulated(shown, classes)
+        timeline = self.simulate_shown(shown, classes)
         if classes.all_differ:
             return timeline
         return timeline_of_all(timeline, self.build_schedule(), classes)
@@ -356,8 +356,8 @@ class PlanRecord(Document):
             update={"replica_devices": others, "micro_batches": classes.micro_batches}
         ), classes
 
-    def _simulated(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
-        """The timeline of the replicas that are shown, one of each class."""
+    def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
+        """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
         costs = self._costs(shown, classes.firsts, None if classes.all_differ else classes.firsts)
         return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
