@@ -100,7 +100,8 @@ def _recompute_note(plan: Plan) -> str:
 def memory_table(plan: Plan) -> FittingTable:
     """Make a table with one row per device: its peak memory and its limit."""
     owned, needs = owned_stages(plan), plan.device_bytes()
-    stages = [[plan.all_stages[number] for number in numbers] for numbers in owned.values()]
+    every = plan.all_stages
+    stages = [[every[number] for number in numbers] for numbers in owned.values()]
     static = [sum(stage.static_bytes for stage in own) for own in stages]
     transient = [max(stage.transient_bytes for stage in own) for own in stages]
     kept = [
