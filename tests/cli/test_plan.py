@@ -162,6 +162,7 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(run: Run, saved: s
         ("--devices two", "give a number, or torch devices"),
         ("--devices 9", "the model has 5 layers"),
         ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
+        ("--devices 2 --host-link 1GB/s", "goes with devices described"),
         ("--devices 2 --more-devices 0", "'--more-devices'"),
         ("--device 1Gi", "'1Gi' is not a size"),
         ("--device 1GiB@fast", "'fast' is not a speed"),
