@@ -79,8 +79,9 @@ class Alternative(Value):
     Attributes:
         schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
         stages: their number.
-        step_seconds: predicted; None if it does not fit.
-        memory_bytes: the largest memory peak of a device; None if it does not fit.
+        recompute: the modes that stages may use.
+        step_seconds: predicted; None if it does not fit, or if its search ended early because it cannot be the fastest.
+        memory_bytes: the largest memory peak of a device; None as ``step_seconds`` is.
         why: why it was not chosen.
     """
 
@@ -89,9 +90,18 @@ class Alternative(Value):
     chunks: int = Field(ge=1)
     replicas: int = Field(default=1, ge=1)
     stages: int = Field(ge=1)
+    recompute: RecomputeChoice = "auto"
     step_seconds: Seconds | None = None
     memory_bytes: ByteCount | None = None
     why: str
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
+        names = ("schedule", "micro_batches", "replicas", "recompute")
+        found = {name: getattr(self, name) for name in names}
+        # A searched order may have any number of stages, on any device.
+        return found if self.schedule == SEARCH else {**found, "stages": self.stages, "chunks": self.chunks}
 
 
 class PlanConstraints(Value):

@@ -14,6 +14,7 @@ from ..planning.costs.layer_ranges import TOLERANCE
 from ..planning.pasting import as_options
 from ..units import counted, format_bytes, format_seconds
 from .plan_tables import (
+    alternatives_options,
     alternatives_table,
     borders_table,
     loaded_stages,
@@ -51,6 +52,8 @@ def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
         reports.append(borders)
     if plan.prediction is not None and plan.alternatives:
         reports.append(alternatives_table(plan, compact))
+        if not compact:
+            reports.append(alternatives_options(plan))
     if any(stage.load_seconds for stage in plan.stages):
         names = [device.name for device in shown.workers]
         timeline = plan.simulate() if shown is plan else plan.simulate_shown(shown, classes)
