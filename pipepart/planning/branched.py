@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 import networkx as nx
 import numpy as np
 
 from ..cluster import Cluster
 from ..profiling import Costs, LiveValue, Profile
-from .graph import CutDoesNotFit, cut
+from .graph import CutDoesNotFit, cut, thin_orders
 from .infeasible import DoesNotFit
 from .plan_document import Plan
 
@@ -19,6 +19,9 @@ from .plan_document import Plan
 _LOSS = ("loss",)
 
 Order = tuple[int, ...]
+
+# Orders that are planned besides the execution order.
+_PROPOSED = 3
 
 
 def plan_branched(
@@ -31,8 +34,10 @@ def plan_branched(
     """The plan with the shortest predicted step for a profile with branches.
 
     Each cut into convex stages is a topological order of the layers, cut into intervals. So `plan_chain` plans some
-    orders as chains: the execution order, and for each number of micro-batches the order of the stages of the best cut
-    (:func:`.graph.cut`). The outputs of layers are live values of the chain, as in the profile of a recorded model.
+    orders as chains: the execution order, and the best of those that the graph cutter proposes for each number of
+    micro-batches: that of the stages of the best cut (:func:`.graph.cut`), and orders through thin places
+    (:func:`.graph.thin_orders`). The outputs of layers are live values of the chain, as in the profile of a recorded
+    model.
 
     Args:
         profile: with ``edges``.
@@ -53,8 +58,7 @@ def plan_branched(
     cutter = _Cutter(profile, cluster, colocate, allow_split_ties)
     best: Plan | None = None
     refusals: list[ValueError] = []
-    # An order may come up twice; a dictionary keeps the first of equal keys.
-    for order in dict.fromkeys(cutter.orders()):
+    for order in cutter.orders():
         try:
             made = plan_chain(linearized(profile, order))
         except ValueError as error:
@@ -165,18 +169,28 @@ class _Cutter:
         self._proves = not (allow_split_ties and shared)
         self.bounds: dict[int, float] = {}
 
-    def orders(self) -> Iterator[Order]:
-        """The execution order, and for each number of micro-batches that of the best cut."""
-        yield tuple(range(len(self._profile.layers)))
+    def orders(self) -> list[Order]:
+        """The execution order, and the most promising of those of the best cuts and of those through thin places."""
+        proposed: dict[Order, float] = {}
+
+        def propose(seconds: float, nodes: Iterable[Hashable]) -> None:
+            order = tuple(self._index[name] for name in nodes if name in self._index)
+            proposed[order] = min(seconds, proposed.get(order, math.inf))
+
         for costs in self._profile.costs:
+            graph = self._graph(costs)
             try:
-                found = cut(self._graph(costs), self._cluster, host=None)
+                found = cut(graph, self._cluster, host=None)
             except CutDoesNotFit:
                 continue  # not even the parameters fit: the planner suggests changes
             if self._proves:
                 self.bounds[costs.micro_batches] = found.lower_bound
-            nodes = itertools.chain.from_iterable(found.stages)
-            yield tuple(self._index[name] for name in nodes if name in self._index)
+            # A step takes about as many times the bottleneck as there are micro-batches.
+            propose(costs.micro_batches * found.bottleneck, itertools.chain.from_iterable(found.stages))
+            for bottleneck, nodes in thin_orders(graph, self._cluster):
+                propose(costs.micro_batches * bottleneck, nodes)
+        best = sorted(proposed, key=lambda order: proposed[order])[:_PROPOSED]
+        return [*dict.fromkeys([tuple(range(len(self._profile.layers))), *best])]
 
     def _graph(self, costs: Costs) -> nx.DiGraph:
         """Return the graph for the cutter. Its costs are no larger than in any plan, so that its bound holds."""

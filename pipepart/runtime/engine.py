@@ -145,6 +145,7 @@ class Engine:
             self._stages,
             inputs,
             sink,
+            targets=targets,
             forward=forward,
             optimizers=optimizers,
             recorder=recorder,

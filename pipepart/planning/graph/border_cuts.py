@@ -13,7 +13,7 @@ from .exact.reachability import Reachability
 from .problem import Floats, Ints, Problem
 
 # Minimum cuts for each range of work, each with another price on work.
-PRICES = 3
+PRICES = 4
 
 # Capacities are integers, so that rounding leaves no residual capacity. UNITS is the largest sum of the finite ones.
 UNITS, INFINITE = 10**9, 2**30
@@ -85,18 +85,26 @@ class BorderCuts:
         certain = float(self._work[place[: self._nodes] == self._source].sum())
         scale = float(open_work.sum())
         step = float(seconds.mean()) / scale if scale and len(seconds) else 0.0
-        best, price, lowest, highest = 0.0, 0.0, -math.inf, math.inf
+        best, price = 0.0, 0.0
+        short: tuple[float, float] | None = (
+            None  # work and crossing of the best borders below and above the range
+        )
+        long: tuple[float, float] | None = None
         for _ in range(PRICES):
             value, work = self._cut(arcs, seconds, price * open_work, is_open)
             value, work = value + price * certain, work + certain
             best = max(best, value - price * (high if price > 0 else low))
             if low <= work <= high:
                 break
-            lowest, highest = (price, highest) if work > high else (lowest, price)
-            if math.isfinite(lowest) and math.isfinite(highest):
-                price = (lowest + highest) / 2
+            if work > high:
+                long = work, value - price * work
             else:
-                price, step = price + (step if work > high else -step), 4 * step
+                short = work, value - price * work
+            if short and long:
+                # At this price both are equally good, and any better one is between them.
+                price = (short[1] - long[1]) / (long[0] - short[0])
+            else:
+                price, step = price + (step if long else -step), 4 * step
         return best
 
     def _cut(

@@ -13,7 +13,7 @@ from .exact.capacity import SLACK, Capacity
 from .problem import Problem
 
 # Number of ranges of the work before a border; no more than nodes.
-RANGES = 80
+RANGES = 64
 
 # The bound is bisected to this fraction.
 PRECISION = 1e-3

@@ -17,8 +17,9 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
    V is reached. *Dominance* leaves out borders to which a node can be added at no cost.
 3. **Gap search** (``gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
    the cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
-4. **Too many downsets** (``_bound_gap``). Minimum cuts bound from below (``crossing_bound.py``), a beam of the least
-   crossed downsets improves the cut from above, and decisions at small T raise the bound (``heuristics/beam.py``).
+4. **Too many downsets**. Orders through thin places (``heuristics/thin_places.py``) improve the cut, which may leave
+   few enough. Else (``_bound_gap``) minimum cuts bound from below (``crossing_bound.py``), a beam of the least crossed
+   downsets improves the cut from above, and decisions at small T raise the bound (``heuristics/beam.py``).
 
 Invariants:
 
@@ -43,12 +44,16 @@ from .exact.intervals import best_order_split
 from .gap_search import RESOLUTION, Budget, GapSearch
 from .heuristics.beam import beam, raise_bound
 from .heuristics.local_moves import improve_by_moves
+from .heuristics.thin_places import thin_order
 from .heuristics.topological_orders import topological_orders
 from .problem import Problem, Split
 
 # Size of the thinned family of borders that is searched first, and the gap at which that search stops.
 FEW = 3000
 ENOUGH = 5e-4
+
+# Borders of an order through thin places times nodes.
+MOST_MINIMUM_CUTS = 16_000
 
 # Bits of the downsets kept at once: 512 MB.
 MOST_BITS = 2**32
@@ -144,6 +149,11 @@ def _close_gap(problem: Problem, split: Split | None, low: float, effort: Effort
     most = min(effort.sets, max(1, MOST_BITS // len(problem)))
     sets = downsets(problem, Capacity(problem, high * (1 - RESOLUTION)), most)
     if sets is None:
+        split = _through_thin_places(problem, split, effort.budget)
+        if split and split.bottleneck(problem) < high:
+            high = split.bottleneck(problem)
+            sets = downsets(problem, Capacity(problem, high * (1 - RESOLUTION)), most)
+    if sets is None:
         return _bound_gap(problem, effort.budget, split, low)
     if split and len(sets) > FEW:
         # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
@@ -156,6 +166,17 @@ def _close_gap(problem: Problem, split: Split | None, low: float, effort: Effort
     if gap.split is None:
         return SearchResult(None, math.inf, optimal=problem.orders.complete)
     return SearchResult(gap.split, gap.high, optimal=problem.orders.complete)
+
+
+def _through_thin_places(problem: Problem, split: Split | None, budget: Budget) -> Split | None:
+    """Return the best of a cut and of those into intervals of orders through thin places."""
+    for parts in (problem.device_count, 2 * problem.device_count):
+        if budget.spent or parts * len(problem) > MOST_MINIMUM_CUTS:
+            break
+        limit = split.bottleneck(problem) * (1 - RESOLUTION) if split else math.inf
+        found = best_order_split(problem, thin_order(problem, parts), limit)
+        split = improve_by_moves(problem, found) if found else split
+    return split
 
 
 def _bound_gap(problem: Problem, budget: Budget, split: Split | None, low: float) -> SearchResult:
