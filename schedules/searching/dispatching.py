@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from .problem import F, I, Problem, Row
+
 _NEVER = float("inf")
 _SLACK = 1 + 1e-9
-
-Row = list[int]
 
 
 class Room(NamedTuple):
@@ -91,6 +91,37 @@ class Dispatched:
         shared out anew.
         """
         return max(self.ends) + sum(self.ends) / len(self.ends)
+
+
+def work_of(problem: Problem) -> Work:
+    """Return the operations of a problem, with backwards in two parts and links that carry any number of messages."""
+    m, stages = problem.micro_batches, problem.stages
+    ahead = [problem.delay[problem.operation(F, stage, 0)] for stage in range(stages)]
+    back = [problem.delay[problem.operation(I, stage, 0)] for stage in range(stages)]
+    room = None
+    if min(problem.memory) < _NEVER:
+        stash, deferred = problem.costs.stash_bytes, problem.costs.weight_stash_bytes
+        needs, later = [0.0] * stages, [0.0] * problem.devices
+        for stage in reversed(range(stages)):
+            device = problem.device_of[stage]
+            later[device] += stash[stage]
+            needs[stage] = later[device]
+        per_forward, per_input = ([size for size in sizes for _ in range(m)] for sizes in (stash, deferred))
+        room = Room(problem.memory, per_forward, per_input, [0.0] * problem.devices, needs)
+    zeros = [0.0] * stages
+    return Work(
+        problem.devices,
+        m,
+        problem.device_of,
+        problem.seconds,
+        (),
+        ahead,
+        back,
+        zeros,
+        zeros,
+        [False] * stages,
+        room,
+    )
 
 
 def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:

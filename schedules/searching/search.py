@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from operator import itemgetter
 from random import Random
 
@@ -19,7 +20,7 @@ from ..simulation.simulate import simulate
 from ..transforms.passes import fuse_backward, permute_devices
 from ..validation.check import check
 from .bounds import problem_bound
-from .list_scheduling import list_schedule, rules
+from .dispatching import dispatch, steady_keys, work_of
 from .local_search import improve
 from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .problem import Problem, Row, make_problem
@@ -34,6 +35,8 @@ _MOVING = 150  # seconds of a move of local search, relative to playing one oper
 _MOST_STARTS = 4  # orders that local search starts from
 _PLAYS_PER_START = 3000
 _TOLERANCE = 1e-9
+# How operations are ranked, the most promising first; see `steady_keys` and `dispatch`.
+_RULES = list(product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5, 1.0)))
 
 
 def search(
@@ -46,14 +49,14 @@ def search(
     seed: int = 0,
     effort: float = 1.0,
     seconds: float = float("inf"),
-    in_order: bool = False,
 ) -> Schedule:
     """Return a schedule for these costs that is at least as short as every named schedule that fits.
 
     Candidates are the synchronous schedules of `build` with one copy of the model that have the placement and fit the
     memory, as they are and with the backwards on their critical path split; the heuristic of the zero-bubble paper
     (stages on a line); and list scheduling under some dozens of rules. Simulated annealing then moves operations on
-    the critical path of the best. It stops when the objective meets `bound`. The result passes `check`.
+    the critical path of the best. It stops when the objective meets `bound`. The result passes `check`, and each stage
+    runs its backwards in the order of the micro-batches: sums of gradients round as in training without stages.
 
     Args:
         costs: of the stages and links.
@@ -67,8 +70,6 @@ def search(
         effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
             it, on the seed and on the other arguments alone.
         seconds: a limit on the time; the best schedule found by then is returned.
-        in_order: leave out schedules in which a stage runs the backwards of micro-batches in another order than 0, 1,
-            2, ..., as in "looped-bfs": sums of gradients then round as in training without stages.
 
     Raises:
         ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
@@ -88,7 +89,6 @@ def search(
             objective,
             seed,
             deadline,
-            in_order,
         )
         for device_of in tried
     ]
@@ -106,8 +106,8 @@ def search(
 class _Search:
     """The best order found so far on one placement; owned by one call of `search`."""
 
-    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float, in_order: bool) -> None:
-        self.problem, self.objective, self.in_order = problem, objective, in_order
+    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float) -> None:
+        self.problem, self.objective = problem, objective
         self.measure = OBJECTIVES[objective]
         self.goal = problem_bound(problem, objective)
         self.random = Random(seed)
@@ -197,7 +197,7 @@ class _Search:
             return
         self.played.add(hash(schedule.actions))
         rows = self.problem.rows_of(schedule)
-        if self.in_order and not self.problem.in_order(rows):
+        if not self.problem.in_order(rows):
             return
         fits = self._add(rows)
         overlaps = self.problem.costs.overlap and any(
@@ -212,17 +212,29 @@ class _Search:
 
     def _by_rules(self) -> Iterator[Callable[[], list[Row]]]:
         """What makes an order from the costs; the first works in any memory."""
-        every = list(rules())
-        yield partial(list_schedule, self.problem, every[0])
+        first, *others = _RULES
+        yield partial(_dispatched, self.problem, *first)
         if self.problem.stages == self.problem.devices:
             for choice in switches():
                 yield partial(automatic_zero_bubble, self.problem, choice)
-        for rule in every[1:]:
-            yield partial(list_schedule, self.problem, rule)
+        for rule in others:
+            yield partial(_dispatched, self.problem, *rule)
 
     def _is_done(self, limit: float) -> bool:
         met = self.value <= self.goal * (1 + _TOLERANCE)
         return met or self.work >= limit or time.monotonic() >= self.deadline
+
+
+def _dispatched(problem: Problem, spread: float, spread_back: float, weight_gap: float) -> list[Row]:
+    """The rows that dispatching by one rule makes.
+
+    Raises ScheduleError when the memory is not enough.
+    """
+    work = work_of(problem)
+    found = dispatch(work, steady_keys(work, spread, spread_back), weight_gap)
+    if found is None:
+        raise ScheduleError("the memory is not enough for this rule")
+    return found.rows
 
 
 def _placed(name: str, problem: Problem, micro_batches: int) -> Schedule | None:

@@ -70,7 +70,6 @@ def search_within(
         memory=() if recomputes else free,
         placement=timeline.schedule.device_of,
         effort=effort,
-        in_order=True,
     )
 
 
