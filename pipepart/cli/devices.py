@@ -17,6 +17,7 @@ def make_cluster(
     cluster: Path | None = None,
     described: Sequence[str] = (),
     bandwidth: str | None = None,
+    host_link: str | None = None,
     memory: str | None = None,
     more_devices: int | None = None,
 ) -> Cluster:
@@ -32,8 +33,10 @@ def make_cluster(
         )
     if bandwidth is not None and not described:
         raise UsageError(f"--bandwidth {bandwidth!r} goes with devices described by --device")
+    if host_link is not None and not described:
+        raise UsageError(f"--host-link {host_link!r} goes with devices described by --device")
     if described:
-        found = Cluster.parse(list(described), link=bandwidth)
+        found = Cluster.parse(list(described), link=bandwidth, host_link=host_link)
     else:
         found = read(Cluster, cluster) if cluster else _named(devices or "")
     if more_devices is not None:

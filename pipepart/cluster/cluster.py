@@ -87,9 +87,11 @@ class Cluster(Document):
     @property
     def places(self) -> Places:
         """Where the devices are; loops over many pairs of devices take links from here."""
-        if self._lookup.places is None:
-            self._lookup.places = Places(self.devices, self.link, self.links, self.network)
-        return self._lookup.places
+        private = self.__pydantic_private__ or {}  # which is much quicker to read than the attribute
+        lookup: Lookup = private["_lookup"]
+        if lookup.places is None:
+            lookup.places = Places(self.devices, self.link, self.links, self.network)
+        return lookup.places
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which looks its devices up anew."""

@@ -79,8 +79,9 @@ class Alternative(Value):
     Attributes:
         schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
         stages: their number.
-        step_seconds: predicted; None if it does not fit.
-        memory_bytes: the largest memory peak of a device; None if it does not fit.
+        recompute: the modes that stages may use.
+        step_seconds: predicted; None if it does not fit, or if its search ended early because it cannot be the fastest.
+        memory_bytes: the largest memory peak of a device; None as ``step_seconds`` is.
         why: why it was not chosen.
     """
 
@@ -89,9 +90,18 @@ class Alternative(Value):
     chunks: int = Field(ge=1)
     replicas: int = Field(default=1, ge=1)
     stages: int = Field(ge=1)
+    recompute: RecomputeChoice = "auto"
     step_seconds: Seconds | None = None
     memory_bytes: ByteCount | None = None
     why: str
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
+        names = ("schedule", "micro_batches", "replicas", "recompute")
+        found = {name: getattr(self, name) for name in names}
+        # A searched order may have any number of stages, on any device.
+        return found if self.schedule == SEARCH else {**found, "stages": self.stages, "chunks": self.chunks}
 
 
 class PlanConstraints(Value):
@@ -315,7 +325,7 @@ class PlanRecord(Document):
         stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
         fresh = self.model_copy(update={"stages": stages})
         shown, classes = fresh.one_of_each()
-        timeline = fresh._simulated(shown, classes)
+        timeline = fresh.simulate_shown(shown, classes)
         loads: dict[tuple[int, str], float] = {}
         for number, stage in enumerate(shown.all_stages):
             key = number // len(stages), stage.device
@@ -339,7 +349,7 @@ class PlanRecord(Document):
     def simulate(self) -> schedules.Timeline:
         """The predicted timeline of one step. One replica of each class of alike ones is simulated."""
         shown, classes = self.one_of_each()
-        timeline = self._simulated(shown, classes)
+        timeline = self.simulate_shown(shown, classes)
         if classes.all_differ:
             return timeline
         return timeline_of_all(timeline, self.build_schedule(), classes)
@@ -356,8 +366,8 @@ class PlanRecord(Document):
             update={"replica_devices": others, "micro_batches": classes.micro_batches}
         ), classes
 
-    def _simulated(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
-        """The timeline of the replicas that are shown, one of each class."""
+    def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
+        """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
         costs = self._costs(shown, classes.firsts, None if classes.all_differ else classes.firsts)
         return schedules.simulate(shown.build_schedule(), costs, contention=True)
 

@@ -2,7 +2,13 @@
 
 from .layers import layer_table, size_table
 from .plan import edited_note, plan_reports, plan_summary
-from .plan_tables import alternatives_table, infeasible_report, memory_table, stage_table
+from .plan_tables import (
+    alternatives_options,
+    alternatives_table,
+    infeasible_report,
+    memory_table,
+    stage_table,
+)
 from .steps import (
     action_table,
     idle_table,
@@ -17,6 +23,7 @@ from .verify import check_table
 
 __all__ = [
     "action_table",
+    "alternatives_options",
     "alternatives_table",
     "check_table",
     "drawn_timeline",

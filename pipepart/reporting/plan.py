@@ -14,6 +14,7 @@ from ..planning.costs.layer_ranges import TOLERANCE
 from ..planning.pasting import as_options
 from ..units import counted, format_bytes, format_seconds
 from .plan_tables import (
+    alternatives_options,
     alternatives_table,
     borders_table,
     loaded_stages,
@@ -28,6 +29,7 @@ from .timeline import drawn_timeline
 
 _SHOWN = 16  # names of devices
 _Lines = list[tuple[str, str]]
+_MOST_ROWS = 64  # devices, up to which all of them are shown
 
 
 def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
@@ -37,14 +39,25 @@ def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
         plan: the plan to show.
         compact: show only some of the alternatives.
     """
-    reports: list[RenderableType] = [plan_summary(plan), stage_table(plan), memory_table(plan)]
+    shown, classes = plan.one_of_each()
+    if len(plan.cluster) <= _MOST_ROWS:
+        shown = plan
+    reports: list[RenderableType] = [plan_summary(plan), stage_table(shown), memory_table(shown)]
+    if shown is not plan:
+        sizes = ", ".join(map(str, classes.sizes))
+        reports.append(
+            f"Only the devices of one replica of each class of alike ones are shown; their sizes: {sizes}."
+        )
     if (borders := borders_table(plan)) is not None:
         reports.append(borders)
     if plan.prediction is not None and plan.alternatives:
         reports.append(alternatives_table(plan, compact))
+        if not compact:
+            reports.append(alternatives_options(plan))
     if any(stage.load_seconds for stage in plan.stages):
-        names = [device.name for device in plan.workers]
-        reports.append(drawn_timeline(plan.simulate(), "Predicted timeline of one step", names))
+        names = [device.name for device in shown.workers]
+        timeline = plan.simulate() if shown is plan else plan.simulate_shown(shown, classes)
+        reports.append(drawn_timeline(timeline, "Predicted timeline of one step", names))
     return reports
 
 

@@ -9,9 +9,11 @@ from rich.console import Group
 from rich.text import Text
 
 from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, value_ways
+from ..planning.pasting import as_options
+from ..planning.plan_record import SEARCH
 from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
-from .table import Column, FittingTable, bars
+from .table import Column, FittingTable, bars, lines_to_copy
 
 # Values listed for each border, and users of each value; the others are counted.
 _MOST_VALUES = 5
@@ -100,7 +102,8 @@ def _recompute_note(plan: Plan) -> str:
 def memory_table(plan: Plan) -> FittingTable:
     """Make a table with one row per device: its peak memory and its limit."""
     owned, needs = owned_stages(plan), plan.device_bytes()
-    stages = [[plan.all_stages[number] for number in numbers] for numbers in owned.values()]
+    every = plan.all_stages
+    stages = [[every[number] for number in numbers] for numbers in owned.values()]
     static = [sum(stage.static_bytes for stage in own) for own in stages]
     transient = [max(stage.transient_bytes for stage in own) for own in stages]
     kept = [
@@ -210,7 +213,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
     if compact:  # they are sorted, so the last entry in reverse order is the best
         shown = [other for other in shown if other.step_seconds is not None]
         shown = list({other.schedule: other for other in reversed(shown)}.values())[::-1]
-    both = [plan, *shown]
+    both, numbers = [plan, *shown], ["", *map(str, range(1, len(shown) + 1))]
     step = [plan.predicted.step_seconds, *(other.step_seconds for other in shown)]
     memory = [max(plan.predicted.memory_bytes), *(other.memory_bytes for other in shown)]
     unit = TimeUnit.for_all(seconds for seconds in step if seconds is not None)
@@ -219,10 +222,13 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
     return FittingTable(
         "Alternatives",
         [
+            *([] if compact else [Column("", numbers)]),
             Column("schedule", [each.schedule for each in both], text=True),
             Column("micro-\nbatches", [str(each.micro_batches) for each in both]),
             Column("stages", [str(len(plan.stages)), *(str(other.stages) for other in shown)], rank=2),
-            Column("chunks", [str(each.chunks) for each in both], rank=3),
+            Column(
+                "chunks", [NONE if each.schedule == SEARCH else str(each.chunks) for each in both], rank=3
+            ),
             *([Column("replicas", list(map(str, replicas)))] if max(replicas) > 1 else []),
             Column(
                 f"step\n{unit.name}", [NONE if seconds is None else unit.text(seconds) for seconds in step]
@@ -234,6 +240,17 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
     )
 
 
+def alternatives_options(plan: Plan) -> Group:
+    """List the options of ``pipepart plan`` that give each alternative, numbered as in the table, one line each."""
+    lines = [
+        f"{number}. {as_options(plan.constraints.model_copy(update=other.keywords).given)}"
+        for number, other in enumerate(plan.alternatives, 1)
+        if other.step_seconds is not None
+    ]
+    title = "Options of `pipepart plan` for each of them, beside the model and the devices"
+    return Group(Text(title, style="bold"), lines_to_copy(lines))
+
+
 def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
     """Show why a model does not fit, and options of the command line that would make it fit, one line each.
 
@@ -241,9 +258,8 @@ def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
         error: of the planner.
         before: words before the reason.
     """
-    options = suggestions_text(error.suggestions, command_line=True)
-    # The terminal wraps the lines, so that they can be copied.
-    return Group(Text(f"{before}{error.reason}."), Text(), Text(options, no_wrap=True, overflow="ignore"))
+    head, *lines = suggestions_text(error.suggestions, command_line=True).splitlines()
+    return Group(Text(f"{before}{error.reason}."), Text(), Text(head), lines_to_copy(lines))
 
 
 def owned_stages(plan: Plan) -> dict[str, list[int]]:

@@ -38,7 +38,7 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
         for index, report in enumerate(reports):
             if index:
                 console.print()
-            console.print(report)
+            console.print(report, crop=False)  # tables fit; lines to copy are left to the terminal to wrap
     # Cells are filled up with spaces, which a terminal hides and a file keeps.
     text = "\n".join(line.rstrip() for line in captured.get().splitlines())
     print(text.encode(console.encoding, "replace").decode(console.encoding), file=console.file, flush=True)
@@ -52,6 +52,11 @@ def labelled_lines(title: str, lines: Sequence[tuple[str, str]]) -> Group:
     for label, value in lines:
         grid.add_row(label, Text(printable(value)))
     return Group(Text(title, style="bold"), grid)
+
+
+def lines_to_copy(lines: Sequence[str]) -> Text:
+    """Lay out lines that are not wrapped, however narrow the console is, so that each can be copied."""
+    return Text(printable("\n".join(lines)), no_wrap=True, overflow="ignore")
 
 
 @dataclass(frozen=True)

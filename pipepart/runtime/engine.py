@@ -145,7 +145,6 @@ class Engine:
             self._stages,
             inputs,
             sink,
-            targets=targets,
             forward=forward,
             optimizers=optimizers,
             recorder=recorder,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from torch.optim import Optimizer
 
@@ -28,7 +27,6 @@ def stage_runs(
     sink: LossSink,
     optimizers: Sequence[Optimizer | None],
     copy_queues: Sequence[CopyQueue],
-    mini_batch: Any,
 ) -> list[StageRun]:
     """Return the stages of a step.
 
@@ -38,7 +36,6 @@ def stage_runs(
         keys, modes, sink: of the step.
         optimizers: of the stages that have one, the first of all.
         copy_queues: of the workers, if any stage offloads.
-        mini_batch: the arguments and targets of the step.
 
     Raises:
         RuntimeError: a stage offloads, and the caller has hooks on saved tensors.
@@ -53,7 +50,7 @@ def stage_runs(
         if parts := offloaded.get(number):
             queue = copy_queues[schedule.device_of[number]]
             modules = (layer for _, layer in stage.layers)
-            offload = StageOffload(parts, queue, stage.device, modules, mini_batch)
+            offload = StageOffload(parts, queue, stage.device, modules)
         found.append(
             StageRun(
                 stage,

@@ -66,7 +66,6 @@ class Step:
         inputs: the first stage's input for each micro-batch.
         sink: takes the last stage's outputs, and gives their gradients.
         forward: the step whose graphs this one goes backward through; None for one that has forwards.
-        targets: of the loss.
         optimizers, recorder: for an order with optimizer steps; to take the times of actions and messages.
         streams: of the workers, if there are accelerators.
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
@@ -93,7 +92,6 @@ class Step:
         inputs: Sequence[Any],
         sink: LossSink,
         *,
-        targets: Any = (),
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
@@ -147,9 +145,7 @@ class Step:
         self.runs = (
             forward.runs
             if forward
-            else stage_runs(
-                order, stages, self.keys, self.modes, sink, optimizers, copy_queues, (inputs, targets)
-            )
+            else stage_runs(order, stages, self.keys, self.modes, sink, optimizers, copy_queues)
         )
         if emulation is not None:
             emulation.begin(optimizers)

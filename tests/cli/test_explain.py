@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,22 @@ def test_every_alternative_is_shown_with_why_it_lost(run: Run, planned: Plan) ->
     lines = run("explain plan.json").stdout.splitlines()
     for other in planned.alternatives:
         assert any(other.schedule in line and other.why in line for line in lines)
+
+
+def test_the_options_of_each_alternative_give_its_plan(
+    run: Run, saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = "--devices 2 --memory 64KiB"
+    run(f"plan {saved} {request} --recompute never --no-cut-before 1 -o chosen.json")
+    monkeypatch.setenv("COLUMNS", "60")  # the lines stay whole
+    told = run("explain chosen.json").stdout
+    lines = re.findall(r"^(\d+)\. (--.*)$", told, re.MULTILINE)
+    others = Plan.load("chosen.json").alternatives
+    assert len(lines) == sum(other.step_seconds is not None for other in others) > 3
+    for number, options in lines:
+        pasted = Plan.model_validate_json(run(f"plan {saved} {request} {options} --json").stdout)
+        assert pasted.predicted.step_seconds == pytest.approx(others[int(number) - 1].step_seconds, rel=1e-9)
+        assert pasted.constraints.no_cut_before == ("1",)
 
 
 def test_the_json_is_the_plan(run: Run, planned: Plan) -> None:

@@ -139,7 +139,10 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
         "--devices 1 --memory 9200 --micro-batches 2 --recompute never",
     ],
 )
-def test_each_line_of_options_gives_the_plan_that_it_promises(run: Run, saved: str, request_of: str) -> None:
+def test_each_line_of_options_gives_the_plan_that_it_promises(
+    run: Run, saved: str, request_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # the lines stay whole
     told = run(f"plan {saved} {request_of}").stderr
     lines = re.findall(r"^  \d+\. (.+): (.+) a step.*, at most (.+) on a device$", told, re.MULTILINE)
     assert lines
@@ -162,6 +165,7 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(run: Run, saved: s
         ("--devices two", "give a number, or torch devices"),
         ("--devices 9", "the model has 5 layers"),
         ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
+        ("--devices 2 --host-link 1GB/s", "goes with devices described"),
         ("--devices 2 --more-devices 0", "'--more-devices'"),
         ("--device 1Gi", "'1Gi' is not a size"),
         ("--device 1GiB@fast", "'fast' is not a speed"),

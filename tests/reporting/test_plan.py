@@ -11,6 +11,7 @@ from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, plan
 from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import (
+    alternatives_options,
     alternatives_table,
     drawn_timeline,
     edited_note,
@@ -156,9 +157,13 @@ def test_alternatives_stand_below_what_was_taken(printed: Printed, two_stages: P
     assert lines[4].startswith("1f1b 4 2 1 ")
     assert lines[4].endswith("chosen")
     assert lines[5:] == [
-        "gpipe 4 2 1 40.00 2.0 KiB 23.8% slower",
-        "gpipe 2 2 1 50.00 2.0 KiB 54.8% slower",
-        "hanayo 4 4 2 – – does not fit",
+        "1 gpipe 4 2 1 40.00 2.0 KiB 23.8% slower",
+        "2 gpipe 2 2 1 50.00 2.0 KiB 54.8% slower",
+        "3 hanayo 4 4 2 – – does not fit",
+    ]
+    assert printed(alternatives_options(made)).splitlines()[1:] == [
+        "1. --schedule gpipe --micro-batches 4 --stages 2 --chunks 1",
+        "2. --schedule gpipe --micro-batches 2 --stages 2 --chunks 1",
     ]
 
 

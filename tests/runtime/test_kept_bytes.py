@@ -1,5 +1,7 @@
 """What a traced step counts that devices keep is what was planned, where layers save what they did when profiled."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
@@ -20,9 +22,12 @@ def profile() -> Profile:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks", "recompute"),
+    ("schedule", "chunks", "mode"),
     [
         ("gpipe", 1, "except-last"),
+        ("gpipe", 1, "offload"),
+        ("zb-h1", 1, "offload"),
+        ("interleaved-1f1b", 2, "offload"),
         ("1f1b", 1, "never"),
         ("1f1b", 1, "always"),
         ("zb-h1", 1, "never"),
@@ -32,13 +37,14 @@ def profile() -> Profile:
     ],
 )
 def test_the_measured_peak_is_the_planned_one(
-    profile: Profile, schedule: str, chunks: int, recompute: Recompute
+    profile: Profile, schedule: str, chunks: int, mode: Recompute | Literal["offload"]
 ):
     plan = pipepart.plan(
         profile,
         pipepart.Cluster.virtual(2, threads=1),
         schedule=schedule,
-        recompute=recompute,
+        recompute="never" if mode == "offload" else mode,
+        offload="stash" if mode == "offload" else "never",
         chunks=chunks,
         cut_before=["3", "6", "9"] if chunks == 2 else ["6"],
     )

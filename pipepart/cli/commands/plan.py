@@ -37,6 +37,10 @@ def plan_command(
         ),
     ] = None,
     bandwidth: Annotated[str | None, option("RATE", "Between devices given by --device: 12GB/s.")] = None,
+    host_link: Annotated[
+        str | None,
+        option("RATE", "Between each device given by --device and the memory of its host: 25GB/s."),
+    ] = None,
     more_devices: Annotated[
         int | None, option("N", "Add N devices like the largest of these.", min=1)
     ] = None,
@@ -158,7 +162,7 @@ def plan_command(
     from ..output import check_writable, deliver
 
     check_writable(output)
-    where = make_cluster(devices, cluster, device or (), bandwidth, memory, more_devices)
+    where = make_cluster(devices, cluster, device or (), bandwidth, host_link, memory, more_devices)
 
     def sizes(batch: int) -> list[int]:
         if micro_batches != "auto":

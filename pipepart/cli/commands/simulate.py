@@ -16,6 +16,9 @@ from ..options import option
 if TYPE_CHECKING:
     from schedules import Schedule, StageCosts, Timeline
 
+    from ...cluster import Device
+
+_MOST_ROWS = 64  # of a table; above it one replica of each class of alike ones is shown
 _PER_STAGE = "one number, or one per stage as in 1,2,1"
 
 
@@ -117,8 +120,13 @@ def simulate_command(
             moved, timeline = simulate_order(made, order)
         costs = moved.stage_costs()
         names = [device.name for device in moved.workers]
-        needs = list(moved.device_bytes(timeline).values())
-        limits = [device.memory_bytes for device in moved.workers]
+        shown, rows, drawn = moved, names, timeline
+        if order is None and len(names) > _MOST_ROWS and moved.replicas > 1:
+            shown, classes = moved.one_of_each()
+            drawn = moved.simulate_shown(shown, classes)
+            rows = _with_sizes(shown.workers, classes.sizes)
+        needs = list(shown.device_bytes(drawn).values())
+        limits = [device.memory_bytes for device in shown.workers]
     else:
         if order is None:
             order = _built(schedule, devices, micro_batches, chunks)
@@ -126,22 +134,33 @@ def simulate_command(
         if schedule == "search":
             order = schedules.search(costs, order.devices, order.micro_batches)
         timeline = schedules.simulate(order, costs)
-        names = [str(row) for row in range(order.devices)]
+        names = rows = [str(row) for row in range(order.devices)]
+        drawn = timeline
     bound = _bound(timeline.schedule, costs)
     if trace is not None:
         write_text(trace, json.dumps(timeline.to_trace()))
     if csv is not None:
         write_text(csv, timeline.schedule.to_csv())
     deliver(
-        _as_json(timeline, names, bound),
+        _as_json(timeline, names, bound) if as_json or output else "",
         lambda: [
             simulation_summary(timeline, bound, own),
-            idle_table(timeline, names, counted=own is None and stash is None, needs=needs, limits=limits),
-            drawn_timeline(timeline, devices=names if own else ()),
+            idle_table(drawn, rows, counted=own is None and stash is None, needs=needs, limits=limits),
+            drawn_timeline(drawn, devices=rows if own else ()),
         ],
         as_json=as_json,
         path=output,
     )
+
+
+def _with_sizes(workers: Sequence[Device], sizes: Sequence[int]) -> list[str]:
+    """Return the names of the devices of one replica of each class, with the number of replicas that are like it."""
+    each = len(workers) // len(sizes)
+    counts = [size for size in sizes for _ in range(each)]
+    return [
+        device.name if size == 1 else f"{device.name} (1 of {size} alike)"
+        for device, size in zip(workers, counts, strict=True)
+    ]
 
 
 def _built(name: str | None, devices: int | None, micro_batches: int | None, chunks: int | None) -> Schedule:

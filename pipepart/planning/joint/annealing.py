@@ -66,7 +66,8 @@ class Annealing:
         for number, start in enumerate(starts, 1):
             left, last = annealed - self._allowance.used, number == len(starts)
             self._anneal(self.best[0] if last else start, left if last else left / (len(starts) + 1))
-        self._reorder()
+        if self._found:
+            self._reorder()
 
     @property
     def best(self) -> list[Judged]:

@@ -54,5 +54,10 @@ class JointRequest:
     @property
     def bound(self) -> float:
         """Seconds that no plan can beat."""
-        speeds = [device.speed for device in self.groups.all_devices.devices]
-        return step_bound(self.profile.at(self.costs.micro_batches), speeds, self.groups.replicas)
+        devices = self.groups.all_devices.devices
+        return step_bound(
+            self.profile.at(self.costs.micro_batches),
+            [device.speed for device in devices],
+            self.groups.replicas,
+            action_seconds=min(device.action_seconds for device in devices),
+        )

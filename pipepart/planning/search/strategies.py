@@ -172,6 +172,7 @@ def _alternatives(
             chunks=candidate.chunks,
             replicas=candidate.groups.replicas,
             stages=candidate.stages,
+            recompute=candidate.asked.recompute,
             step_seconds=plan and plan.predicted.step_seconds,
             memory_bytes=plan and max(plan.predicted.memory_bytes),
             why=why,

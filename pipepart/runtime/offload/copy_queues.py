@@ -98,9 +98,7 @@ class VirtualCopyQueue(CopyQueue):
     def _queued(self, tensors: Sequence[Tensor]) -> Copy:
         if self._bandwidth is None:
             return Copy(tensors)
-        storages = {storage._cdata: storage for storage in map(Tensor.untyped_storage, tensors)}
-        size = sum(storage.nbytes() for storage in storages.values())
-        self._free_at = max(self._clock.now(), self._free_at) + size / self._bandwidth
+        self._free_at = max(self._clock.now(), self._free_at) + _bytes_of(tensors) / self._bandwidth
         return Copy(tensors, done_at=self._free_at)
 
 
@@ -166,3 +164,16 @@ def copy_queues(plan: Plan, streams: Streams | None) -> list[CopyQueue]:
         else:
             queues.append(VirtualCopyQueue(device.host_bandwidth if plan.cluster.emulated else None))
     return queues
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes that :func:`own_copy` copies: of each storage the range that the tensors use."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        first = tensor.data_ptr()
+        end = first + (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+        key = tensor.untyped_storage()._cdata
+        start, stop = ranges.get(key, (first, end))
+        ranges[key] = min(first, start), max(end, stop)
+    return sum(end - first for first, end in ranges.values())

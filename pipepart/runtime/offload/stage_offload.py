@@ -2,8 +2,8 @@
 
 ``torch.autograd.graph.save_on_cpu`` copies each tensor by itself, parameters too, while the host waits, and copies it
 back when the backward asks for it. Here all tensors of a micro-batch are copied at once, memory that several share
-once, beside the computation; they are back before their backward begins. Parameters, buffers, the stage's input and the
-mini-batch stay where they are: something else keeps them anyway.
+once, beside the computation; they are back before their backward begins. Parameters, buffers and the stage's input stay
+where they are: something else keeps them anyway.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class StageOffload:
         queue: copies between the stage's device and the host.
         device: of the stage.
         modules: the layers, whose parameters and buffers stay on the device.
-        mini_batch: the arguments and targets of the step, whose memory micro-batches may share.
     """
 
     def __init__(
@@ -54,17 +53,17 @@ class StageOffload:
         queue: CopyQueue,
         device: torch.device,
         modules: Iterable[nn.Module],
-        mini_batch: Any,
     ) -> None:
         self.micro_batches = micro_batches
         self._queue = queue
         self._device = device
-        state = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-        self._staying = _storages([*state, *tensors(mini_batch)])
+        self._state = _storages(
+            tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
+        )
 
     def saving(self, message: Any) -> SavedTensors:
         """Return what takes the tensors that autograd saves for one of them; ``message`` is its input."""
-        return SavedTensors(self._queue, self._device, self._staying | _storages(tensors(message)))
+        return SavedTensors(self._queue, self._device, self._state, _storages(tensors(message)))
 
 
 class SavedTensors:
@@ -72,15 +71,24 @@ class SavedTensors:
 
     The methods are called in their order.
 
+    Args:
+        queue: copies between the device and the host.
+        device: of the stage.
+        state: storages of its parameters and buffers.
+        staying: other storages that stay on the device.
+
     Attributes:
         is_on_host: from ``leave`` to ``return_``.
     """
 
-    def __init__(self, queue: CopyQueue, device: torch.device, staying: frozenset[int]) -> None:
+    def __init__(
+        self, queue: CopyQueue, device: torch.device, state: frozenset[int], staying: frozenset[int]
+    ) -> None:
         self._queue = queue
         self._device = device
-        self._staying = staying
+        self._state, self._staying = state, staying
         self._saved: list[weakref.ref[Saved]] = []  # autograd holds those that it still needs
+        self._stayed: list[weakref.ref[Saved]] = []
         self._copy: Copy | None = None
         self.is_on_host = False
 
@@ -91,8 +99,10 @@ class SavedTensors:
     def start_out(self, kept: Iterable[Tensor]) -> None:
         """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
         staying = self._staying | _storages(kept)
-        moved = [saved for saved in self._alive() if self._moves(saved.tensor, staying)]
+        alive = [saved for saved in self._alive() if not self._state & _storages([saved.tensor])]
+        moved = [saved for saved in alive if self._moves(saved.tensor, staying)]
         self._saved = list(map(weakref.ref, moved))
+        self._stayed = [weakref.ref(saved) for saved in alive if not self._moves(saved.tensor, staying)]
         if moved:
             self._copy = self._queue.start_out([saved.tensor for saved in moved])
 
@@ -133,7 +143,8 @@ class SavedTensors:
         self._saved, self._copy, self.is_on_host = [], None, False
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the device, and those that are being copied to it."""
+        """Yield the tensors that are on the device, without parameters, and those that are being copied to it."""
+        yield from (saved.tensor for reference in self._stayed if (saved := reference()) is not None)
         if not self.is_on_host:
             yield from (saved.tensor for saved in self._alive())
         elif self._copy is not None:
