@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .commands.check import check_command
+from .commands.cluster import cluster_command
 from .commands.explain import explain_command
 from .commands.plan import plan_command
 from .commands.profile import profile_command
@@ -26,6 +27,7 @@ app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("simulate")(simulate_command)
 app.command("check")(check_command)
+app.command("cluster")(cluster_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr, model_validator
@@ -15,6 +15,7 @@ from ..units import counted, parse_bandwidth, parse_bytes
 from .describing import describe_devices, expand_counts
 from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
+from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
 from .real_devices import REAL_LINK, find_accelerators, numbered, real_device
 
@@ -28,6 +29,7 @@ class Cluster(Document):
         links: links of single pairs, which replace all others.
         network: what joins the hosts; of several tiers the nearest first. Two devices are joined by the lowest tier
             that has both. Empty if there is one host.
+        links_from: how the links are known: ``"assumed"``, measured in some way, or empty if they were given.
         emulated: if True, a pipeline on virtual devices slows them down to their speeds, and messages to the speed of
             the links. Otherwise speeds and links only describe the devices to the planner.
     """
@@ -36,6 +38,7 @@ class Cluster(Document):
     link: Link = Link()
     links: tuple[PairLink, ...] = ()
     network: tuple[Network, ...] = ()
+    links_from: str = ""
     emulated: bool = False
 
     _lookup: Lookup = PrivateAttr(default_factory=Lookup)
@@ -181,9 +184,36 @@ class Cluster(Document):
         return cls._read(text, path)
 
     @classmethod
-    def local(cls) -> Cluster:
-        """Return the accelerators of this machine, or its CPU as one device if there are none."""
-        return cls.of(find_accelerators() or ["cpu"])
+    def local(cls, count: int | None = None, *, measure: bool | Literal["again"] = True) -> Cluster:
+        """Return the accelerators of this machine, or its CPU as one device if there are none.
+
+        The links of CUDA devices, and those to the host's memory, are measured the first time (a second or two) and
+        kept in the user's cache folder for these devices, driver and version of torch. ``links_from`` says how.
+
+        Args:
+            count: take the first accelerators only; None for all.
+            measure: False to assume the links; ``"again"`` to measure them even if the cache has them.
+        """
+        found = find_accelerators()[:count]
+        cluster = cls.of(found or ["cpu"])
+        if not measure or not found or found[0].type != "cuda":
+            return cluster
+        return cluster.with_links(
+            local_links([(one.name, one.kind) for one in cluster.devices], again=measure == "again")
+        )
+
+    def with_links(self, measured: MeasuredLinks) -> Self:
+        """Return the cluster with measured links between its devices, and between each and its host."""
+        link, links = common_link(measured.pairs)
+        rates = dict(zip((name for name, _ in measured.devices), measured.host_bandwidth, strict=True))
+        devices = tuple(
+            one.model_copy(update={"host_bandwidth": rates.get(one.name, one.host_bandwidth)})
+            for one in self.devices
+        )
+        measured_so = f"measured: {measured.method}"
+        return self.model_copy(
+            update={"devices": devices, "link": link, "links": links, "links_from": measured_so}
+        )
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
@@ -202,6 +232,7 @@ class Cluster(Document):
         return cls(
             devices=tuple(real_device(index, real, threads) for index in range(len(real))),
             link=REAL_LINK if on_cpu < len(real) else Link(latency=VIRTUAL_LATENCY_SECONDS),
+            links_from="assumed",
         )
 
     @classmethod

@@ -24,5 +24,5 @@ def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster
     if not isinstance(devices, int):
         return Cluster.of(devices)
     if 1 <= devices <= len(find_accelerators()):
-        return Cluster.of(find_accelerators()[:devices])
+        return Cluster.local(devices)
     return Cluster.virtual(devices)

@@ -1,5 +1,6 @@
 """Formats profiles, plans and timelines as text for a terminal or a log."""
 
+from .cluster import cluster_report
 from .layers import layer_table, size_table
 from .plan import edited_note, plan_reports, plan_summary
 from .plan_tables import (
@@ -26,6 +27,7 @@ __all__ = [
     "alternatives_options",
     "alternatives_table",
     "check_table",
+    "cluster_report",
     "drawn_timeline",
     "edited_note",
     "idle_table",

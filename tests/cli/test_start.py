@@ -30,7 +30,7 @@ def test_help_names_the_commands(run: Run) -> None:
     for line in ("--help", "-h"):
         result = run(line)
         assert result.exit_code == 0
-        for command in ("profile", "plan", "explain", "simulate"):
+        for command in ("profile", "plan", "explain", "simulate", "cluster"):
             assert command in result.stdout
 
 

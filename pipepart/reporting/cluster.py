@@ -1,0 +1,70 @@
+"""Formats a cluster: its hosts with their devices, and the links of each tier."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from ..cluster import Cluster, Device, Link, Network
+from ..units import counted, format_bytes, format_seconds
+from .table import labelled_lines
+
+_MOST_LINES = 16
+
+
+def cluster_report(cluster: Cluster) -> RenderableType:
+    """Return lines for the devices of each host, those of alike hosts together, and for the links, tier by tier."""
+    hosts: dict[str, list[Device]] = {}
+    for device in cluster.devices:
+        hosts.setdefault(device.host, []).append(device)
+    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for host, devices in hosts.items():
+        counts: dict[str, int] = {}
+        for device in devices:
+            text = _described(device)
+            counts[text] = counts.get(text, 0) + 1
+        alike.setdefault(tuple(counts.items()), []).append(host)
+    lines = [
+        (_hosts(names), ", ".join(f"{count} × {text}" for text, count in counts))
+        for counts, names in alike.items()
+    ]
+    lines = [*lines[:_MOST_LINES], *([("...", "")] if len(lines) > _MOST_LINES else [])]
+    lines.append(
+        ("link", f"{_link(cluster.link)} between two devices{' of a host' if cluster.network else ''}")
+    )
+    for tier, network in enumerate(cluster.network):
+        what = "hosts" if not tier else "groups of hosts"
+        lines.append(
+            (f"network {tier}" if tier else "network", f"{_link(network)} between {what}, {_ports(network)}")
+        )
+    lines += [(" and ".join(link.between), _link(link)) for link in cluster.links[:_MOST_LINES]]
+    if len(cluster.links) > _MOST_LINES:
+        lines.append(("...", f"{len(cluster.links) - _MOST_LINES} more links of single pairs"))
+    if cluster.links_from:
+        lines.append(("links are", cluster.links_from))
+    return labelled_lines(f"Cluster of {counted(len(cluster), 'device')}", lines)
+
+
+def _hosts(names: list[str]) -> str:
+    if names == [""]:
+        return "devices"
+    return names[0] if len(names) == 1 else f"{names[0]} and {counted(len(names) - 1, 'host')} like it"
+
+
+def _described(device: Device) -> str:
+    memory = "" if device.memory_bytes is None else f", {format_bytes(device.memory_bytes)}"
+    speed = "" if device.speed == 1 else f", speed {device.speed:g}"
+    host = "" if device.host_bandwidth is None else f", {_rate(device.host_bandwidth)} to its host"
+    return f"{device.kind}{memory}{speed}{host}"
+
+
+def _link(link: Link) -> str:
+    rate = "no limit" if link.bandwidth is None else _rate(link.bandwidth)
+    return f"{rate}, {format_seconds(link.latency)} latency" if link.latency else rate
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.3g} GB/s"
+
+
+def _ports(network: Network) -> str:
+    return "one port for all devices of each" if network.ports == 1 else f"{network.ports} ports each"

@@ -1,0 +1,194 @@
+"""Clusters of several hosts: their links by tier, files with counts, and links that are measured once."""
+
+import json
+
+import pytest
+import torch
+
+import pipepart.cluster.cluster as cluster_module
+from pipepart import Cluster, Device, Link
+from pipepart.cluster import Network, PairLink
+from pipepart.cluster.measuring import HOST, MeasuredLinks, cache_folder, common_link, fit_link, local_links
+
+BOXES = Cluster.parse(
+    ["24GiB"], hosts=2, devices_per_host=8, link="300GB/s", network="25GB/s", network_latency=1e-5
+)
+
+
+def test_two_devices_are_joined_by_the_lowest_tier_that_has_both():
+    assert len(BOXES) == 16
+    assert BOXES.link_between("device:0", "device:7") == Link(bandwidth=300e9)
+    assert BOXES.link_between("device:7", "device:8") == Link(bandwidth=25e9, latency=1e-5)
+    groups = Cluster.parse(
+        ["1GiB"], hosts=(2, 3), devices_per_host=2, link=9.0, network=[5.0, 3.0], network_latency=1.0
+    )
+    assert len(groups) == 12
+    assert groups.devices[11].host == "group:2/host:1"
+    rates = [groups.link_between("device:0", f"device:{n}").bandwidth for n in range(1, 12)]
+    assert rates == [9.0, 5.0, 5.0, *[3.0] * 8]
+
+
+def test_a_message_is_no_faster_than_the_slowest_tier_on_its_way():
+    groups = Cluster.parse(["1GiB"], hosts=(2, 2), link=9.0, network=[2.0, 100.0])
+    assert groups.link_between("device:0", "device:3").bandwidth == 2.0
+    assert [rate for _, rate in groups.route_between("device:0", "device:3")] == [2.0, 2.0, 100.0, 100.0]
+
+
+def test_the_devices_of_a_host_share_its_ports():
+    outs = {BOXES.route_between(f"device:{n}", "device:9")[0] for n in range(8)}
+    assert outs == {(("host:0", 0, "out"), 25e9)}
+    two = Cluster.parse(["1GiB"] * 4, hosts=2, network=Network(bandwidth=1.0, ports=2))
+    assert [two.route_between(f"device:{n}", "device:4")[0][0][1] for n in range(4)] == [0, 0, 1, 1]
+    assert BOXES.route_between("device:0", "device:1") == ()
+
+
+def test_a_link_of_a_pair_goes_before_its_tier():
+    own = PairLink(between=("device:0", "device:8"), bandwidth=1.0)
+    cluster = BOXES.model_copy(update={"links": (own,)})
+    assert cluster.link_between("device:8", "device:0") is own
+    assert cluster.route_between("device:0", "device:8") == ()
+    assert BOXES.link_between("device:8", "device:0").bandwidth == 25e9
+
+
+def test_texts_describe_one_device_those_of_a_host_or_all():
+    each = Cluster.parse(["24GiB", "16GiB@0.5"], hosts=2, network=1.0)
+    assert [device.speed for device in each.devices] == [1.0, 0.5, 1.0, 0.5]
+    all_of_them = Cluster.parse(["1GiB", "2GiB", "3GiB", "4GiB"], hosts=2, devices_per_host=2, network=1.0)
+    assert [device.memory_bytes for device in all_of_them.devices] == [n * 2**30 for n in (1, 2, 3, 4)]
+    assert [device.host for device in all_of_them.devices] == ["host:0", "host:0", "host:1", "host:1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"hosts": 2}, "hosts=2 needs 1 network, as in network='25GB/s', got None"),
+        ({"network": 1.0}, "network=1.0 joins hosts, and there is one"),
+        ({"hosts": (2, 2), "network": 1.0}, "needs 2 networks"),
+        ({"hosts": 0, "network": 1.0}, "hosts must be a number of at least 1"),
+        ({"hosts": 2, "devices_per_host": 3, "network": 1.0}, "describe 1, 3 or 6"),
+        ({"devices_per_host": 0}, "devices_per_host must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_numbers_that_do_not_agree_are_refused(given, fault):
+    with pytest.raises(ValueError, match=fault):
+        Cluster.parse(["1GiB", "1GiB"], **given)
+
+
+def test_hosts_need_a_network_and_a_network_hosts():
+    far = (Device(name="a", kind="x", host="one"), Device(name="b", kind="x", host="two"))
+    with pytest.raises(ValueError, match="'a' and 'b' are in hosts 'one' and 'two': say what joins them"):
+        Cluster(devices=far)
+    with pytest.raises(ValueError, match="device 'a' is in host '': with a network of 1 tiers write"):
+        Cluster(devices=(Device(name="a", kind="x"),), network=(Network(bandwidth=1.0),))
+
+
+def test_a_file_with_few_lines_describes_thousands_of_devices(tmp_path):
+    path = tmp_path / "cluster.json"
+    entry = {"name": "gpu", "kind": "H100", "memory_bytes": 80 * 2**30, "count": 8, "hosts": 512}
+    odd = {"name": "old", "kind": "T4", "speed": 0.2, "count": 2, "hosts": 1}
+    path.write_text(
+        json.dumps({"devices": [entry, odd], "link": {"bandwidth": 3e11}, "network": [{"bandwidth": 2.5e10}]})
+    )
+    cluster = Cluster.load(path)
+    assert len(cluster) == 4098
+    assert [cluster.devices[at].name for at in (0, 8, -1)] == [
+        "host:0/gpu:0",
+        "host:1/gpu:0",
+        "host:512/old:1",
+    ]
+    cluster.save(tmp_path / "all.json")
+    assert Cluster.load(tmp_path / "all.json") == cluster
+    path.write_text(json.dumps({"devices": [{**entry, "count": 0}]}))
+    with pytest.raises(ValueError, match=r"devices\.0\.count: must be a number of at least 1, got 0"):
+        Cluster.load(path)
+
+
+def test_least_squares_find_latency_and_bandwidth():
+    sizes = [2**16, 2**20, 2**26]
+    found = fit_link(sizes, [20e-6 + size / 50e9 for size in sizes])
+    assert found.bandwidth == pytest.approx(50e9, rel=1e-3)
+    assert found.latency == pytest.approx(20e-6, rel=1e-2)
+    assert fit_link([1, 2], [1.0, 2.0]).latency == pytest.approx(0.0, abs=1e-9)
+    assert fit_link([1000, 2000], [1.0, 1.0]).seconds(10**9) == pytest.approx(1.0)
+
+
+class Machine:
+    """Three accelerators: 0 and 1 are joined by a fast link, 2 by a slow one, and its way back is slower still."""
+
+    devices = (("cuda:0", "A"), ("cuda:1", "A"), ("cuda:2", "A"))
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def time_copy(self, source: str, target: str, size: int) -> float:
+        self.copies += 1
+        rate = 12e9 if HOST in (source, target) else 10e9 if "cuda:2" in (source, target) else 100e9
+        return 1e-5 + size / (rate / 2 if source == "cuda:2" else rate)
+
+
+def test_links_are_measured_once_and_again_if_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = Machine()
+    first = local_links(machine.devices, time_copy=machine.time_copy)
+    made = machine.copies
+    assert local_links(machine.devices, time_copy=machine.time_copy) == first
+    assert machine.copies == made > 0
+    assert len(list(cache_folder().iterdir())) == 1
+    assert local_links(machine.devices, time_copy=machine.time_copy, again=True) == first
+    assert machine.copies == 2 * made
+    local_links(machine.devices[:2], time_copy=machine.time_copy)
+    assert len(list(cache_folder().iterdir())) == 2
+    rates = {pair.between: pair.bandwidth for pair in first.pairs}
+    expected = {("cuda:0", "cuda:1"): 100e9, ("cuda:0", "cuda:2"): 5e9, ("cuda:1", "cuda:2"): 5e9}
+    assert rates == pytest.approx(expected, rel=1e-3)
+    assert first.host_bandwidth == pytest.approx((12e9, 12e9, 6e9), rel=1e-3)
+    assert "median of 5 copies" in first.method
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    machine = Machine()
+    assert local_links(machine.devices, time_copy=machine.time_copy).devices == machine.devices
+
+
+def test_measured_links_become_those_of_the_cluster(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = Machine()
+    measured = local_links(machine.devices, time_copy=machine.time_copy)
+    bare = Cluster(devices=tuple(Device(name=name, kind=kind) for name, kind in machine.devices))
+    cluster = bare.with_links(measured)
+    assert cluster.links_from.startswith("measured: median of 5 copies")
+    for pair in measured.pairs:
+        assert cluster.link_between(*pair.between).bandwidth == pair.bandwidth
+    assert [device.host_bandwidth for device in cluster.devices] == list(measured.host_bandwidth)
+    link, others = common_link([measured.pairs[0]] * 3)
+    assert (link.bandwidth, others) == (measured.pairs[0].bandwidth, ())
+
+
+def test_local_measures_cuda_devices_unless_told_not_to(monkeypatch):
+    devices = (Device(name="cuda:0", kind="A"), Device(name="cuda:1", kind="A"))
+    asked = []
+
+    def local_links(names, *, again):
+        asked.append((names, again))
+        pair = PairLink(between=("cuda:0", "cuda:1"), bandwidth=7.0)
+        return MeasuredLinks(
+            devices=tuple(names), software="", pairs=(pair,), host_bandwidth=(3.0, None), method="by hand"
+        )
+
+    monkeypatch.setattr(cluster_module, "local_links", local_links)
+    monkeypatch.setattr(
+        cluster_module, "find_accelerators", lambda: [torch.device("cuda", n) for n in (0, 1)]
+    )
+    monkeypatch.setattr(
+        Cluster,
+        "of",
+        classmethod(lambda cls, found: cls(devices=devices[: len(found)], links_from="assumed")),
+    )
+    assert Cluster.local(measure=False).links_from == "assumed"
+    assert asked == []
+    cluster = Cluster.local()
+    assert (cluster.link.bandwidth, cluster.links_from) == (7.0, "measured: by hand")
+    Cluster.local(measure="again")
+    assert [again for _, again in asked] == [False, True]
