@@ -65,7 +65,7 @@ def step_costs(
         recompute=with_action(stage.recompute_seconds for stage in stages),
         skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(one_copy) for skip in stage.skips],
         host_copy=[beside for beside, _ in copies],
-        offload=[busy for _, busy in copies],
+        offload=with_action(busy for _, busy in copies),
         reduce_grad=[seconds for copy in reductions for seconds in copy],
     )
 

@@ -33,7 +33,7 @@ def with_best_modes(plan: Plan, modes: Sequence[Mode], costs: ChainCosts) -> Pla
         for mode in _INSTEAD[stage.mode]:
             if mode not in modes:
                 continue
-            own = {at: other.mode for at, other in enumerate(plan.stages)}
+            own: dict[int, Mode] = {at: other.mode for at, other in enumerate(plan.stages)}
             made = _with_modes(plan, {**own, number: mode}, costs)
             if _shorter(made, plan) and _fits(made):
                 plan = made

@@ -99,10 +99,14 @@ class SavedTensors:
     def start_out(self, kept: Iterable[Tensor]) -> None:
         """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
         staying = self._staying | _storages(kept)
-        alive = [saved for saved in self._alive() if not self._state & _storages([saved.tensor])]
-        moved = [saved for saved in alive if self._moves(saved.tensor, staying)]
-        self._saved = list(map(weakref.ref, moved))
-        self._stayed = [weakref.ref(saved) for saved in alive if not self._moves(saved.tensor, staying)]
+        moved: list[Saved] = []
+        stayed: list[Saved] = []
+        for saved in self._alive():
+            storages = _storages([saved.tensor])
+            if self._state.isdisjoint(storages):
+                moves = staying.isdisjoint(storages) and self._may_move(saved.tensor)
+                (moved if moves else stayed).append(saved)
+        self._saved, self._stayed = (list(map(weakref.ref, found)) for found in (moved, stayed))
         if moved:
             self._copy = self._queue.start_out([saved.tensor for saved in moved])
 
@@ -162,14 +166,13 @@ class SavedTensors:
         self._saved.append(weakref.ref(saved))
         return saved
 
-    def _moves(self, tensor: Tensor, staying: frozenset[int]) -> bool:
+    def _may_move(self, tensor: Tensor) -> bool:
         return (
             type(tensor) is Tensor
             and tensor.layout is torch.strided
             and tensor.device == self._device
             and tensor.numel() > 0
             and not (tensor.is_conj() or tensor.is_neg())
-            and tensor.untyped_storage()._cdata not in staying
         )
 
 
