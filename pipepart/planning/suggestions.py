@@ -125,7 +125,8 @@ def find_suggestions(
     Tried one by one: an option that limits the plan set to "auto", ``replicas=1``, ``allow_split_ties=True``, another
     schedule, smaller micro-batches. If none fits alone, smaller micro-batches under 1F1B with recompute, which needs
     the least memory. Then more devices like the largest one, up to four times as many. If nothing fits, the memory that
-    the nearest cut needs. A request for any schedule is tried with 1F1B, so that a suggestion takes no search.
+    the nearest cut needs. A request for any schedule is tried with 1F1B, so that a suggestion takes no search; one for
+    a named schedule also with ``schedule="auto"``.
 
     Args:
         profile: of the layers.
@@ -135,10 +136,13 @@ def find_suggestions(
         make: plans a request.
     """
     search = _Suggestions(profile, cluster, options, make)
-    tried = _with_schedule(options, "1f1b", cluster) if options.schedule in ("auto", SEARCH) else options
+    free = options.schedule in ("auto", SEARCH)
+    tried = _with_schedule(options, "1f1b", cluster) if free else options
     least = replace(_with_schedule(tried, "1f1b", cluster), recompute="auto")
     found: list[Suggestion] = []
     alone = [*_single(profile, cluster, tried), *_smaller(profile, tried)]
+    if not free:
+        alone.append(replace(options, schedule="auto"))
     for changed in (alone, [least, *_smaller(profile, least)]):
         found = [made for one in changed if (made := search.planned(one))]
         if found:
