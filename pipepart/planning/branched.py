@@ -194,9 +194,7 @@ class _Cutter:
 
     def _graph(self, costs: Costs) -> nx.DiGraph:
         """Return the graph for the cutter. Its costs are no larger than in any plan, so that its bound holds."""
-        pairs = itertools.combinations([device.name for device in self._cluster.devices], 2)
-        rates = [self._cluster.link_between(*pair).bandwidth or math.inf for pair in pairs]
-        rate = max(rates, default=math.inf)
+        rate = _fastest_bandwidth(self._cluster)
         graph = nx.DiGraph()
         for info, layer in zip(self._profile.layers, costs.layers, strict=True):
             optimizer = self._profile.optimizer_bytes(info)
@@ -219,3 +217,11 @@ class _Cutter:
             if name in graph:  # the planner refuses unknown names
                 graph.nodes[name]["together"] = group
         return graph
+
+
+def _fastest_bandwidth(cluster: Cluster) -> float:
+    """Return bytes per second that no link between two devices exceeds; infinite if transfers take no time."""
+    hosts = {device.host for device in cluster.devices}
+    within = [cluster.link] if len(hosts) < len(cluster) else []
+    rates = [link.bandwidth or math.inf for link in (*within, *cluster.links, *cluster.network)]
+    return max(rates, default=math.inf)

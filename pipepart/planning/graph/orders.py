@@ -22,8 +22,9 @@ def thin_orders(graph: nx.DiGraph, cluster: Cluster) -> list[tuple[float, list[H
     """
     parsed = parse(graph, cluster, None, None)
     found = []
+    nodes = len(parsed.problem)
     for parts in (len(cluster), 2 * len(cluster)):
-        if parts * len(parsed.problem) > MOST_MINIMUM_CUTS:
+        if parts > nodes or parts * nodes > MOST_MINIMUM_CUTS:
             break
         order = thin_order(parsed.problem, parts)
         split = best_order_split(parsed.problem, order)
