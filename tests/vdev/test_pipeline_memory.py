@@ -29,3 +29,28 @@ def test_a_step_leaves_parameters_gradients_and_optimizer_state():
         gc.collect()
         expected = [3 * own + kept for own, kept in zip(parameters, buffers, strict=True)]
         assert all(0 <= found - known <= 64 for found, known in zip(more(), expected, strict=True)), more()
+
+
+def test_stashes_on_the_host_leave_the_device():
+    """Of twelve micro-batches, three stashes stay at most: the outputs of three Tanh, and the target. Inputs stay."""
+    row, rows = 4 * 64, 64
+    peaks = {}
+    for offload in ("never", "stash"):
+        gc.collect()
+        model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
+        with cut_on(
+            ("vdev:0", "vdev:1"),
+            model,
+            [6],
+            nn.MSELoss(),
+            micro_batches=12,
+            schedule="gpipe",
+            offload=offload,
+        ) as pipe:
+            x, y = torch.randn(12 * rows, 64), torch.randn(12 * rows, 64)
+            pipe.step(x, target=y)
+            vdev.reset_peak("vdev:1")
+            before = vdev.memory("vdev:1").allocated
+            pipe.step(x, target=y)
+            peaks[offload] = vdev.memory("vdev:1").peak - before
+    assert peaks["never"] - peaks["stash"] == 9 * 4 * rows * row
