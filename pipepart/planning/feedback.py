@@ -37,9 +37,10 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
         ValueError: no trace, one that is empty or of another schedule, or a profile of other layers or without costs
             for the plan's number of micro-batches.
     """
-    _check_layers(profile, plan)
+    ordered = _in_order_of(plan, profile)
+    _check_layers(ordered, plan)
     measured = _stage_seconds(plan, _checked_traces(plan, trace))
-    costs = ChainCosts(profile, profile.at(plan.micro_batches))
+    costs = ChainCosts(ordered, ordered.at(plan.micro_batches))
     # Where a stage splits most of its backwards, its measured seconds include the splitting.
     rows = plan.build_schedule().actions
     weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
@@ -54,7 +55,9 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
             one / other if other else 1.0 for one, other in zip(seconds, map(float, predicted), strict=True)
         )
         factors += [(forward_factor, backward_factor)] * len(stage.layers)
-    found = {"costs": tuple(_scaled(each, factors) for each in profile.costs)}
+    of_layer = dict(zip((info.name for info in ordered.layers), factors, strict=True))
+    of_layers, of_loss = [of_layer[info.name] for info in profile.layers], factors[-1]
+    found = {"costs": tuple(_scaled(each, of_layers, of_loss) for each in profile.costs)}
     if profile.roofline is not None:  # the times were estimates
         found |= {
             "roofline": None,
@@ -108,6 +111,17 @@ def _by_hand(plan: Plan) -> dict[str, Any]:
         "chunks": plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None,
         "replicas": plan.replicas,
     }
+
+
+def _in_order_of(plan: Plan, profile: Profile) -> Profile:
+    """The profile with its layers in the order of the plan, which is one of several for a model with branches."""
+    place = {info.name: position for position, info in enumerate(profile.layers)}
+    order = [place[name] for stage in plan.stages for name in stage.layers if name in place]
+    if not profile.edges or len(order) != len(place):
+        return profile
+    from .branched import linearized  # which needs scipy
+
+    return linearized(profile, order)
 
 
 def _check_layers(profile: Profile, plan: Plan) -> None:
@@ -197,9 +211,9 @@ def _stage_seconds(plan: Plan, traces: Sequence[Timeline]) -> list[tuple[float, 
     return found
 
 
-def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
+def _scaled(costs: Costs, factors: Sequence[tuple[float, float]], of_loss: tuple[float, float]) -> Costs:
     layers = tuple(_scaled_cost(cost, *each) for cost, each in zip(costs.layers, factors, strict=True))
-    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
+    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *of_loss)})
 
 
 def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:
