@@ -1,5 +1,6 @@
 """Profiles with branches are planned: their layers in the best order, and values sent to the stages that use them."""
 
+import io
 import itertools
 import random
 
@@ -11,6 +12,7 @@ from pipepart import Cluster, Pipeline, Plan, Profile, plan
 from pipepart.planning import InfeasiblePlanError
 from pipepart.planning.branched import linearized
 from pipepart.profiling import SavedTensor
+from pipepart.reporting import plan_reports, show
 from tests.planning.problems import Layer, profile_of
 
 
@@ -162,6 +164,22 @@ def test_edges_and_live_values_say_the_same():
     )
     assert one.stages == other.stages
     assert one.predicted.step_seconds == other.predicted.step_seconds
+
+
+def test_explain_lists_the_largest_values_at_each_border_and_counts_the_others():
+    # Nine layers whose outputs of 1 to 9 bytes all go to the last one.
+    layers = [*[Layer(1, 1, output=index + 1) for index in range(9)], Layer(9, 9)]
+    profile = branched(layers, [(index, 9) for index in range(9)])
+    made = plan(profile, Cluster.parse(["1GB"] * 2), schedule="1f1b", cut_before=["layer9"])
+    text = io.StringIO()
+    show(*plan_reports(made), file=text)
+    _, _, table = text.getvalue().partition("Live values that cross the borders of stages\n")
+    rows = [line.split() for line in table.splitlines()[3:9]]
+    assert rows[0] == ["0", "|", "1", "output", "of", "layer8", "9", "B", "layer9", "0", "→", "1"]
+    assert [row[2:5] for row in rows[1:5]] == [
+        [f"layer{index}", f"{index + 1}", "B"] for index in (7, 6, 5, 4)
+    ]
+    assert rows[5] == ["4", "more", "10", "B"]
 
 
 def test_memory_decides_and_a_plan_that_cannot_fit_says_what_would():
