@@ -39,7 +39,7 @@ class Done:
     waiting: Times = ()
 
 
-def shortest_step(layers: list[Layer], speeds: list[float], micro_batches: int) -> float:
+def shortest_step(layers: list[Layer], speeds: list[float], micro_batches: int, action: float) -> float:
     """The shortest step of all; transfers are free, memory has no limit."""
     best = math.inf
     for count in range(1, len(layers) + 1):
@@ -47,7 +47,7 @@ def shortest_step(layers: list[Layer], speeds: list[float], micro_batches: int) 
             cut = [layers[a:b] for a, b in itertools.pairwise((0, *inner, len(layers)))]
             for homes in itertools.product(range(len(speeds)), repeat=count):
                 stages = [
-                    stage_of(own, home, micro_batches * speeds[home])
+                    stage_of(own, home, micro_batches * speeds[home], action)
                     for own, home in zip(cut, homes, strict=True)
                 ]
                 empty = (Done(),) * count
@@ -55,7 +55,7 @@ def shortest_step(layers: list[Layer], speeds: list[float], micro_batches: int) 
     return best
 
 
-def stage_of(layers: list[Layer], home: int, per_second: float) -> Stage:
+def stage_of(layers: list[Layer], home: int, per_second: float, action: float) -> Stage:
     forward, inputs, weights, split = (
         sum(parts) / per_second
         for parts in zip(
@@ -64,7 +64,8 @@ def stage_of(layers: list[Layer], home: int, per_second: float) -> Stage:
         )
     )
     factor = max(0.0, 1 + split / (inputs + weights)) if inputs + weights else 1.0
-    return Stage(home, forward, inputs * factor, weights * factor, inputs + weights)
+    seconds = (forward, inputs * factor, weights * factor, inputs + weights)
+    return Stage(home, *(one + action for one in seconds))
 
 
 def shortest_order(
@@ -124,17 +125,19 @@ def random_layers(draw: random.Random, count: int) -> list[Layer]:
 
 @pytest.mark.parametrize(
     ("count", "speeds", "micro_batches", "times"),
-    [(2, [1.0, 1.0], 3, 6), (2, [1.0, 0.5], 3, 6), (3, [1.0, 1.0], 2, 6), (3, [1.0, 0.5, 0.25], 2, 2)],
+    [(2, [1.0, 1.0], 3, 4), (2, [1.0, 0.5], 3, 4), (3, [1.0, 1.0], 2, 4), (3, [1.0, 0.5, 0.25], 2, 2)],
 )
 def test_no_order_of_any_cut_is_shorter(count, speeds, micro_batches, times):
     draw, gaps = random.Random(0), []
     for _ in range(times):
         layers = random_layers(draw, count)
         (costs,) = profile_of(layers, [micro_batches]).costs
-        best, found = shortest_step(layers, speeds, micro_batches), step_bound(costs, speeds)
+        action = draw.choice([0.0, 0.0, 0.25])
+        best = shortest_step(layers, speeds, micro_batches, action)
+        found = step_bound(costs, speeds, action_seconds=action)
         assert found <= best * (1 + 1e-9)
         gaps.append(best / found)
-    assert sum(gaps) / times < 1.3
+    assert sum(gaps) / times < 1.5
 
 
 @given(problems.chains(), problems.clusters(), st.data())
