@@ -167,6 +167,21 @@ def test_a_limit_of_memory_that_only_offload_keeps():
         pipe.step(x, target=y)
 
 
+def test_a_plan_that_only_offload_makes_fit_is_found_and_runs():
+    x, y = torch.randn(12 * 16, 64), torch.randn(12 * 16, 64)
+    where = Cluster.virtual(2, memory=340_000, threads=1, host_link="50GB/s")
+    options: dict[str, Any] = {"schedule": "gpipe", "micro_batches": 12, "recompute": "never"}
+    model = chain()
+    with Pipeline.auto(
+        model, x, target=y, loss_fn=nn.MSELoss(), devices=where, optimizer_state="sgd", strict=True, **options
+    ) as pipe:
+        assert "offload" in [stage.mode for stage in pipe.plan.stages]
+        reference = plain.twin(model)
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 12)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
 class Failing(nn.Module):
     """Fails at a given call of its forward or its backward."""
 
