@@ -169,6 +169,7 @@ class Pipeline(AsModule, Observed):
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         offload: Literal["auto", "never", "stash"] = "auto",
         replicas: int | Literal["auto"] = 1,
+        seconds: float | None = None,
         optimizer_state: str = "adam",
         split: Splitter | None = None,
         **options: Unpack[RunOptions],
@@ -189,6 +190,7 @@ class Pipeline(AsModule, Observed):
             recompute, offload: which stages run their forward again in the backward, or keep their stash on the host
                 until then; ``"auto"`` for those that do not fit into memory otherwise. See :func:`pipepart.plan`.
             replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
+            seconds: that the search for the plan may take, as for :func:`pipepart.plan`.
             optimizer_state: the optimizer whose state counts in the memory of a stage: ``"sgd"``, ``"momentum"``,
                 ``"adam"`` or ``"adamw"``.
             split, options: as for :class:`Pipeline`.
@@ -212,6 +214,7 @@ class Pipeline(AsModule, Observed):
             recompute=recompute,
             offload=offload,
             replicas=replicas,
+            seconds=seconds,
             optimizer_state=optimizer_state,
             split=split,
             with_optimizers=options.get("optimizer") is not None,

@@ -12,7 +12,7 @@ from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .plan_document import Plan
 from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan
-from .request import PlanOptions, check_devices, check_options
+from .request import PlanOptions, check_options
 from .stage_plan import StagePlan
 from .straight import StageLinks
 from .suggestions import InfeasiblePlanError, Suggestion
@@ -34,7 +34,6 @@ __all__ = [
     "StagePlan",
     "Suggestion",
     "ValueWay",
-    "check_devices",
     "check_options",
     "cut",
     "estimate",

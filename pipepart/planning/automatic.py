@@ -14,7 +14,7 @@ from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
 from ..loss import declared_reduction
 from ..profiling import profile
-from . import Plan, PlanOptions, check_devices, check_options, micro_batches_worth_trying, plan
+from . import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
 from .request import refuse_asynchronous
 from .stage_modes import check_host_links
 
@@ -31,6 +31,7 @@ def plan_for(
     recompute: Literal["auto", "never", "except-last", "always"],
     offload: Literal["auto", "never", "stash"],
     replicas: int | Literal["auto"],
+    seconds: float | None,
     optimizer_state: str,
     split: Splitter | None,
     with_optimizers: bool,
@@ -59,14 +60,13 @@ def plan_for(
         offload=offload,
         replicas=replicas,
         reduction=reduction,
+        seconds=seconds,
     )
     check_options(options, len(cluster))
     check_host_links(cluster, offload)
     if not with_optimizers:
         refuse_asynchronous(schedule)
     chain = chain_of(model, layers=layers)
-    if replicas == 1 and chain.layers:
-        check_devices(len(cluster), len(chain.layers))
     given = Arguments.of(sample)
     check_arguments(*chain.entrance, given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
@@ -95,4 +95,5 @@ def plan_for(
         replicas=replicas,
         allow_split_ties=True,
         reduction=reduction,
+        seconds=seconds,
     )

@@ -111,7 +111,7 @@ class PlanConstraints(Value):
     micro_batches: int | Literal["auto"] = "auto"
     recompute: RecomputeChoice = "auto"
     offload: OffloadChoice = "auto"
-    stages: int | Literal["auto"] | None = None
+    stages: int | Literal["auto"] = "auto"
     chunks: int | None = None
     replicas: int | Literal["auto"] = 1
     max_micro_batches: int | None = None
@@ -121,6 +121,7 @@ class PlanConstraints(Value):
     cut_before: tuple[str, ...] | None = None
     allow_split_ties: bool = False
     reduction: Literal["mean", "sum", "batch"] | None = None
+    seconds: float | None = Field(default=None, gt=0)
 
     @field_validator("colocate", "no_cut_before", mode="before")
     @classmethod
@@ -191,6 +192,12 @@ class PlanRecord(Document):
         return tuple(self.cluster.device(stage.device) for stage in self.stages)
 
     @property
+    def unused_devices(self) -> tuple[str, ...]:
+        """The names of the cluster's devices that no stage is on."""
+        used = {stage.device for stage in self.stages}.union(*self.replica_devices)
+        return tuple(device.name for device in self.cluster.devices if device.name not in used)
+
+    @property
     def workers(self) -> tuple[Device, ...]:
         """The devices in the order of the schedule's rows, each once however many stages it has."""
         schedule = self.build_schedule()
@@ -255,6 +262,8 @@ class PlanRecord(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
+        if self.unused_devices:
+            lines.append(f"  without {', '.join(self.unused_devices)}: the step would not be shorter")
         return "\n".join(lines)
 
     __repr__ = __str__

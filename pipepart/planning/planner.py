@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..cluster import Cluster
 from ..profiling import Profile
+from ..profiling.progress import progress_bar
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
 from .plan_document import Plan
@@ -25,7 +26,7 @@ def plan(
     micro_batches: int | Literal["auto"] = "auto",
     recompute: RecomputeChoice = "auto",
     offload: OffloadChoice = "auto",
-    stages: int | Literal["auto"] | None = None,
+    stages: int | Literal["auto"] = "auto",
     chunks: int | None = None,
     replicas: int | Literal["auto"] = 1,
     max_micro_batches: int | None = None,
@@ -35,32 +36,37 @@ def plan(
     cut_before: Sequence[str] | None = None,
     allow_split_ties: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
+    seconds: float | None = None,
 ) -> Plan:
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
-    For each schedule and number of micro-batches, dynamic programming finds the cut with the smallest bottleneck that
-    fits the devices, in any order of these. The bottleneck counts a transfer on both of its devices, as if it did not
-    overlap with compute; the step, in which it does, is then simulated. From that cut a local search (over all cuts, if
-    there are few) goes on to cuts with shorter steps. The plan with the shortest simulated step is returned, with the
-    others as its ``alternatives``; of equal ones the one that needs the least memory.
+    For each schedule, number of devices, stages and micro-batches, dynamic programming finds the cut with the smallest
+    bottleneck that fits the devices, in any order of these. The bottleneck counts a transfer on both of its devices, as
+    if it did not overlap with compute; the step, in which it does, is then simulated. A local search (over all cuts, if
+    there are few) goes on to cuts with shorter steps. Then the joint search changes the cut, the placement and the
+    order of the actions of the best of these plans together. The plan with the shortest step is returned, with
+    others as its ``alternatives``; of equal ones the simplest, which needs the least memory.
+
+    With ``schedule="auto"`` the step is no longer than with any named schedule, number of chunks or stages, or
+    ``"search"``, with the same other arguments.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v``, ...) the smallest bottleneck is exact if there are at
-    most 20,000 cuts and 24 orders of the devices, else the best that a local search finds.
+    most 3,000 cuts and 24 orders of the devices, else the best that a local search finds.
 
     Args:
         profile: measured costs of the layers.
-        cluster: the devices. Of orders that are equally good its own is taken.
-        schedule: a name, ``"auto"`` for the fastest, or ``"search"`` to search for an order of actions for the stages
-            of the best plans.
+        cluster: the devices. Of orders that are equally good its own is taken. Devices that would not make the step
+            shorter are left out.
+        schedule: a name, ``"auto"`` for the fastest, or ``"search"`` for the fastest, which need not have a name.
         micro_batches: a number that was profiled, or ``"auto"`` for the fastest of those.
         recompute: ``"auto"`` recomputes in stages that would not fit otherwise; ``"never"``, ``"except-last"`` (all
             micro-batches but the last) and ``"always"`` hold for all stages.
         offload: ``"auto"`` also tries stages that keep their stash in the memory of the host between forward and
             backward, where a stage would not fit otherwise and ``host_bandwidth`` of the devices is known. The faster
             of recompute and offload is taken, stage by stage. ``"stash"`` offloads in all stages, ``"never"`` in none.
-        stages: their number; None for one a device (or ``chunks``), or fewer if the schedule has no plan for so many
-            that fits; ``"auto"`` for the fastest number.
-        chunks: stages of each device, for a schedule with several; None for its default.
+        stages: their number, or ``"auto"`` for the fastest.
+        chunks: stages of each device, for a schedule with several; None for its default, or under ``"auto"`` and
+            ``"search"`` for the fastest number.
         replicas: replicas of the model that train in parallel, each on devices of its own with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest of the numbers that divide the number
             of devices; 1 for a model with a BatchNorm in training, as each replica would have statistics of its own.
@@ -73,6 +79,8 @@ def plan(
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
         reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
             first backward, and counts what the loss of the whole mini-batch needs on the last stage.
+        seconds: that the search may take. None for 10, or for a part of a second with at most 50 layers, 4 devices and
+            16 micro-batches. Equal arguments give equal plans, unless a slow machine takes longer than that.
 
     Raises:
         TypeError: ``profile`` or ``cluster`` is something else.
@@ -95,6 +103,7 @@ def plan(
         cut_before=cut_before,
         allow_split_ties=allow_split_ties,
         reduction=reduction,
+        seconds=seconds,
     )
     check_arguments(profile, cluster, options)
     try:
@@ -121,7 +130,8 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
 
 def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
     request = read_request(profile, cluster, options)
-    found = search(request)
+    with progress_bar(None, "planning", after=1.0) as progress:
+        found = search(request, progress)
     if found is not None:
         return found
     nearest = min(infeasible_candidates(request), key=lambda one: one.deficit_bytes or math.inf, default=None)

@@ -16,30 +16,30 @@ from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .plan_record import SEARCH, PlanConstraints
 from .stage_modes import check_host_links, check_modes, mode_choices
 
-# Stages of each device under each schedule that is planned for; None if the schedule has one.
+# Stages of each device under each schedule that is planned for, if no other number is asked for; None if the schedule
+# has one. The simplest first: of plans that are equally fast the first wins.
 CHUNKS: dict[str, int | None] = {
     "1f1b": None,
     "gpipe": None,
-    "sequential": None,
     "eager-1f1b": None,
-    "zb-h1": None,
-    "zb-h2": None,
     "interleaved-1f1b": 2,
     "looped-bfs": 2,
-    "interleaved-zb": 2,
     "hanayo": 2,
+    "zb-h1": None,
+    "zb-h2": None,
     "zb-v": 2,
     "v-half": 2,
     "v-min": 2,
     "dualpipe-v": 2,
+    "interleaved-zb": 2,
+    "sequential": None,
 }
+# Those that exist for other numbers of stages a device, too.
+ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
+# Those that put off weight gradients to fill idle time.
+DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
 # Planned for only if named: their training differs from plain training.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
-# What "auto" tries, the simplest first: it wins if no other is faster. Not "looped-bfs", which sums gradients in
-# another order than micro-batches do, so that the last bits of the result would depend on measured times.
-AUTO = ("1f1b", "gpipe", "eager-1f1b", "interleaved-1f1b", "hanayo", "sequential")
-# What "search" also starts from: schedules with deferred weight gradients.
-SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "interleaved-zb")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PlanOptions:
     micro_batches: int | Literal["auto"] = "auto"
     recompute: RecomputeChoice = "auto"
     offload: OffloadChoice = "auto"
-    stages: int | Literal["auto"] | None = None
+    stages: int | Literal["auto"] = "auto"
     chunks: int | None = None
     replicas: int | Literal["auto"] = 1
     max_micro_batches: int | None = None
@@ -60,6 +60,7 @@ class PlanOptions:
     cut_before: Sequence[str] | None = None
     allow_split_ties: bool = False
     reduction: Literal["mean", "sum", "batch"] | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Request:
     Attributes:
         profile, cluster, schedule, stages, chunks: as the keywords of :func:`pipepart.plan`.
         micro_batches, replicas: numbers to choose from.
+        seconds: that the search may take; None for as many as the size of the problem is worth.
         constraints: on the cut, by layer index.
         asked: the keywords that the plan keeps.
     """
@@ -77,9 +79,10 @@ class Request:
     cluster: Cluster
     schedule: str
     micro_batches: tuple[int, ...]
-    stages: int | Literal["auto"] | None
+    stages: int | Literal["auto"]
     chunks: int | None
     replicas: tuple[int, ...]
+    seconds: float | None
     constraints: Constraints
     asked: PlanConstraints
 
@@ -97,10 +100,22 @@ class Request:
     @property
     def schedules(self) -> tuple[str, ...]:
         """Names to choose from."""
-        if self.schedule == SEARCH:
-            return (*AUTO, *SPLIT)
-        names = AUTO if self.schedule == "auto" else (self.schedule,)
+        names = tuple(CHUNKS) if self.schedule in ("auto", SEARCH) else (self.schedule,)
         return tuple(name for name in names if _is_forwards_first(name)) if self.gathers_outputs else names
+
+    @property
+    def searches_orders(self) -> bool:
+        """True if the order of actions may be one that has no name."""
+        return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
+
+    def chunks_of(self, schedule: str) -> tuple[int, ...]:
+        """Return the numbers of stages a device to choose from under one of the schedules."""
+        own = CHUNKS.get(schedule) or 1
+        if self.chunks is not None:
+            return (self.chunks,) if self.chunks == own or schedule in ANY_CHUNKS else ()
+        if self.schedule == schedule or schedule not in ANY_CHUNKS:
+            return (own,)
+        return tuple(range(own, max(len(self.profile.layers) // 2, own) + 1))
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:
@@ -126,15 +141,13 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     constraints = read_constraints(
         profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
     )
-    stages = constraints.stages if options.stages is None else options.stages
+    stages = constraints.stages or "auto" if options.stages == "auto" else options.stages
     replicas = _replicas(options.replicas, len(cluster))
     if options.replicas == "auto" and profile.writes_statistics:
         replicas = (1,)  # each replica would see its own micro-batches only
     layers = len(profile.layers)
-    if stages is None:
-        check_devices(len(cluster), layers, replicas[-1])
-    chunks = options.chunks or CHUNKS.get(options.schedule) or 1
-    _check_stages(stages, len(cluster) // replicas[0], layers, chunks)
+    own = 1 if options.schedule in ASYNCHRONOUS else CHUNKS.get(options.schedule, layers) or 1
+    _check_stages(stages, len(cluster) // replicas[0], layers, options.chunks or own)
     _check_pins(profile, options, constraints, len(cluster) // replicas[0])
     asked = {name: getattr(options, name) for name in PlanConstraints.model_fields}
     return Request(
@@ -145,6 +158,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         stages=stages,
         chunks=options.chunks,
         replicas=replicas,
+        seconds=options.seconds,
         constraints=constraints,
         asked=PlanConstraints(**{name: value for name, value in asked.items() if value is not None}),
     )
@@ -184,6 +198,8 @@ def check_options(options: PlanOptions, devices: int) -> None:
         if value != other and not is_count(value):
             also = f"{other!r} or " if other else ""
             raise ValueError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
+    if options.seconds is not None and not (isinstance(options.seconds, int | float) and options.seconds > 0):
+        raise ValueError(f"seconds must be None or a number above 0, got {options.seconds!r}")
     _replicas(options.replicas, devices)
     if options.reduction not in (None, "mean", "sum", "batch"):
         raise ValueError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
@@ -223,22 +239,8 @@ def refuse_asynchronous(schedule: str) -> None:
         )
 
 
-def check_devices(devices: int, layers: int, replicas: int = 1) -> None:
-    """Check that each replica has a layer for each of its devices.
-
-    Raises:
-        ValueError: it has not.
-    """
-    if devices // replicas > layers:
-        each = " for each replica of the model" if replicas > 1 else ""
-        raise ValueError(
-            f"{devices // replicas} devices{each} need as many stages, the model has {layers} layers: "
-            f"use at most {layers * replicas} devices"
-        )
-
-
-def _check_stages(stages: int | Literal["auto"] | None, devices: int, layers: int, chunks: int) -> None:
-    if stages is None or stages == "auto":
+def _check_stages(stages: int | Literal["auto"], devices: int, layers: int, chunks: int) -> None:
+    if stages == "auto":
         return
     most = min(devices * chunks, layers)
     if not is_count(stages) or stages > most:
@@ -253,8 +255,8 @@ def _check_pins(profile: Profile, options: PlanOptions, constraints: Constraints
     Raises:
         ValueError: too few layers come before it, or there are not that many stages.
     """
-    names = CHUNKS if options.schedule in ("auto", SEARCH) else (options.schedule,)
-    chunks = options.chunks or max(CHUNKS.get(name) or 1 for name in names)
+    free = options.schedule in ("auto", SEARCH)
+    chunks = options.chunks or (len(profile.layers) if free else CHUNKS.get(options.schedule) or 1)
     stages = constraints.stages or min(devices * chunks, len(profile.layers))
     if is_count(options.stages):
         stages = options.stages

@@ -23,7 +23,6 @@ class NeverRuns(nn.Module):
         ({"replicas": 3}, "replicas must be between 1 and the number of devices, 2"),
         ({"optimizer_state": "lion"}, "optimizer 'lion' is not known"),
         ({"micro_batches": 0}, "micro_batches"),
-        ({"devices": 9}, "9"),
     ],
 )
 def test_a_mistake_is_reported_before_the_model_runs(options: dict[str, Any], says: str) -> None:

@@ -75,7 +75,7 @@ def test_no_cut_of_thousands_has_a_smaller_bottleneck(
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_memory_without_limit_always_fits(layers, cluster, micro_batches):
     assume(len(cluster) <= len(layers))
-    plan = pipepart.plan(profile_of(layers, [micro_batches]), cluster, schedule="1f1b")
+    plan = pipepart.plan(profile_of(layers, [micro_batches]), cluster, schedule="1f1b", stages=len(cluster))
     assert {stage.device for stage in plan.stages} == {device.name for device in cluster.devices}
 
 
@@ -100,14 +100,15 @@ def test_a_slow_device_gets_less():
 def test_an_expensive_border_is_avoided():
     layers = [Layer(output=size) for size in (10, 1000, 10, 1000)]
     cluster = Cluster(devices=Cluster.virtual(2).devices, link=Link(bandwidth=100))
-    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b")
+    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b", stages=2)
     assert plan.stages[0].layers in (("layer0",), ("layer0", "layer1", "layer2"))
 
 
 def test_the_time_of_the_loss_counts_for_the_last_stage():
     layers = [Layer()] * 6
-    without = pipepart.plan(profile_of(layers, [1]), Cluster.virtual(2), schedule="1f1b")
-    loaded = pipepart.plan(profile_of(layers, [1], loss_seconds=4), Cluster.virtual(2), schedule="1f1b")
+    two = {"schedule": "1f1b", "stages": 2}
+    without = pipepart.plan(profile_of(layers, [4]), Cluster.virtual(2), **two)
+    loaded = pipepart.plan(profile_of(layers, [4], loss_seconds=4), Cluster.virtual(2), **two)
     assert [len(stage.layers) for stage in without.stages] == [3, 3]
     assert [len(stage.layers) for stage in loaded.stages] == [4, 2]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import pipepart
 import schedules
 from pipepart import Cluster, InfeasiblePlanError
-from pipepart.planning.request import AUTO, CHUNKS
+from pipepart.planning.request import CHUNKS
 from tests.planning.problems import Layer, chains, clusters, profile_of, stage_parts
 
 MODES = ("never", "except-last", "always")
@@ -22,7 +22,7 @@ def every_step(
     layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int], stages: int | None
 ) -> Iterator[float]:
     """The simulated step of every schedule, micro-batch count, cut, order of the devices and recompute that fits."""
-    for name, count in itertools.product(AUTO, counts):
+    for name, count in itertools.product(CHUNKS, counts):
         chunks = CHUNKS[name] or 1
         for devices in range(1, len(cluster) + 1):
             if devices * chunks > len(layers) or (chunks > 1 and devices == 1):
@@ -106,9 +106,9 @@ def check(layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int]) -> N
     best = min(every_step(layers, cluster, counts, None), default=None)
     if best is None:
         with pytest.raises(InfeasiblePlanError):
-            pipepart.plan(profile, cluster, stages="auto")
+            pipepart.plan(profile, cluster)
         return
-    assert pipepart.plan(profile, cluster, stages="auto").predicted.step_seconds <= best * (1 + 1e-9)
+    assert pipepart.plan(profile, cluster).predicted.step_seconds <= best * (1 + 1e-9)
 
 
 def trained(layers: Sequence[Layer]) -> list[Layer]:

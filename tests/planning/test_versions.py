@@ -4,7 +4,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Plan
-from pipepart.planning.request import ASYNCHRONOUS, AUTO, SPLIT
+from pipepart.planning.request import ASYNCHRONOUS, CHUNKS
 from tests.planning.problems import Layer, profile_of
 
 LAYERS = [Layer(parameters=1000, output=1) for _ in range(4)]
@@ -36,7 +36,7 @@ def test_a_saved_plan_is_read_with_its_versions(tmp_path):
 
 
 def test_no_plan_is_asynchronous_unless_it_is_asked_for():
-    assert not {*AUTO, *SPLIT} & {*ASYNCHRONOUS}
+    assert not {*CHUNKS} & {*ASYNCHRONOUS}
 
 
 def test_copies_of_the_model_do_not_train_asynchronously():

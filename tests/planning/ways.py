@@ -15,7 +15,7 @@ from pipepart import Cluster, Device, Link, Plan, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.request import PlanOptions, read_request
-from pipepart.planning.search.strategies import choices
+from pipepart.planning.search.parts import parts_of
 from schedules import Kind, Schedule
 from tests.planning.problems import Layer, Parts, profile_of, stage_parts
 
@@ -151,9 +151,13 @@ def _borders(
 
 def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | Infeasible:
     """The plan with the smallest bottleneck, before its step is improved by simulation; or why there is none."""
-    (choice,) = choices(read_request(profile, cluster, PlanOptions(**options)))
-    candidate = choice.candidates[0][0]
-    return candidate.best_plan() or candidate.infeasible()
+    (part,) = parts_of(read_request(profile, cluster, PlanOptions(**options)))
+    candidate = part.candidates[0][0]
+    found = candidate.smallest_bottleneck()
+    if found is None:
+        return candidate.infeasible()
+    made = candidate.plan_for_cut(found.first_layers[1:], candidate.order_of(found), found.bound)
+    return made or candidate.infeasible()
 
 
 def check_against_every_way(

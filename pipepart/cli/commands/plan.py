@@ -69,11 +69,19 @@ def plan_command(
     stages: Annotated[
         Any,
         option(
-            "N", "Number of stages, or auto for the best; one per device if not given.", options.count_or_auto
+            "N",
+            "Number of stages, or auto for the best. Devices that gain nothing are left out.",
+            options.count_or_auto,
+            show_default=True,
         ),
-    ] = None,
+    ] = "auto",
     chunks: Annotated[
-        int | None, option("N", "Stages per device, for a schedule that has several; 2 if not given.", min=1)
+        int | None,
+        option(
+            "N",
+            "Stages per device, for a schedule that has several; 2 if not given, any number under auto.",
+            min=1,
+        ),
     ] = None,
     replicas: Annotated[
         Any,
@@ -113,6 +121,12 @@ def plan_command(
             "NAME",
             "What the loss is over samples: mean, sum, or batch for any loss, on the outputs of all of them at once.",
             options.choice("mean", "sum", "batch"),
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        option(
+            "SECONDS", "Time to search for; 10 if not given, or part of a second for a small model.", min=0.01
         ),
     ] = None,
     pin: options.Pin = None,
@@ -210,6 +224,7 @@ def plan_command(
             colocate=colocate or [],
             no_cut_before=no_cut_before or [],
             cut_before=cut_before or None,
+            seconds=seconds,
         )
     except InfeasiblePlanError as error:
         if as_json:

@@ -15,7 +15,7 @@ from .chain_dp import ChainCut
 from .device_orders import distinct_orders
 from .local_search import climb, neighbours
 
-MOST_CUTS = 20_000
+MOST_CUTS = 3_000
 _MOST_ORDERS = 24
 _CLIMBED = 4  # of these orders, if there are too many cuts to try all
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
@@ -44,7 +44,7 @@ class ChunkedProblem:
     def best(self) -> ChainCut | None:
         """Return the best cut found: least deficit of memory, then smallest bottleneck, then evenest loads.
 
-        Exact if there are at most 20,000 cuts and 24 orders of the devices: all are tried. Else local search from cuts
+        Exact if there are at most 3,000 cuts and 24 orders of the devices: all are tried. Else local search from cuts
         in proportion to the speeds of the devices, and the bound is that of perfectly even loads. None if no cut is
         possible.
         """

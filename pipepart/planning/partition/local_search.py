@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 _Cut = TypeVar("_Cut")
 
-_MOST_PAIRED = 32  # borders, up to which every two may move together; above it only those side by side
+_MOST_PAIRED = 8  # borders, up to which every two may move together; above it only those side by side
 
 
 def climb(start: _Cut, better: Callable[[_Cut], _Cut | None]) -> _Cut:
@@ -32,12 +33,18 @@ def neighbours(
         steps: moves of a single border.
         pair_steps: moves of two borders at a time.
     """
-    count = len(borders)
+    moves = _moves(len(borders), tuple(steps), tuple(pair_steps))
+    table = np.searchsorted(allowed, borders) + moves
+    inside = (table >= 0).all(axis=1) & (table < len(allowed)).all(axis=1)
+    inside &= (np.diff(table, axis=1) > 0).all(axis=1)
+    return allowed[table[inside]]
+
+
+@lru_cache(256)
+def _moves(count: int, steps: tuple[int, ...], pair_steps: tuple[int, ...]) -> NDArray[np.int64]:
+    """[moves, borders]: how far each move takes each of ``count`` borders."""
     one = np.eye(count, dtype=np.int64)
     pairs = itertools.combinations(one, 2) if count <= _MOST_PAIRED else itertools.pairwise(one)
     moves = [step * row for row in one for step in steps]
     moves += [a * first + b * second for first, second in pairs for a in pair_steps for b in pair_steps]
-    table = np.searchsorted(allowed, borders) + np.array(moves, dtype=np.int64).reshape(len(moves), count)
-    inside = (table >= 0).all(axis=1) & (table < len(allowed)).all(axis=1)
-    inside &= (np.diff(table, axis=1) > 0).all(axis=1)
-    return allowed[table[inside]]
+    return np.array(moves, dtype=np.int64).reshape(len(moves), count)

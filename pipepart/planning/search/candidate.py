@@ -1,9 +1,11 @@
-"""Candidate: one way to run a model, without the cut: schedule, micro-batches, replicas and recompute modes."""
+"""Candidate: one way to run a model, without the cut: schedule, devices, stages, micro-batches, replicas, recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,21 +17,28 @@ from ...units import counted
 from ..constraints import Constraints
 from ..costs.cut_costs import CutCosts
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import MODE_SETS, Mode, ModeChoice, StashCounts, with_modes
-from ..costs.step_bound import step_bound
+from ..costs.stage_memory import MODE_SETS, Mode, ModeChoice, StashCounts
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
+from ..partition.device_orders import distinct_orders
 from ..partition.interleaved import ChunkedProblem
 from ..partition.replica_groups import ReplicaGroups
 from ..plan_document import Plan
 from ..plan_record import PlanConstraints
-from ..request import ASYNCHRONOUS
+from ..request import ASYNCHRONOUS, DEFERRING
 from ..stage_plan import StagePlan
+from .step_times import StepTimes, has_bandwidth
+from .structure import levels, named_schedule, stash_counts
+
+_SIMULATED = 3000  # cuts times orders, up to which every one is simulated
+
+# Cuts by what they depend on: candidates whose schedules place the stages alike share them.
+FoundCuts = dict[Hashable, ChainCut | None]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a model, without the cut: finds the best plan, or why there is none.
+    """One way to run a model, without the cut: finds a cut, makes the plan of a cut, or tells why there is none.
 
     Attributes:
         profile: the layers, with costs at the number of micro-batches only.
@@ -40,9 +49,11 @@ class Candidate:
         devices: of one replica.
         choice: the modes that stages may use.
         modes: all modes that stages of the request may use, of which ``choice`` may have some.
+        least_seconds: that no plan on so many devices can beat.
         constraints: of the user, by layer index.
         asked: the keywords of the user, for the plan.
         fingerprint: of the profile.
+        found: cuts of candidates with the same costs, groups and constraints.
     """
 
     profile: Profile
@@ -53,9 +64,11 @@ class Candidate:
     devices: int
     choice: ModeChoice
     modes: tuple[Mode, ...]
+    least_seconds: float
     constraints: Constraints
     asked: PlanConstraints
     fingerprint: str
+    found: FoundCuts = field(compare=False, repr=False)
 
     @property
     def cluster(self) -> Cluster:
@@ -72,12 +85,50 @@ class Candidate:
         """Stages of one replica."""
         return self.devices * self.chunks
 
-    @property
+    @cached_property
     def shortest_possible_step(self) -> float:
-        """Seconds that no plan on as many devices can beat."""
+        """Seconds that no plan can beat."""
+        costs, counts = self.costs, self.costs.micro_batches
+        repeated = {"always": counts, "except-last": max(counts - self.groups.replicas, 0)}
+        if self.choice not in repeated:
+            return self.least_seconds
         speeds = sorted((device.speed for device in self.groups.all_devices.devices), reverse=True)
-        measured = self.profile.at(self.costs.micro_batches)
-        return step_bound(measured, speeds[: self.devices * self.groups.replicas], self.groups.replicas)
+        saved = 0.0 if costs.split is None else -float(costs.split.clip(max=0.0).sum())
+        again = repeated[self.choice] * float(costs.forward[costs.has_backward].sum())
+        work = (costs.total_seconds - saved) * counts + again
+        return max(self.least_seconds, work / sum(speeds[: self.devices * self.groups.replicas]))
+
+    @property
+    def likely_step(self) -> float:
+        """A guess of its step, to try the best ones first: even stages, idle while the pipeline fills and drains."""
+        waits = 1 / 3 if self.schedule in DEFERRING else 1.0
+        return self.shortest_possible_step * (
+            1 + waits * (self.devices - 1) / (self.micro_batches * self.chunks)
+        )
+
+    @cached_property
+    def orders(self) -> list[tuple[int, ...]]:
+        """Orders of the devices that differ, as far as every cut can be simulated on each."""
+        cuts = math.comb(len(self.costs.allowed_borders), self.stages - 1)
+        return list(
+            itertools.islice(distinct_orders(self.cluster, self.devices), _SIMULATED // max(cuts, 1) + 1)
+        )
+
+    @property
+    def tries_every_cut(self) -> bool:
+        """True if there are so few cuts and orders of the devices that each is simulated."""
+        cuts = math.comb(len(self.costs.allowed_borders), self.stages - 1)
+        return cuts * len(self.orders) <= _SIMULATED
+
+    @property
+    def is_extra(self) -> bool:
+        """True if the request leaves the recompute mode open, and this candidate has one mode for all stages."""
+        return self.choice in ("never", "except-last", "always") and self.choice != self.asked.recompute
+
+    @property
+    def is_dominated(self) -> bool:
+        """True if ``recompute="auto"`` makes no slower plans: every cut is tried, or no memory is short."""
+        return self.tries_every_cut or (not self._is_limited and self.choice == "never")
 
     @cached_property
     def impossible_reason(self) -> str:
@@ -104,14 +155,17 @@ class Candidate:
             return str(error)
         return ""
 
-    def best_plan(self) -> Plan | None:
-        """The plan with the smallest bottleneck; None if none fits."""
+    def smallest_bottleneck(self) -> ChainCut | None:
+        """The cut with the smallest bottleneck; None if none fits, or none is possible."""
         if self.impossible_reason:
             return None
-        found = self._problem.best()
-        if found is None or found.deficit_bytes:
-            return None
-        return self.plan_for_cut(found.first_layers[1:], self._order(found), found.bound)
+        key: Hashable = (self.devices, self.bare_schedule.device_of, self.cut_costs.modes)
+        if self._is_limited:
+            key = (key, self.schedule)  # whose order decides how much memory a cut needs
+        if key not in self.found:
+            best = self._problem.best()
+            self.found[key] = None if best is None or best.deficit_bytes else best
+        return self.found[key]
 
     def plan_for_cut(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan | None:
         """The plan of one cut; None if it does not fit.
@@ -137,23 +191,36 @@ class Candidate:
                 f"no cut into {counted(self.stages, 'stage')} is possible: layers that share parameters or buffers, or "
                 "that colocate names, are in one stage"
             )
-        nearest = self._plan(found.first_layers[1:], self._order(found), 0.0)
+        nearest = self._plan(found.first_layers[1:], self.order_of(found), 0.0)
         return explain_infeasible(nearest, proven=found.exhaustive)
 
     @cached_property
     def bare_schedule(self) -> schedules.Schedule:
         """The schedule of one replica, without recomputes."""
-        return schedules.build(
-            self.schedule, devices=self.devices, micro_batches=self.micro_batches, chunks=self.chunks
-        )
+        return named_schedule(*self._structure)
 
     @cached_property
     def cut_costs(self) -> CutCosts:
         """The costs of cuts. Stages do not affect each other's stash counts, so that each may have its own mode."""
-        counts: dict[Mode, StashCounts] = {
-            mode: StashCounts(with_modes(self.bare_schedule, [mode])) for mode in MODE_SETS[self.choice]
-        }
+        modes = MODE_SETS[self.choice][
+            : None if self._is_limited else 1
+        ]  # without a limit the fastest mode fits
+        counts: dict[Mode, StashCounts] = {mode: stash_counts(*self._structure, mode) for mode in modes}
         return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """Simulates one step of one replica for many cuts at once."""
+        own = levels(*self._structure, self.cut_costs.may_recompute, has_bandwidth(self.cluster))
+        return StepTimes(self.costs, self.cut_costs, own)
+
+    @property
+    def _is_limited(self) -> bool:
+        return any(device.memory_bytes is not None for device in self.cluster.devices)
+
+    @property
+    def _structure(self) -> tuple[str, int, int, int]:
+        return self.schedule, self.devices, self.micro_batches, self.chunks
 
     @cached_property
     def _problem(self) -> ChainProblem | ChunkedProblem:
@@ -162,7 +229,7 @@ class Candidate:
             return ChainProblem(self.costs, self.cluster, self.devices, counts, self.constraints)
         return ChunkedProblem(self.costs, self.cluster, self.cut_costs, self.constraints)
 
-    def _order(self, found: ChainCut) -> tuple[int, ...]:
+    def order_of(self, found: ChainCut) -> tuple[int, ...]:
         """The device of each schedule row."""
         at = dict(zip(self.bare_schedule.device_of, found.device_indices, strict=True))
         return tuple(at[row] for row in range(self.devices))

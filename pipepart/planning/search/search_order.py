@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import schedules
@@ -13,33 +12,7 @@ from ..costs.layer_ranges import ChainCosts
 from ..plan_document import Plan
 from ..searched_order import SEARCH, order_text
 
-_PLACEMENTS = 3  # placements of the stages that an order is searched for
-_NEAR = 1.3  # relative to the best step: slower plans are not searched
 _EFFORT = 1.0
-
-
-def search_order(plans: Sequence[Plan]) -> Plan:
-    """Return the fastest plan under schedule "search": the best plans with an order of actions found for their stages.
-
-    No slower than any of the plans. Replicas all use the order that is found for the first one. If stages recompute,
-    the search does not know their memory: an order that does not fit is dropped, and the plan keeps its own.
-
-    Args:
-        plans: that fit; at least one.
-    """
-    ranked = sorted(plans, key=lambda plan: plan.predicted.step_seconds)
-    best: dict[tuple[int, ...], Plan] = {}
-    for plan in ranked:
-        if plan.predicted.step_seconds <= _NEAR * ranked[0].predicted.step_seconds:
-            best.setdefault(plan.build_schedule().device_of, plan)
-    chosen = list(best.values())[:_PLACEMENTS]
-    found = [
-        made
-        for plan in chosen
-        for made in (_ordered(plan, _own_order(plan), same=True), _searched(plan, _EFFORT / len(chosen)))
-        if made
-    ]
-    return min(found, key=lambda plan: plan.predicted.step_seconds)
 
 
 def search_within(
@@ -73,31 +46,21 @@ def search_within(
     )
 
 
-def _own_order(plan: Plan) -> schedules.Schedule:
-    """The order of the first replica under the plan's own schedule, with its split backwards."""
+def as_searched(plan: Plan, costs: ChainCosts | None = None) -> Plan:
+    """Return the plan with the order of its named schedule, its split backwards included, written as actions.
+
+    Args:
+        plan: under a named schedule.
+        costs: of its layers; None to compute them.
+    """
     one = plan.first_replica
     bare = schedules.build(one.schedule, len(one.workers), one.micro_batches, one.chunks)
     split = [schedules.Action.parse(text) for text in plan.split_critical]
-    return schedules.split_backward(bare, split) if split else bare
-
-
-def _searched(plan: Plan, effort: float) -> Plan | None:
-    """The plan with the order that is found for it; None if that does not fit."""
-    try:
-        order = search_within(plan, effort=effort)
-    except schedules.ScheduleError:
-        return None  # a device has memory for one micro-batch, but not for its deferred weight gradients
-    return _ordered(plan, order, same=False)
-
-
-def _ordered(plan: Plan, order: schedules.Schedule, *, same: bool) -> Plan | None:
-    """The plan with this order for every replica; None if it does not fit."""
-    # A cut that does not fit under the plan's schedule may fit with another order: the bound then needs no limits.
-    unlimited = all(device.memory_bytes is None for device in plan.workers)
-    bound = plan.predicted.bottleneck_bound if same or unlimited else 0.0
-    order_of_all = {"schedule": SEARCH, "actions": order_text(order), "split_critical": ()}
-    made = plan.model_copy(update=order_of_all).predict(bottleneck_bound=bound)
-    return made if _fits(made) else None
+    order = schedules.split_backward(bare, split) if split else bare
+    changed = plan.model_copy(
+        update={"schedule": SEARCH, "chunks": 1, "actions": order_text(order), "split_critical": ()}
+    )
+    return changed.predict(costs, plan.predicted.bottleneck_bound)
 
 
 def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:

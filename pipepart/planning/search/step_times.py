@@ -18,32 +18,27 @@ from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _NUMBERS = 4_000_000  # that are held at a time: ends of actions, for as many cuts as that allows
 
+_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE)
+
 # A cut with its order of the devices, as columns: seconds [kinds * stages + 1, cuts], and delays [borders + 1, cuts].
 Columns = tuple[Floats, Floats]
 
 
-class StepTimes:
-    """Seconds of one step as :func:`schedules.simulate` has them, for many cuts and orders of the devices at once.
-
-    The actions fall into levels: an action waits for actions of earlier levels only, and a level is played with a few
-    operations on arrays::
-
-        end[action] = max(end[action before it on its device], end[its source] + delay) + seconds
+class Levels:
+    """The actions of a schedule in levels: an action waits for actions of earlier levels only.
 
     If messages take time on their link, each is one more action, on a row for that direction of the link, as it carries
-    one message at a time. The ports of hosts are taken to be free, and values that go past stages to be there in time:
-    they left before the output of the stage before.
+    one message at a time.
 
     Args:
-        costs: of the layers.
-        cuts: the devices, the schedule rows, and the recompute modes.
         schedule: of one replica, without recomputes.
+        may_recompute: insert a recompute before each backward. One that a stage does not need takes no time.
+        on_links: messages take time on their link.
     """
 
-    def __init__(self, costs: ChainCosts, cuts: CutCosts, schedule: schedules.Schedule) -> None:
-        self._costs, self._cuts = costs, cuts
+    def __init__(self, schedule: schedules.Schedule, may_recompute: bool, on_links: bool) -> None:
         bare = schedules.split_overlaps(schedule)
-        if cuts.may_recompute:  # a recompute that a stage does not need takes no time
+        if may_recompute:
             bare = schedules.insert_recompute(bare, range(bare.stages), range(bare.micro_batches))
         found, stages = dependencies(bare), bare.stages
         self._before = np.arange(-1, found.actions - 1)
@@ -52,17 +47,20 @@ class StepTimes:
         self._source[found.target] = found.source
         self._border = np.full(found.actions, stages - 1)  # the last row of delays is zero
         self._border[found.target] = np.minimum(found.source_stage, found.target_stage)
-        kinds = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE)
         row = np.full(len(CODE), -1)
-        row[[CODE[kind] for kind in kinds]] = np.arange(len(kinds))
+        row[[CODE[kind] for kind in _KINDS]] = np.arange(len(_KINDS))
         kind = row[found.code]
         last = (found.code == CODE[Kind.RECOMPUTE]) & (found.micro_batch == bare.micro_batches - 1)
-        nothing = (len(kinds) + 1) * stages
+        nothing = (len(_KINDS) + 1) * stages
         self._seconds = np.where(kind < 0, nothing, (kind + last) * stages + found.stage)
-        if _has_bandwidth(cuts.cluster):
+        if on_links:
             self._add_messages(found, np.array(bare.device_of), nothing + 1)
-        levels = _levels(self._before.tolist(), self._source.tolist())
-        self._levels = np.split(np.argsort(levels, kind="stable"), np.cumsum(np.bincount(levels))[:-1])
+        self.actions = self._source.size
+        level_of = _levels(self._before.tolist(), self._source.tolist())
+        self.rows = [
+            (level, self._before[level], self._source[level], self._border[level], self._seconds[level])
+            for level in np.split(np.argsort(level_of, kind="stable"), np.cumsum(np.bincount(level_of))[:-1])
+        ]
 
     def _add_messages(self, found: Dependencies, row_of: Ints, first_row: int) -> None:
         """Add an action for each message between devices; ``first_row`` is that of the first border's seconds."""
@@ -79,6 +77,26 @@ class StepTimes:
         self._source[target] = numbers
         self._border = np.r_[self._border, np.full(edges.size, row_of.size - 1)]
         self._seconds = np.r_[self._seconds, first_row + border]
+
+
+class StepTimes:
+    """Seconds of one step as :func:`schedules.simulate` has them, for many cuts and orders of the devices at once.
+
+    A level of actions is played with a few operations on arrays::
+
+        end[action] = max(end[action before it on its device], end[its source] + delay) + seconds
+
+    The ports of hosts are taken to be free, and values that go past stages to be there in time: they left before the
+    output of the stage before.
+
+    Args:
+        costs: of the layers.
+        cuts: the devices, the schedule rows, and the recompute modes.
+        levels: of the schedule; with recomputes and messages if the cuts may have some.
+    """
+
+    def __init__(self, costs: ChainCosts, cuts: CutCosts, levels: Levels) -> None:
+        self._costs, self._cuts, self._levels = costs, cuts, levels
 
     def columns(self, borders: Borders, choices: Borders, order: Sequence[int]) -> Columns:
         """Return the seconds and delays of cuts on one order of the devices. Those of messages on links are seconds.
@@ -117,22 +135,41 @@ class StepTimes:
                 on_links[:, border] = sizes[:, border] / link.bandwidth if link.bandwidth else 0.0
         return np.hstack(tables).T, delays.T
 
-    def steps(self, columns: Sequence[Columns]) -> Floats:
-        """Return the seconds of a step of each cut of all columns, one after the other."""
-        seconds, delays = (np.hstack(tables) for tables in zip(*columns, strict=True))
-        width = max(1, _NUMBERS // (self._source.size + 1))
-        parts = [slice(first, first + width) for first in range(0, seconds.shape[1], width)]
-        return np.concatenate([self._played(seconds[:, part], delays[:, part]) for part in parts])
+    def steps(self, columns: Sequence[Columns], *, splits: bool = False) -> Floats:
+        """Return the seconds of a step of each cut of all columns, one after the other.
 
-    def _played(self, seconds: Floats, delays: Floats) -> Floats:
-        ends = np.zeros((self._source.size + 1, seconds.shape[1]))
-        for level in self._levels:
-            ready = ends[self._source[level]] + delays[self._border[level]]
-            ends[level] = np.maximum(ends[self._before[level]], ready) + seconds[self._seconds[level]]
+        Args:
+            columns: of the cuts.
+            splits: return what no choice of backwards to run as I and then W can beat: each gradient leaves after I,
+                and a backward takes what is less, the whole or its parts.
+        """
+        seconds, delays = (np.hstack(tables) for tables in zip(*columns, strict=True))
+        sooner = np.zeros_like(seconds)  # the output of an action is there before its end
+        if splits:
+            stages = len(self._cuts.rows)
+            _, inputs, weights, whole = seconds[: 4 * stages].reshape(4, stages, -1)
+            whole = np.minimum(whole, inputs + weights)
+            seconds = seconds.copy()
+            seconds[3 * stages : 4 * stages] = whole
+            sooner[3 * stages : 4 * stages] = np.maximum(whole - inputs, 0.0)
+        width = max(1, _NUMBERS // (self._levels.actions + 1))
+        parts = [slice(first, first + width) for first in range(0, seconds.shape[1], width)]
+        played = [self._played(seconds[:, part], delays[:, part], sooner[:, part]) for part in parts]
+        return np.concatenate(played)
+
+    def _played(self, seconds: Floats, delays: Floats, sooner: Floats) -> Floats:
+        ends = np.zeros((self._levels.actions + 1, seconds.shape[1]))
+        early = sooner.any()
+        sent = ends.copy() if early else ends
+        for level, before, source, border, kind in self._levels.rows:
+            ready = sent[source] + delays[border]
+            ends[level] = np.maximum(ends[before], ready) + seconds[kind]
+            if early:
+                sent[level] = ends[level] - sooner[kind]
         return ends.max(axis=0)
 
 
-def _has_bandwidth(cluster: Cluster) -> bool:
+def has_bandwidth(cluster: Cluster) -> bool:
     """Return True if a message may take time on its link besides the latency."""
     return any(link.bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network))
 
