@@ -22,7 +22,7 @@ from tests.support.skipping import WIDTH, Hourglass
 class Tied(nn.Module):
     """Multiplies by the weight of another layer."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = weight
 
@@ -188,7 +188,7 @@ class Failing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[int] = [0, 0]
-        self.fails = (-1, -1)
+        self.fails: tuple[int, int] = (-1, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         self.count(0)
@@ -206,7 +206,8 @@ class Failing(nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_failure_while_stashes_are_away_leaves_a_pipeline_that_works(fails: tuple[int, int], strict: bool):
     failing = Failing()
-    model = nn.Sequential(*chain()[:4], failing, *chain()[4:])
+    before, behind = chain(2), chain(4)
+    model = nn.Sequential(*before, failing, *behind)
     x, y = torch.randn(24, 64), torch.randn(24, 64)
     with cut_by_hand(
         model, [6], loss_fn=nn.MSELoss(), micro_batches=8, schedule="gpipe", offload="stash", strict=strict
