@@ -93,7 +93,7 @@ def check_on_a_huge_lattice(graph: nx.DiGraph, devices: int) -> Cut:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "gap"), [(2, 0.01), (4, 0.05), (8, 0.25)])
+@pytest.mark.parametrize(("devices", "gap"), [(2, 0.01), (4, 0.06), (8, 0.25)])
 def test_a_network_of_cells_is_cut_better_than_any_of_its_orders(devices: int, gap: float):
     assert check_on_a_huge_lattice(nasnet(18), devices).gap < gap
 
