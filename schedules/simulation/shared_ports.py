@@ -50,10 +50,13 @@ def port_messages(
                 routes[source, target] = [
                     (numbers.setdefault(port, len(numbers)), size / speed) for port, speed in route
                 ]
+    found_messages: dict[int, Message] = {}
     pairs = zip(found.source_stage.tolist(), found.target_stage.tolist(), strict=True)
-    return {
-        edge: Message(float(seconds[edge]), routes[pair]) for edge, pair in enumerate(pairs) if pair in routes
-    }
+    for edge, pair in enumerate(pairs):
+        if (route := routes.get(pair)) is not None:
+            slowest = max(occupied for _, occupied in route)
+            found_messages[edge] = Message(max(float(seconds[edge]), slowest), route)
+    return found_messages
 
 
 def play_shared(

@@ -73,6 +73,7 @@ def _play(
     is_message[found.owner[found.is_kind(*COMMUNICATION)]] = True
     edges = found.source, _readers(found, is_message)
     through = port_messages(schedule, costs, found, occupancy) if contention and costs.ports else {}
+    occupancy[list(through)] = [message.seconds for message in through.values()]
     carried = found.is_copy | contention
     delay = latency + np.where(carried, 0.0, occupancy)
     carried[list(through)] = False

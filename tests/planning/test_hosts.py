@@ -181,11 +181,11 @@ def test_local_measures_cuda_devices_unless_told_not_to(monkeypatch):
     monkeypatch.setattr(
         cluster_module, "find_accelerators", lambda: [torch.device("cuda", n) for n in (0, 1)]
     )
-    monkeypatch.setattr(
-        Cluster,
-        "of",
-        classmethod(lambda cls, found: cls(devices=devices[: len(found)], links_from="assumed")),
-    )
+
+    def of(found: list[torch.device]) -> Cluster:
+        return Cluster(devices=devices[: len(found)], links_from="assumed")
+
+    monkeypatch.setattr(Cluster, "of", of)
     assert Cluster.local(measure=False).links_from == "assumed"
     assert asked == []
     cluster = Cluster.local()

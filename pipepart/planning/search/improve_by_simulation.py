@@ -82,6 +82,8 @@ class _Search:
         fitting, columns = [], []
         for order, borders in cases:
             allowed = self._candidate.constraints.allowed(borders)
+            if not len(allowed):
+                continue
             table = self._cuts.of(allowed)
             fits = (table.deficits(order) <= 0).all(axis=1)
             if fits.any():

@@ -1,0 +1,164 @@
+"""Orders of devices over hosts, and the price of replicas between hosts: proofs, closed forms, thousands of devices."""
+
+import itertools
+import math
+import time
+
+import pytest
+
+import pipepart
+import schedules
+from pipepart import Cluster, Plan
+from pipepart.cluster import Network
+from pipepart.planning.partition.device_orders import distinct_orders
+from pipepart.planning.partition.reductions import all_reduce_seconds
+from pipepart.planning.partition.replica_groups import groupings
+from pipepart.planning.request import PlanOptions, read_request
+from pipepart.planning.search.strategies import choices
+from tests.planning.problems import Layer, profile_of
+
+
+def chain(count: int, output: int = 1000) -> list[Layer]:
+    return [
+        Layer(
+            1 + index * 7 % 5 / 4,
+            1 + index * 3 % 4 / 3,
+            1,
+            parameters=10,
+            output=output * (1 + index * 5 % 9),
+            saved=10,
+        )
+        for index in range(count)
+    ]
+
+
+def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> Plan:
+    """The plan of the cut with the smallest bottleneck, before anything is simulated."""
+    request = read_request(profile_of(layers, [4]), cluster, PlanOptions(schedule="1f1b", stages=stages))
+    plans = [one.best_plan() for choice in choices(request) for ways in choice.candidates for one in ways]
+    (found,) = [plan for plan in plans if plan is not None]
+    return found
+
+
+@pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])
+def test_orders_of_alike_hosts_are_proven(hosts, each, stages):
+    cluster = Cluster.parse(["1GiB"], hosts=hosts, devices_per_host=each, link=1e6, network=1e5)
+    found = smallest_bottleneck(chain(96), cluster, stages).predicted
+    assert found.bottleneck_seconds == pytest.approx(found.bottleneck_bound, rel=1e-9)
+
+
+def test_no_order_over_two_hosts_has_a_smaller_bottleneck():
+    cluster = Cluster.parse(["1GiB", "1GiB@0.5"], hosts=2, link=2000.0, network=500.0)
+    layers = chain(6)
+    best = smallest_bottleneck(layers, cluster, 4).predicted
+    request = read_request(profile_of(layers, [4]), cluster, PlanOptions(schedule="1f1b", stages=4))
+    candidate = choices(request)[0].candidates[0][0]
+    ways = itertools.product(itertools.combinations(range(1, 6), 3), itertools.permutations(range(4)))
+    plans = [candidate.plan_for_cut(cut, order, 0.0) for cut, order in ways]
+    loads = [plan.predicted.bottleneck_seconds for plan in plans if plan is not None]
+    assert len(loads) == 10 * 24
+    assert best.bottleneck_seconds <= min(loads) * (1 + 1e-9)
+    assert best.bottleneck_bound == pytest.approx(best.bottleneck_seconds)
+
+
+def test_orders_that_are_too_many_keep_a_bound():
+    speeds = [f"1GiB@{0.5 + index / 10:.1f}" for index in range(16)]
+    found = smallest_bottleneck(chain(40), Cluster.parse(speeds, link=1e6), 16).predicted
+    assert 0 < found.bottleneck_bound <= found.bottleneck_seconds < 1.3 * found.bottleneck_bound
+
+
+def test_orders_that_differ_by_alike_hosts_are_one():
+    cluster = Cluster.parse(["1GiB"], hosts=3, devices_per_host=2, network=1.0)
+    orders = list(distinct_orders(cluster, 3))
+    # Which of the devices are on the host of the first, which on that of another: 001, 010, 011, 012.
+    assert [[index // 2 for index in order] for order in orders] == [
+        [0, 0, 1],
+        [0, 1, 0],
+        [0, 1, 1],
+        [0, 1, 2],
+    ]
+    assert next(distinct_orders(cluster, 6)) == (0, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("size", [1_000, 1_000_000_000])
+def test_an_all_reduce_runs_by_the_cheaper_of_ring_and_trees(size):
+    cluster = Cluster.parse(["1GiB"], hosts=8, link=1e12, network=1e9, network_latency=1e-3)
+    names = [device.name for device in cluster.devices]
+    ring = 14 * (1e-3 + size / 8 / 1e9)
+    trees = 2 * 3 * 1e-3 + 2 * size / 1e9
+    assert all_reduce_seconds(size, names, cluster) == pytest.approx(min(ring, trees))
+    assert (ring < trees) == (size > 1_000_000)
+
+
+def hosts_of(plan: Plan) -> list[list[str]]:
+    rows = [[stage.device for stage in plan.stages], *plan.replica_devices]
+    return [[plan.cluster.device(name).host for name in row] for row in rows]
+
+
+def test_replicas_lie_on_hosts_as_is_cheaper():
+    """Large gradients are summed within a host, large outputs stay within one."""
+    cluster = Cluster.parse(["1GiB"], hosts=2, devices_per_host=2, link=1e9, network=1e3)
+    assert len(groupings(cluster, 2)) == 2
+    many_weights = [Layer(1, 1, 1, parameters=10_000, output=1) for _ in range(4)]
+    made = pipepart.plan(profile_of(many_weights, [4]), cluster, schedule="1f1b", replicas=2)
+    assert hosts_of(made) == [["host:0", "host:1"]] * 2
+    large_outputs = [Layer(1, 1, 1, parameters=1, output=10_000) for _ in range(4)]
+    made = pipepart.plan(profile_of(large_outputs, [4]), cluster, schedule="1f1b", replicas=2)
+    assert hosts_of(made) == [["host:0"] * 2, ["host:1"] * 2]
+
+
+def test_every_replica_steps_its_optimizer_where_gradients_are_all_reduced():
+    cluster = Cluster.parse(["1GiB"], hosts=2, link=1e9, network=1e6)
+    profile = profile_of([Layer(parameters=100)] * 2, [4], optimizer="adam")
+    made = pipepart.plan(profile, cluster, schedule="1f1b", replicas=2)
+    assert made.predicted.memory_bytes[0] == made.predicted.memory_bytes[1]
+    timeline = made.simulate()
+    size = made.stages[0].gradient_bytes
+    taken = [ends[-1] - starts[-1] for starts, ends in zip(timeline.starts, timeline.ends, strict=True)]
+    assert taken == pytest.approx([all_reduce_seconds(size, ["device:0", "device:1"], cluster)] * 2)
+
+
+def test_alike_replicas_are_simulated_once_and_shown_all():
+    cluster = Cluster.parse(["1GiB"], hosts=4, devices_per_host=2, link=1e4, network=1e3)
+    made = pipepart.plan(profile_of(chain(8), [10]), cluster, schedule="1f1b", replicas=4)
+    _, classes = made.one_of_each()
+    assert classes.sizes == [2, 2]  # with three micro-batches, and with two
+    timeline = made.simulate()
+    assert timeline.makespan == made.predicted.step_seconds
+    assert timeline.bubble == pytest.approx(made.predicted.bubble)
+    whole = schedules.simulate(made.build_schedule(), made.stage_costs(), contention=True)
+    assert timeline.schedule == whole.schedule
+    for ours, theirs in zip(timeline.ends, whole.ends, strict=True):
+        assert ours == pytest.approx(theirs)
+    assert len(timeline.transfers) == len(whole.transfers)
+
+
+def test_a_port_that_replicas_share_slows_all_of_them():
+    """Two replicas whose stages send through one port at the same time."""
+    layers = [Layer(1, 1, 1, parameters=1000, output=100) for _ in range(2)]
+    steps = []
+    for ports in (1, 2):
+        network = Network(bandwidth=50.0, ports=ports)
+        cluster = Cluster.parse(["1GiB"], hosts=2, devices_per_host=2, link=1e9, network=network)
+        made = pipepart.plan(profile_of(layers, [2]), cluster, schedule="gpipe", replicas=2)
+        assert hosts_of(made) == [["host:0", "host:1"]] * 2
+        steps.append(made.predicted.step_seconds)
+    # An output and a gradient of 50 bytes take two seconds each through the port of both, and one through their own.
+    assert steps[0] - steps[1] == pytest.approx(2 * 50 / 50)
+
+
+@pytest.mark.slow
+def test_thousands_of_devices_are_planned_in_seconds():
+    layers = [
+        Layer(1 + index % 3 / 10, 1, 1, parameters=10_000_000, output=1_000_000, saved=1000)
+        for index in range(96)
+    ]
+    cluster = Cluster.parse(
+        ["80GiB"], hosts=512, devices_per_host=8, link="300GB/s", network="25GB/s", network_latency=1e-5
+    )
+    begin = time.process_time()
+    made = pipepart.plan(profile_of(layers, [256]), cluster, schedule="1f1b", stages=64, replicas=64)
+    assert (len(made.stages), made.replicas, len(made.predicted.memory_bytes)) == (64, 64, 4096)
+    assert made.simulate().makespan == made.predicted.step_seconds
+    assert time.process_time() - begin < 60
+    assert math.isfinite(made.predicted.step_seconds)
