@@ -46,3 +46,8 @@ def test_each_alternative_gives_the_plan_that_it_shows(request_of):
 
 def test_each_alternative_that_needs_recompute_gives_the_plan_that_it_shows():
     assert check_alternatives(PROFILE, Cluster.parse(["190B"] * 2)) > 2
+
+
+def test_each_alternative_that_may_offload_gives_the_plan_that_it_shows():
+    cluster = Cluster.parse(["190B"] * 2, host_link=30.0)
+    assert check_alternatives(PROFILE, cluster, micro_batches=8) > 2

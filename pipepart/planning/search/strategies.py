@@ -81,6 +81,10 @@ def search(request: Request, progress: Progress = lambda done: None) -> Plan | N
         joint = _joint(part, named, Allowance(operations, deadline, tell))
         limit = joint.predicted.step_seconds if joint else math.inf
         plan_waiting(named, limit, operations // 2, deadline)
+        if named.fastest < limit * (
+            1 - TOLERANCE
+        ):  # one of those that waited, which the joint search does not know
+            joint = None
         searched.append(Searched(part, named, joint))
     plans = [plan for one in searched for plan in one.plans]
     if not plans:
