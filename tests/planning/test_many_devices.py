@@ -14,7 +14,8 @@ from pipepart.planning.partition.device_orders import distinct_orders
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.request import PlanOptions, read_request
-from pipepart.planning.search.strategies import choices
+from pipepart.planning.search.candidate import Candidate
+from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
 
 
@@ -32,12 +33,22 @@ def chain(count: int, output: int = 1000) -> list[Layer]:
     ]
 
 
+def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidate:
+    """The only way to run the layers under 1F1B."""
+    options = PlanOptions(schedule="1f1b", stages=stages, recompute="never")
+    (part,) = parts_of(read_request(profile_of(layers, [4]), cluster, options))
+    ((candidate,),) = part.candidates
+    return candidate
+
+
 def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> Plan:
     """The plan of the cut with the smallest bottleneck, before anything is simulated."""
-    request = read_request(profile_of(layers, [4]), cluster, PlanOptions(schedule="1f1b", stages=stages))
-    plans = [one.best_plan() for choice in choices(request) for ways in choice.candidates for one in ways]
-    (found,) = [plan for plan in plans if plan is not None]
-    return found
+    candidate = candidate_of(layers, cluster, stages)
+    found = candidate.smallest_bottleneck()
+    assert found is not None
+    made = candidate.plan_for_cut(found.first_layers[1:], candidate.order_of(found), found.bound)
+    assert made is not None
+    return made
 
 
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])
@@ -51,8 +62,7 @@ def test_no_order_over_two_hosts_has_a_smaller_bottleneck():
     cluster = Cluster.parse(["1GiB", "1GiB@0.5"], hosts=2, link=2000.0, network=500.0)
     layers = chain(6)
     best = smallest_bottleneck(layers, cluster, 4).predicted
-    request = read_request(profile_of(layers, [4]), cluster, PlanOptions(schedule="1f1b", stages=4))
-    candidate = choices(request)[0].candidates[0][0]
+    candidate = candidate_of(layers, cluster, 4)
     ways = itertools.product(itertools.combinations(range(1, 6), 3), itertools.permutations(range(4)))
     plans = [candidate.plan_for_cut(cut, order, 0.0) for cut, order in ways]
     loads = [plan.predicted.bottleneck_seconds for plan in plans if plan is not None]
@@ -140,8 +150,8 @@ def test_a_port_that_replicas_share_slows_all_of_them():
     for ports in (1, 2):
         network = Network(bandwidth=50.0, ports=ports)
         cluster = Cluster.parse(["1GiB"], hosts=2, devices_per_host=2, link=1e9, network=network)
-        made = pipepart.plan(profile_of(layers, [2]), cluster, schedule="gpipe", replicas=2)
-        assert hosts_of(made) == [["host:0", "host:1"]] * 2
+        made = pipepart.plan(profile_of(layers, [2]), cluster, schedule="gpipe", replicas=2, stages=2)
+        assert hosts_of(made) == [["host:0", "host:1"]] * 2  # gradients are summed within a host
         steps.append(made.predicted.step_seconds)
     # An output and a gradient of 50 bytes take two seconds each through the port of both, and one through their own.
     assert steps[0] - steps[1] == pytest.approx(2 * 50 / 50)
