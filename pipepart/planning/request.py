@@ -142,6 +142,11 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
     )
     stages = constraints.stages or "auto" if options.stages == "auto" else options.stages
+    if constraints.stages not in (None, stages):
+        raise ValueError(
+            f"cut_before is the whole cut and makes {counted(constraints.stages, 'stage')}, got stages={stages!r}: "
+            "leave stages out"
+        )
     replicas = _replicas(options.replicas, len(cluster))
     if options.replicas == "auto" and profile.writes_statistics:
         replicas = (1,)  # each replica would see its own micro-batches only

@@ -14,6 +14,7 @@ from rich.console import Console
 import pipepart
 import schedules
 from pipepart import InfeasiblePlanError, Plan
+from pipepart.planning.request import CHUNKS
 from pipepart.reporting import plan_reports
 from tests.planning.hostile import Request, drawn_request
 from tests.support.seeds import seeds
@@ -92,6 +93,19 @@ def test_a_sound_plan_or_an_error(seed, tmp_path):
 def test_a_sound_plan_or_an_error_for_many(block, tmp_path):
     for seed in seeds(30, f"hostile plans {block}"):
         check(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(2))
+def test_auto_is_no_slower_than_any_schedule(block):
+    for seed in seeds(12, f"hostile choices {block}"):
+        request = drawn_request(seed)
+        best = planned(request)
+        for name in (*CHUNKS, "search"):
+            other = planned(request, schedule=name)
+            if isinstance(other, Plan):
+                assert isinstance(best, Plan), f"{name} has a plan"
+                assert best.predicted.step_seconds <= other.predicted.step_seconds * (1 + 1e-9), name
 
 
 @pytest.mark.slow

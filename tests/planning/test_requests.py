@@ -118,3 +118,11 @@ def test_what_no_memory_could_make_possible_is_a_wrong_request(options, message)
     with pytest.raises(ValueError, match=message) as caught:
         pipepart.plan(profile, Cluster.virtual(2), **options)
     assert not isinstance(caught.value, pipepart.InfeasiblePlanError)
+
+
+def test_a_whole_cut_and_another_number_of_stages_contradict_each_other():
+    profile = profile_of([Layer()] * 5)
+    with pytest.raises(ValueError, match=r"cut_before is the whole cut and makes 3 stages, got stages=2"):
+        pipepart.plan(profile, Cluster.virtual(3), cut_before=["layer2", "layer4"], stages=2)
+    plan = pipepart.plan(profile, Cluster.virtual(3), cut_before=["layer2", "layer4"], stages=3)
+    assert [stage.layers[0] for stage in plan.stages] == ["layer0", "layer2", "layer4"]
