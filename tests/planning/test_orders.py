@@ -75,10 +75,11 @@ def test_neighbours_are_joined_by_the_quick_links():
     devices = tuple(Device(name=name, kind="made up") for name in "abc")
     links = tuple(PairLink(between=("c", other), bandwidth=1e9) for other in "ab")
     cluster = Cluster(devices=devices, link=Link(bandwidth=10.0), links=links)
-    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b")
+    plan = pipepart.plan(profile_of(layers, [1]), cluster, schedule="1f1b", stages=3)
     assert plan.stages[1].device == "c"
     assert plan.stages[1].transfer_seconds == pytest.approx(4 * 100 / 1e9)
-    slow = pipepart.plan(profile_of(layers, [1]), cluster.model_copy(update={"links": ()}), schedule="1f1b")
+    alike = cluster.model_copy(update={"links": ()})
+    slow = pipepart.plan(profile_of(layers, [1]), alike, schedule="1f1b", stages=3)
     assert slow.predicted.step_seconds > plan.predicted.step_seconds + 4 * 100 / 10 - 1e-6
 
 
