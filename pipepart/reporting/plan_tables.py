@@ -210,9 +210,12 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
         compact: show only the best of each schedule that fits.
     """
     shown: list[Alternative] = list(plan.alternatives)
-    if compact:  # they are sorted, so the last entry in reverse order is the best
+    if compact:
         shown = [other for other in shown if other.step_seconds is not None]
-        shown = list({other.schedule: other for other in reversed(shown)}.values())[::-1]
+        best: dict[str, Alternative] = {}
+        for other in shown:  # the fastest first
+            best.setdefault(other.schedule, other)
+        shown = list(best.values())
     both, numbers = [plan, *shown], ["", *map(str, range(1, len(shown) + 1))]
     step = [plan.predicted.step_seconds, *(other.step_seconds for other in shown)]
     memory = [max(plan.predicted.memory_bytes), *(other.memory_bytes for other in shown)]
