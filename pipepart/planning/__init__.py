@@ -10,8 +10,8 @@ from .costs.interpolate import estimate
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .plan_document import Plan
-from .plan_record import Alternative, Prediction
 from .planner import micro_batches_worth_trying, plan
+from .prediction import Alternative, Prediction
 from .request import PlanOptions, check_options
 from .stage_plan import StagePlan
 from .straight import StageLinks

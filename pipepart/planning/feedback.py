@@ -15,8 +15,8 @@ from ..cluster import Cluster
 from ..profiling import Costs, LayerCost, Profile, Timing
 from .costs.layer_ranges import ChainCosts
 from .plan_document import Plan
-from .plan_record import SEARCH
 from .planner import plan as make_plan
+from .searched_order import SEARCH
 
 Traces = Timeline | Sequence[Timeline]
 

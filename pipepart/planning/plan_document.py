@@ -14,7 +14,8 @@ from schedules.core.action import COMMUNICATION
 from ..capture import LayerInfo
 from ..document import fault_texts
 from ..units import counted, format_bytes
-from .plan_record import SEARCH, PlanRecord
+from .plan_record import PlanRecord
+from .searched_order import SEARCH
 from .stage_plan import StagePlan
 
 

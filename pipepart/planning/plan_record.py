@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence, Set
-from typing import Any, Literal, Self
+from collections.abc import Hashable, Sequence
+from typing import Self
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr
 
 import schedules
 
 from ..capture import TensorSpec
 from ..cluster import Cluster, Device
-from ..document import ByteCount, Document, Seconds, Value
+from ..document import Document
 from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
-from .costs.stage_memory import Mode, OffloadChoice, RecomputeChoice, StashCounts, with_modes
+from .costs.stage_memory import Mode, StashCounts, with_modes
 from .costs.step_bound import profile_edges, step_bound
 from .partition.reductions import runs_all_reduce
 from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from .partition.replicas import all_stages, stage_devices
+from .plan_constraints import PlanConstraints
+from .prediction import Alternative, Prediction
 from .searched_order import SEARCH, searched_order
 from .stage_plan import StagePlan, predict_stages
 from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
@@ -41,111 +43,6 @@ class ScheduleCache(dict[Hashable, schedules.Schedule]):
         return isinstance(other, ScheduleCache)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class Prediction(Value):
-    """The predicted cost of a plan.
-
-    Attributes:
-        step_seconds: forward and backward of one mini-batch.
-        memory_bytes: the memory peak of each device of the cluster.
-        bubble: idle fraction of the devices within a step.
-        bottleneck_seconds: the largest load of a device for one micro-batch: compute, and the transfers over the
-            borders of its stages. This is what the partitioner minimises. Transfers overlap with compute in
-            ``step_seconds``, so a step may be shorter than ``micro_batches * bottleneck_seconds``.
-        bottleneck_bound: no cut of the same layers into as many stages on these devices, in any order, has a smaller
-            bottleneck within their memory; 0 if that is not known, as for a cut that was edited.
-        serial_seconds: the same micro-batches one after the other on one device like the profiled one.
-        found_for: identifies the devices that the bound holds for.
-    """
-
-    step_seconds: Seconds
-    memory_bytes: tuple[ByteCount, ...]
-    bubble: float = Field(allow_inf_nan=False)
-    bottleneck_seconds: Seconds
-    bottleneck_bound: Seconds = 0.0
-    serial_seconds: Seconds
-    found_for: str = ""
-
-    @property
-    def bottleneck_optimal(self) -> bool:
-        """True if no cut has a smaller bottleneck. It says nothing about the step: see :attr:`Plan.step_bound`."""
-        return self.bottleneck_seconds <= self.bottleneck_bound * (1 + TOLERANCE)
-
-
-class Alternative(Value):
-    """Another plan that was considered.
-
-    Attributes:
-        schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
-        stages: their number.
-        recompute: the modes that stages may use.
-        step_seconds: predicted; None if it does not fit, or if its search ended early because it cannot be the fastest.
-        memory_bytes: the largest memory peak of a device; None as ``step_seconds`` is.
-        why: why it was not chosen.
-    """
-
-    schedule: str
-    micro_batches: int = Field(ge=1)
-    chunks: int = Field(ge=1)
-    replicas: int = Field(default=1, ge=1)
-    stages: int = Field(ge=1)
-    recompute: RecomputeChoice = "auto"
-    step_seconds: Seconds | None = None
-    memory_bytes: ByteCount | None = None
-    why: str
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
-        names = ("schedule", "micro_batches", "replicas", "recompute")
-        found = {name: getattr(self, name) for name in names}
-        # A searched order may have any number of stages, on any device.
-        return found if self.schedule == SEARCH else {**found, "stages": self.stages, "chunks": self.chunks}
-
-
-class PlanConstraints(Value):
-    """The keywords that :func:`pipepart.plan` was called with; :func:`~pipepart.replan` uses them again."""
-
-    schedule: str = "auto"
-    micro_batches: int | Literal["auto"] = "auto"
-    recompute: RecomputeChoice = "auto"
-    offload: OffloadChoice = "auto"
-    stages: int | Literal["auto"] = "auto"
-    chunks: int | None = None
-    replicas: int | Literal["auto"] = 1
-    max_micro_batches: int | None = None
-    pin: dict[str, int] = Field(default_factory=dict)
-    colocate: tuple[tuple[str, ...], ...] = ()
-    no_cut_before: tuple[str, ...] = ()
-    cut_before: tuple[str, ...] | None = None
-    allow_split_ties: bool = False
-    reduction: Literal["mean", "sum", "batch"] | None = None
-    seconds: float | None = Field(default=None, gt=0)
-
-    @field_validator("colocate", "no_cut_before", mode="before")
-    @classmethod
-    def _sets_in_order(cls, given: object) -> object:
-        """Sort sets, so that equal arguments give equal plans."""
-        return _in_order(given)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The keywords that are not the defaults."""
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in self
-            if value != fields[name].get_default(call_default_factory=True)
-        }
-
-
-def _in_order(given: object) -> object:
-    """Return lists and sets, and those inside of them, as tuples; sets sorted."""
-    if not isinstance(given, list | tuple | Set):
-        return given
-    inner = tuple(map(_in_order, given))
-    return tuple(sorted(inner, key=str)) if isinstance(given, Set) else inner
 
 
 class PlanRecord(Document):

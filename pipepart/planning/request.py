@@ -13,7 +13,8 @@ from ..profiling import Profile
 from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
-from .plan_record import SEARCH, PlanConstraints
+from .plan_constraints import PlanConstraints
+from .searched_order import SEARCH
 from .stage_modes import check_host_links, check_modes, mode_choices
 
 # Stages of each device under each schedule that is planned for, if no other number is asked for; None if the schedule

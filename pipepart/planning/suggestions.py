@@ -13,8 +13,8 @@ from .costs.interpolate import estimate
 from .infeasible import Infeasible
 from .pasting import as_arguments, as_options
 from .plan_document import Plan
-from .plan_record import SEARCH
 from .request import PlanOptions
+from .searched_order import SEARCH
 
 _SHOWN = 5
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, value_ways
 from ..planning.pasting import as_options
-from ..planning.plan_record import SEARCH
+from ..planning.searched_order import SEARCH
 from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars, lines_to_copy

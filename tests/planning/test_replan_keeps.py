@@ -9,7 +9,7 @@ import pytest
 import pipepart
 from pipepart import Cluster, Plan
 from pipepart.planning import PlanOptions, refine, replan
-from pipepart.planning.plan_record import PlanConstraints
+from pipepart.planning.plan_constraints import PlanConstraints
 from pipepart.profiling import Timing
 from tests.planning.measured_steps import cluster_of, measured, true_layers
 from tests.planning.problems import Layer, profile_of

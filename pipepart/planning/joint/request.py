@@ -9,7 +9,7 @@ from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
-from ..plan_record import PlanConstraints
+from ..plan_constraints import PlanConstraints
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from ...units import format_seconds
 from ..costs.layer_ranges import TOLERANCE
 from ..costs.stage_memory import RecomputeChoice
 from ..plan_document import Plan
-from ..plan_record import SEARCH, Alternative
+from ..prediction import Alternative
+from ..searched_order import SEARCH
 from .candidate import Candidate
 from .named import Named
 

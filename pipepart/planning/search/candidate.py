@@ -23,8 +23,8 @@ from ..partition.chain_dp import ChainCut, ChainProblem
 from ..partition.device_orders import distinct_orders
 from ..partition.interleaved import ChunkedProblem
 from ..partition.replica_groups import ReplicaGroups
+from ..plan_constraints import PlanConstraints
 from ..plan_document import Plan
-from ..plan_record import PlanConstraints
 from ..request import ASYNCHRONOUS, DEFERRING
 from ..stage_plan import StagePlan
 from .step_times import StepTimes, has_bandwidth

@@ -1,0 +1,73 @@
+"""The predicted cost of a plan, and the alternatives to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from ..document import ByteCount, Seconds, Value
+from .costs.layer_ranges import TOLERANCE
+from .costs.stage_memory import RecomputeChoice
+from .searched_order import SEARCH
+
+
+class Prediction(Value):
+    """The predicted cost of a plan.
+
+    Attributes:
+        step_seconds: forward and backward of one mini-batch.
+        memory_bytes: the memory peak of each device of the cluster.
+        bubble: idle fraction of the devices within a step.
+        bottleneck_seconds: the largest load of a device for one micro-batch: compute, and the transfers over the
+            borders of its stages. This is what the partitioner minimises. Transfers overlap with compute in
+            ``step_seconds``, so a step may be shorter than ``micro_batches * bottleneck_seconds``.
+        bottleneck_bound: no cut of the same layers into as many stages on these devices, in any order, has a smaller
+            bottleneck within their memory; 0 if that is not known, as for a cut that was edited.
+        serial_seconds: the same micro-batches one after the other on one device like the profiled one.
+        found_for: identifies the devices that the bound holds for.
+    """
+
+    step_seconds: Seconds
+    memory_bytes: tuple[ByteCount, ...]
+    bubble: float = Field(allow_inf_nan=False)
+    bottleneck_seconds: Seconds
+    bottleneck_bound: Seconds = 0.0
+    serial_seconds: Seconds
+    found_for: str = ""
+
+    @property
+    def bottleneck_optimal(self) -> bool:
+        """True if no cut has a smaller bottleneck. It says nothing about the step: see :attr:`Plan.step_bound`."""
+        return self.bottleneck_seconds <= self.bottleneck_bound * (1 + TOLERANCE)
+
+
+class Alternative(Value):
+    """Another plan that was considered.
+
+    Attributes:
+        schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
+        stages: their number.
+        recompute: the modes that stages may use.
+        step_seconds: predicted; None if it does not fit, or if its search ended early because it cannot be the fastest.
+        memory_bytes: the largest memory peak of a device; None as ``step_seconds`` is.
+        why: why it was not chosen.
+    """
+
+    schedule: str
+    micro_batches: int = Field(ge=1)
+    chunks: int = Field(ge=1)
+    replicas: int = Field(default=1, ge=1)
+    stages: int = Field(ge=1)
+    recompute: RecomputeChoice = "auto"
+    step_seconds: Seconds | None = None
+    memory_bytes: ByteCount | None = None
+    why: str
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
+        names = ("schedule", "micro_batches", "replicas", "recompute")
+        found = {name: getattr(self, name) for name in names}
+        # A searched order may have any number of stages, on any device.
+        return found if self.schedule == SEARCH else {**found, "stages": self.stages, "chunks": self.chunks}
