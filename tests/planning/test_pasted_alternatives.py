@@ -51,3 +51,20 @@ def test_each_alternative_that_needs_recompute_gives_the_plan_that_it_shows():
 def test_each_alternative_that_may_offload_gives_the_plan_that_it_shows():
     cluster = Cluster.parse(["190B"] * 2, host_link=30.0)
     assert check_alternatives(PROFILE, cluster, micro_batches=8) > 2
+
+
+def test_alternatives_that_were_not_planned_to_the_end_are_not_faster():
+    """What their keywords give takes at least as long as the row says, or does not fit."""
+    cluster = Cluster.parse(["1KiB", "1KiB@0.5"], link="50B/s", latency=0.01)
+    plan = pipepart.plan(PROFILE, cluster)
+    others = [other for other in plan.alternatives if other.step_seconds is None]
+    assert others
+    for other in others:
+        try:
+            pasted = pipepart.plan(PROFILE, cluster, **other.keywords)
+        except pipepart.InfeasiblePlanError:
+            assert "does not fit" in other.why
+        else:
+            assert other.why.startswith("at least ")
+            assert pasted.predicted.step_seconds >= plan.predicted.step_seconds * (1 - 1e-9)
+            assert pasted.schedule == other.schedule
