@@ -22,6 +22,7 @@ Order = tuple[int, ...]
 
 # Orders that are planned besides the execution order.
 _PROPOSED = 3
+MOST_ORDERS = 1 + _PROPOSED  # that are planned
 
 
 def plan_branched(

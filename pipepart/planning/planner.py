@@ -120,18 +120,18 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
-    chain = partial(_plan_chain, cluster=cluster, options=options)
     if not profile.edges:
-        return chain(profile)
-    from .branched import plan_branched  # which needs scipy
+        return _plan_chain(profile, cluster, options)
+    from .branched import MOST_ORDERS, plan_branched  # which needs scipy
 
+    chain = partial(_plan_chain, cluster=cluster, options=options, share=MOST_ORDERS)
     return plan_branched(profile, cluster, chain, options.colocate, options.allow_split_ties)
 
 
-def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
+def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share: int = 1) -> Plan:
     request = read_request(profile, cluster, options)
     with progress_bar(None, "planning", after=1.0) as progress:
-        found = search(request, progress)
+        found = search(request, progress, share)
     if found is not None:
         return found
     nearest = min(infeasible_candidates(request), key=lambda one: one.deficit_bytes or math.inf, default=None)

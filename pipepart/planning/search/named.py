@@ -59,7 +59,7 @@ class Named:
         return math.inf
 
 
-def find_named(candidates: Sequence[Ways], deadline: float = math.inf) -> Named:
+def find_named(candidates: Sequence[Ways], operations: float = math.inf, deadline: float = math.inf) -> Named:
     """Plan the candidates that may be the fastest; the others wait: those with many stages a device, or with recompute.
 
     For each schedule, the number of stages a device grows until two numbers in a row are no faster than a smaller one.
@@ -67,7 +67,8 @@ def find_named(candidates: Sequence[Ways], deadline: float = math.inf) -> Named:
 
     Args:
         candidates: the simplest first.
-        deadline: a moment of :func:`time.monotonic`, after which none is begun if there is a plan.
+        operations: that may be simulated; after that the others wait, if there is a plan.
+        deadline: a moment of :func:`time.monotonic`, with the same effect.
     """
     found = Named()
     series: dict[tuple[str, int, str], list[Ways]] = {}
@@ -81,8 +82,9 @@ def find_named(candidates: Sequence[Ways], deadline: float = math.inf) -> Named:
     while series:
         # The most devices first: they stay if fewer are as fast.
         for key in sorted(series, key=lambda key: (-key[1], series[key][0][0].likely_step)):
-            if found.plans and time.monotonic() >= deadline:
+            if found.plans and (operations < 0 or time.monotonic() >= deadline):
                 break
+            operations -= _SIMULATED * series[key][0][0].stages * series[key][0][0].micro_batches
             step = found.plan(series[key].pop(0), found.fastest)
             worse[key] = 0 if step < best[key] else worse[key] + 1
             best[key] = min(best[key], step)

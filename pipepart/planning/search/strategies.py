@@ -49,7 +49,7 @@ class Searched:
         return [*found, self.joint] if self.joint else found
 
 
-def search(request: Request, progress: Progress = lambda done: None) -> Plan | None:
+def search(request: Request, progress: Progress = lambda done: None, share: int = 1) -> Plan | None:
     """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
 
     The plan of a part does not depend on the other parts, and no candidate of a part is left out that could be faster.
@@ -59,9 +59,10 @@ def search(request: Request, progress: Progress = lambda done: None) -> Plan | N
     Args:
         request: what to choose from.
         progress: is called with the part of the work that is done, from 0 to 1.
+        share: the number of searches that share the time.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (_SECONDS if request.seconds is None else request.seconds)
+    deadline = time.monotonic() + (_SECONDS if request.seconds is None else request.seconds) / share
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
@@ -71,13 +72,13 @@ def search(request: Request, progress: Progress = lambda done: None) -> Plan | N
         if late or part.shortest_possible_step >= fastest * (1 - TOLERANCE):
             searched.append(Searched(part, Named(slower=part.bounds), None))
             continue
-        named = find_named(part.candidates, deadline)
+        operations = _operations(request, len(parts) * share)
+        named = find_named(part.candidates, math.inf if _is_small(request) else operations // 8, deadline)
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
 
         tell(0.0)
-        operations = _operations(request, len(parts))
         joint = _joint(part, named, Allowance(operations, deadline, tell))
         limit = joint.predicted.step_seconds if joint else math.inf
         plan_waiting(named, limit, operations // 2, deadline)
