@@ -96,7 +96,9 @@ def test_another_schedule_is_compared_with_the_plans_own(run: Run, planned: Plan
 
 
 def test_stages_can_share_devices(run: Run, measured: Profile, directory: Path) -> None:
-    plan(measured, Cluster.virtual(4), schedule="1f1b", micro_batches=4).save(directory / "plan.json")
+    plan(measured, Cluster.virtual(4), schedule="1f1b", micro_batches=4, stages=4).save(
+        directory / "plan.json"
+    )
     found = figures(run("simulate plan.json --schedule interleaved-1f1b --chunks 2 --json"))
     assert [device["stages"] for device in found["devices"]] == [[0, 2], [1, 3]]
 
