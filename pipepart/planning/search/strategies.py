@@ -23,7 +23,7 @@ _STARTS = 4  # named plans that the joint search starts from, each with another 
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
 _SECONDS = 10.0  # for a larger one
-_SMALL_SECONDS = 0.2  # for each part of a small one
+_SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 
 Progress = Callable[[float], None]
 
@@ -81,7 +81,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
         tell(0.0)
         joint = _joint(part, named, Allowance(operations, deadline, tell))
         limit = joint.predicted.step_seconds if joint else math.inf
-        plan_waiting(named, limit, operations // 2, deadline)
+        plan_waiting(named, limit, operations // 4, deadline)
         if named.fastest < limit * (
             1 - TOLERANCE
         ):  # one of those that waited, which the joint search does not know
@@ -129,7 +129,7 @@ def _joint(part: Part, named: Named, allowance: Allowance) -> Plan | None:
 def _operations(request: Request, parts: int) -> int:
     """Return what the joint search of one part may take. It does not depend on the speed of the machine."""
     if _is_small(request):
-        return int(_SMALL_SECONDS * OPERATIONS_PER_SECOND)
+        return _SMALL_OPERATIONS
     return int((request.seconds or _SECONDS) * OPERATIONS_PER_SECOND / parts)
 
 
