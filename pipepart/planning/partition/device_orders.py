@@ -193,20 +193,29 @@ def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]
     types = device_types(cluster)
     twins = twins_of(cluster, types)
 
-    def extended(taken: tuple[int, ...], used: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    # The hosts that are like a type's own and come next: open to a pipeline that has entered this one.
+    following: list[list[int]] = [[] for _ in types]
+    for number, earlier in enumerate(twins):
+        for other in earlier:
+            following[other].append(number)
+    first = frozenset(number for number, earlier in enumerate(twins) if not earlier)
+
+    def extended(
+        taken: tuple[int, ...], used: dict[int, int], open_types: frozenset[int]
+    ) -> Iterator[tuple[int, ...]]:
         if len(taken) == devices:
             yield taken
             return
         free = sorted(
-            (kind.devices[used[number]], number)
-            for number, kind in enumerate(types)
-            if used[number] < len(kind.devices)
-            and (not twins[number] or any(used[other] for other in twins[number]))
+            (types[number].devices[used.get(number, 0)], number)
+            for number in open_types
+            if used.get(number, 0) < len(types[number].devices)
         )
         for device, number in free:
-            yield from extended((*taken, device), (*used[:number], used[number] + 1, *used[number + 1 :]))
+            now = {**used, number: used.get(number, 0) + 1}
+            yield from extended((*taken, device), now, open_types.union(following[number]))
 
-    return extended((), (0,) * len(types))
+    return extended((), {}, first)
 
 
 def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:
