@@ -70,7 +70,7 @@ def plan_branched(
     if best is None:
         raise next((e for e in refusals if isinstance(e, DoesNotFit)), refusals[0])
     # The bound of the chain search holds for this order only. The bound of the cut holds for one stage per device.
-    proven = best.chunks == 1 and best.replicas == 1
+    proven = best.replicas == 1 and len({stage.device for stage in best.stages}) == len(best.stages)
     bound = cutter.bounds.get(best.micro_batches, 0.0) if proven else 0.0
     prediction = best.predicted.model_copy(update={"bottleneck_bound": bound})
     return best.model_copy(update={"prediction": prediction, "edges": profile.edges})

@@ -53,6 +53,7 @@ def assert_sound(plan: Plan, request: Request) -> None:
     schedules.check(plan.build_schedule())
     assert plan.predicted.step_seconds == plan.simulate().makespan
     assert plan.predict().predicted.step_seconds == plan.predicted.step_seconds
+    assert plan.predicted.bottleneck_bound <= plan.predicted.bottleneck_seconds * (1 + 1e-9)
     limits = [device.memory_bytes for device in request.cluster.devices]
     for limit, need in zip(limits, plan.predicted.memory_bytes, strict=True):
         assert limit is None or need <= limit
