@@ -22,11 +22,10 @@ _RULES = [
 ]
 _GATHERING = 0.3  # of the allowance
 _REORDERING, _REORDERING_TINY = 0.1, 0.5  # likewise; the latter where all placements are starts
-_KEPT = 4  # layouts that annealing starts from
+_ROUNDS, _ROUND = 2, 1_000_000  # annealings: at least so many, and one more for each so many operations
 _REORDERED = (16, 6, 2)  # layouts whose order is annealed, round by round
-_HEAT = (
-    0.57  # the first temperature: times the mean seconds of a layer in a step, by the root of layers a device
-)
+# The first temperature: times the mean seconds of a layer in a step, by the root of layers a device.
+_HEAT = 0.15
 _COOLED = 0.03  # the last temperature, relative to the first
 _MOVE = 40  # operations that a move counts as, besides those that it dispatches
 _CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow, on average
@@ -62,12 +61,14 @@ class Annealing:
         total = self._allowance.operations - begin
         tiny = self._gather(given, begin + total * _GATHERING)
         annealed = begin + total * (1 - (_REORDERING_TINY if tiny else _REORDERING))
-        starts = _distinct(self._found, _KEPT)
-        for number, start in enumerate(starts, 1):
-            left, last = annealed - self._allowance.used, number == len(starts)
-            self._anneal(self.best[0] if last else start, left if last else left / (len(starts) + 1))
-        if self._found:
-            self._reorder()
+        rounds = _ROUNDS + int(total / _ROUND)
+        starts = _distinct(self._found, rounds - 1)
+        if not starts:
+            return  # nothing fits
+        for number in range(rounds):
+            start = starts[number % len(starts)] if number < rounds - 1 else self.best[0]
+            self._anneal(start, (annealed - self._allowance.used) / (rounds - number))
+        self._reorder()
 
     @property
     def best(self) -> list[Judged]:
