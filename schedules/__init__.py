@@ -13,6 +13,7 @@ from .searching.bounds import bound
 from .searching.search import search
 from .searching.split_critical import split_critical
 from .simulation.memory import in_flight, peak_candidates
+from .simulation.moments import memory_moments
 from .simulation.simulate import simulate
 from .transforms.communication import insert_messages
 from .transforms.passes import (
@@ -48,6 +49,7 @@ __all__ = [
     "insert_recompute",
     "insert_reduce_grad",
     "live_versions",
+    "memory_moments",
     "names",
     "older_versions",
     "peak_candidates",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _MIN_ELEMENTS = 2**16  # smaller matrices gain nothing, and might not show a difference
 _MAX_SHAPES = 64  # compared per matrix; sequences may have any length
@@ -54,7 +55,8 @@ def _is_equal(into: Tensor, left: Tensor, right: Tensor) -> bool:
     compared = _equal.setdefault(matrix, {})
     inner = left.shape[1], left.is_contiguous(), right.is_contiguous()
     if inner not in compared:
-        compared[inner] = len(compared) < _MAX_SHAPES and _compare(into, left, right)
+        with _disable_current_modes():  # done once: it is not to be counted as memory of a step
+            compared[inner] = len(compared) < _MAX_SHAPES and _compare(into, left, right)
     return compared[inner]
 
 

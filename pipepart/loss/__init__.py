@@ -4,6 +4,7 @@ from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting
 from .contract import MiniBatchLoss, StepLoss
 from .reduction import Reduction, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
+from .terms import without_slack
 
 __all__ = [
     "Added",
@@ -21,4 +22,5 @@ __all__ = [
     "losses_of_stage",
     "sum_of",
     "value_of",
+    "without_slack",
 ]

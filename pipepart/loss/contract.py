@@ -22,7 +22,7 @@ from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower, Shared
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
+from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of, without_slack
 
 
 class Taken(NamedTuple):
@@ -44,9 +44,17 @@ class Taken(NamedTuple):
         return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
 
     def without_graph(self) -> Taken:
-        """Return the same with leaves as tensors, which keep nothing alive for a backward."""
-        terms = tuple(term._replace(tensor=_leaf(term.tensor)) for term in self.sum.terms)
-        return Taken(self.value.detach(), Terms(terms, self.sum.shift), self.key)
+        """Return the same with leaves as tensors, which keep nothing alive for a backward.
+
+        Without replays too, which hold the target of the micro-batch.
+        """
+        terms = tuple(
+            term._replace(
+                tensor=_leaf(term.tensor), divisor=term.divisor and term.divisor._replace(replay=None)
+            )
+            for term in self.sum.terms
+        )
+        return Taken(without_slack(self.value.detach()), Terms(terms, self.sum.shift), self.key)
 
 
 class StepLoss:
@@ -94,6 +102,9 @@ class MiniBatchLoss:
         self._shared = Shared(batch)
         self._taken: list[Taken | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
+        self._replays: list[Replay | None] | None = (
+            None  # of the first micro-batch, until the totals are known
+        )
 
     def take(self, micro_batch: int, output: Any, target: Any) -> Taken:
         """Return the loss of a micro-batch.
@@ -127,6 +138,8 @@ class MiniBatchLoss:
             self.leaves.update(follower.leaves)
             follower.forget()
         self._check_alike(taken)
+        if self._replays is None:
+            self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
@@ -140,6 +153,7 @@ class MiniBatchLoss:
         assert taken is not None
         if self._totals is None:
             self._totals = self._known_or_assumed(micro_batch, taken)
+            self._replays = []
         pairs = zip(taken.sum.terms, self._totals, strict=True)
         return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
 
@@ -240,14 +254,15 @@ class MiniBatchLoss:
         """Return the totals of the terms, before the first backward."""
         complete = None not in self._taken
         totals: list[float | Tensor] = []
+        replays = self._replays or []
         for index, term in enumerate(taken.sum.terms):
             known = None
             if term.divisor is None or not term.tensor.requires_grad:
                 known = 1.0
             elif complete:
                 known = self._real_total(index)
-            elif term.divisor.replay is not None:
-                known = self._computed_total(term.divisor.replay)
+            elif (replay := replays[index]) is not None:
+                known = self._computed_total(replay)
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
@@ -282,7 +297,7 @@ class MiniBatchLoss:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _has_graph(output: Any) -> bool:

@@ -113,3 +113,11 @@ def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
 def on_host(count: Tensor) -> float | Tensor:
     """Return a count as a number where that takes no wait for a device."""
     return float(count) if count.device.type == "cpu" else count
+
+
+def without_slack(value: Tensor) -> Tensor:
+    """Return a value without dimensions in memory of its own size.
+
+    torch computes some means, such as that of ``MSELoss``, in the memory of all samples, of which one number is left.
+    """
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

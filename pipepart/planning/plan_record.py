@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Self
 
+import numpy as np
 from pydantic import Field, PrivateAttr
 
 import schedules
@@ -17,7 +18,7 @@ from ..document import Document
 from ..profiling import Profile
 from ..units import counted, format_bytes, format_seconds
 from .costs.layer_ranges import TOLERANCE, ChainCosts
-from .costs.stage_memory import Mode, StashCounts, with_modes
+from .costs.stage_memory import Mode, StashCounts, device_peak_bytes, with_modes
 from .costs.step_bound import profile_edges, step_bound
 from .partition.reductions import runs_all_reduce
 from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
@@ -25,7 +26,7 @@ from .partition.replicas import all_stages, stage_devices
 from .plan_constraints import PlanConstraints
 from .prediction import Alternative, Prediction
 from .searched_order import SEARCH, searched_order
-from .stage_plan import StagePlan, predict_stages
+from .stage_plan import StagePlan, predict_stages, sizes_of, with_peaks
 from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
 
 _MODE_TEXTS: dict[Mode, str] = {
@@ -227,9 +228,9 @@ class PlanRecord(Document):
             measured = self.profile.at(self.micro_batches)
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
-        counts = StashCounts(self.first_replica.build_schedule())
-        stages = predict_stages(self.stages, self.profile, costs, self.cluster, counts)
-        fresh = self.model_copy(update={"stages": stages})
+        stages = predict_stages(self.stages, self.profile, costs, self.cluster)
+        counts = StashCounts(self.first_replica.build_schedule(), replicas=self._summed)
+        fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
         shown, classes = fresh.one_of_each()
         timeline = fresh.simulate_shown(shown, classes)
         loads: dict[tuple[int, str], float] = {}
@@ -237,7 +238,7 @@ class PlanRecord(Document):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        of_shown = shown.device_bytes(timeline)
+        of_shown = shown._device_bytes(StashCounts(shown.build_schedule(), replicas=fresh._summed))
         for own, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
             needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
@@ -281,21 +282,29 @@ class PlanRecord(Document):
         """The peak memory of each device in use; see :func:`~.costs.stage_memory.device_peak_bytes` for the formula.
 
         Args:
-            timeline: of :meth:`simulate`, which has the peak of the stashes; None to simulate.
+            timeline: of a step, which says how long messages wait on a device; None: as long as if all stages took
+                equal times, which is what ``prediction.memory_bytes`` has.
         """
-        peaks, stages = (timeline or self.simulate()).peak_bytes, self.all_stages
-        found, stages_on = {}, dict[str, list[StagePlan]]()
-        for stage in stages:
-            stages_on.setdefault(stage.device, []).append(stage)
-        for worker, peak in zip(self.workers, peaks, strict=True):
-            own = stages_on[worker.name]
-            transient = max(stage.transient_bytes for stage in own)
-            found[worker.name] = sum(stage.static_bytes for stage in own) + int(peak) + transient
+        return self._device_bytes(StashCounts(self.build_schedule(), timeline, self._summed))
+
+    @property
+    def _summed(self) -> int:
+        """The replicas whose gradients the devices of the first one fetch and add up."""
+        others = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return others * self.first_replica.build_schedule().replicas
+
+    def _device_bytes(self, counts: StashCounts) -> dict[str, int]:
+        stages, schedule = self.all_stages, self.build_schedule()
+        found = {}
+        for row, (worker, moments) in enumerate(zip(self.workers, counts.by_device, strict=True)):
+            own = [stages[number] for number in schedule.stages_of(row)]
+            none_older = np.zeros((1, len(own)), dtype=np.int64)  # the stages count them
+            found[worker.name] = int(device_peak_bytes(sizes_of(own), moments[None], none_older)[0, 0])
         return found
 
     def free_stash_bytes(self, timeline: schedules.Timeline) -> list[float]:
         """Bytes of each schedule row's device for stashes: its limit less everything else; infinite without limit."""
-        needs = self.device_bytes(timeline)
+        needs = self.device_bytes()
         return [
             math.inf if device.memory_bytes is None else device.memory_bytes - needs[device.name] + int(peak)
             for device, peak in zip(self.workers, timeline.peak_bytes, strict=True)

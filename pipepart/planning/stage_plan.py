@@ -14,7 +14,7 @@ from ..document import ByteCount, Seconds, Value
 from ..profiling import Profile
 from .costs.crossings import Crossings
 from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import Ints, Mode, Offload, Recompute, StashCounts
+from .costs.stage_memory import Mode, Offload, Recompute, StageSizes, StashCounts
 
 _VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
 
@@ -55,7 +55,9 @@ class StagePlan(Value):
         boundary_bytes: the input, kept instead of the stash until the forward is repeated, or the stash is back.
         deferred_bytes: kept between the two parts of a split backward for the weight gradients; an upper bound if
             layers share memory.
-        transient_bytes: workspace of the layer that needs most, and the incoming gradient of the output.
+        workspace_bytes: the most that F, B, I and W need besides what is kept while they run.
+        message_bytes: the input, and the gradient of the output, which wait on the device until they are used.
+        transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait.
         in_flight: the most micro-batches whose forward has run and whose backward has not.
         full_stashes, input_only, deferred_weight_grads: at the memory peak, the micro-batches kept as full stash, as
             input only, and awaiting their weight gradient. A stash that is being copied counts in full.
@@ -80,6 +82,8 @@ class StagePlan(Value):
     offload: Offload = "never"
     boundary_bytes: ByteCount = 0
     deferred_bytes: ByteCount = 0
+    workspace_bytes: tuple[ByteCount, ByteCount, ByteCount, ByteCount] = (0, 0, 0, 0)
+    message_bytes: tuple[ByteCount, ByteCount] = (0, 0)
     transient_bytes: ByteCount = 0
     in_flight: int = Field(default=0, ge=0)
     full_stashes: int = Field(default=0, ge=0)
@@ -133,16 +137,15 @@ class StagePlan(Value):
 
 
 def predict_stages(
-    stages: Sequence[StagePlan], profile: Profile, costs: ChainCosts, cluster: Cluster, counts: StashCounts
+    stages: Sequence[StagePlan], profile: Profile, costs: ChainCosts, cluster: Cluster
 ) -> tuple[StagePlan, ...]:
-    """Return the stages with all figures that follow from their layers, devices and recompute modes.
+    """Return the stages with the figures of one micro-batch, which follow from layers, devices and recompute modes.
 
     Args:
         stages: of one replica, in pipeline order.
         profile: has the layers.
         costs: of the layers at the plan's micro-batch size.
         cluster: the devices.
-        counts: of the plan's schedule.
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
     layers = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
@@ -169,25 +172,50 @@ def predict_stages(
             profile,
             costs,
             cluster.device(stage.device).speed,
-            of_stage,
-            older,
         )
-        for stage, own, crossing, output, own_past, of_stage, older in zip(
-            stages, layers, seconds, outputs, past, counts.by_stage, counts.older, strict=False
+        for stage, own, crossing, output, own_past in zip(stages, layers, seconds, outputs, past, strict=True)
+    )
+
+
+def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StagePlan, ...]:
+    """Return predicted stages with what each has at its memory peak, and with all versions of their weights."""
+    found = []
+    for stage, moments, older in zip(stages, counts.by_stage, counts.older, strict=False):
+        sizes = sizes_of([stage])
+        held = sizes.table[0, 0, 2:].astype(np.int64)
+        # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
+        most = moments[np.lexsort((moments[:, 0], moments[:, :3].sum(axis=1), moments @ held))[-1]]
+        found.append(
+            stage.model_copy(
+                update={
+                    "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
+                    "transient_bytes": int(most[3:] @ held[3:]),
+                    "in_flight": int(moments[:, :3].sum(axis=1).max()),
+                    "full_stashes": int(most[0]),
+                    "input_only": int(most[1]),
+                    "deferred_weight_grads": int(most[2]),
+                }
+            )
         )
+    return tuple(found)
+
+
+def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
+    """Return the sizes of predicted stages of one device, as one cut."""
+    per_micro_batch = [(stage.stash_bytes, stage.boundary_bytes, stage.deferred_bytes) for stage in stages]
+    return StageSizes(
+        np.array([[stage.static_bytes for stage in stages]], dtype=np.float64),
+        np.array([[stage.gradient_bytes for stage in stages]], dtype=np.float64),
+        np.array([per_micro_batch], dtype=np.float64),
+        np.array([[stage.message_bytes for stage in stages]], dtype=np.float64),
+        np.array([[stage.workspace_bytes for stage in stages]], dtype=np.float64),
     )
 
 
 def _predicted(
-    stage: StagePlan,
-    layers: slice,
-    profile: Profile,
-    costs: ChainCosts,
-    speed: float,
-    counts: Ints,
-    older: int,
+    stage: StagePlan, layers: slice, profile: Profile, costs: ChainCosts, speed: float
 ) -> StagePlan:
-    """Return a stage, which has the figures of its messages, with all others."""
+    """Return a stage, which has the figures of its messages, with all others of one micro-batch."""
     infos = profile.layers[layers]
     forward = float(costs.forward[layers].sum()) / speed
     recomputes = stage.recompute != "never"
@@ -196,9 +224,6 @@ def _predicted(
     sizes = costs.sizes(layers).with_waiting(np.array([[waiting]]))
     stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
     boundary = boundary if keeps_input else 0
-    # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
-    most = np.lexsort((counts[:, 0], counts.sum(axis=1), counts @ (stash, boundary, deferred)))[-1]
-    full_stashes, input_only, deferred_weight_grads = counts[most].tolist()
     return StagePlan(
         layers=stage.layers,
         device=stage.device,
@@ -209,7 +234,7 @@ def _predicted(
         backward_input_seconds=float(costs.backward_input[layers].sum()) / speed,
         backward_weight_seconds=float(costs.backward_weight[layers].sum()) / speed,
         split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / speed,
-        static_bytes=int(sizes.static[0, 0] + older * sizes.version[0, 0]),
+        static_bytes=int(sizes.static[0, 0]),
         gradient_bytes=sum(info.gradient_bytes for info in infos),
         optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
         buffer_bytes=sum(info.buffer_bytes for info in infos),
@@ -219,11 +244,8 @@ def _predicted(
         offload=stage.offload,
         boundary_bytes=boundary,
         deferred_bytes=deferred,
-        transient_bytes=int(sizes.transient[0, 0]),
-        in_flight=int(counts.sum(axis=1).max()),
-        full_stashes=full_stashes,
-        input_only=input_only,
-        deferred_weight_grads=deferred_weight_grads,
+        workspace_bytes=tuple(map(int, sizes.transient[0, 0])),
+        message_bytes=tuple(map(int, sizes.messages[0, 0])),
     )
 
 

@@ -74,12 +74,11 @@ class Estimated(Method):
 def _counted(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
     """Return the memory of all layers, and a chain in which one layer stands for those that are equal to it."""
     layers = task.chain.layers
-    chain = LayerPass(layers, part.loss, task.stop)
     count = MemoryCount(len(layers))
-    count.add(task.everything, chain, part.value)
+    count.add(task.everything, LayerPass(layers, part.counted_loss, task.stop), part.value)
     memory = count.memory()
     if not task.share:
-        return memory, chain
+        return memory, LayerPass(layers, part.loss, task.stop)
     equal = EqualLayers(layers, part.value)
     like = [equal.first_like(index, run) for index, run in enumerate(memory.runs)]
     return memory, LayerPass(layers, part.loss, task.stop, like)

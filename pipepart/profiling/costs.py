@@ -30,7 +30,13 @@ class LayerCost(Value):
         saved_bytes: what autograd saves for the backward, without parameters and buffers. Tensors that share memory
             count once. ``Costs.saved`` lists this memory tensor by tensor, and planning reads that list.
         input_bytes, output_bytes: size of its inputs and of its outputs.
-        workspace_bytes: memory that its forward or backward needs temporarily, besides inputs and saved tensors.
+        output_gradient_bytes: size of the gradients of its outputs; None: as its outputs.
+        workspace_bytes: memory that its backward needs temporarily, besides saved tensors and the gradients of its
+            outputs.
+        forward_workspace_bytes: memory that its forward needs temporarily, besides saved tensors.
+        input_workspace_bytes: as ``workspace_bytes``, of the backward for the gradients of its inputs (action I).
+        weight_workspace_bytes: memory that action W needs temporarily, besides ``deferred_bytes``. None in these three
+            counts as ``workspace_bytes``.
         deferred_bytes: memory kept from I to W: inputs of its weights' operations, and the gradients of their outputs.
     """
 
@@ -41,7 +47,11 @@ class LayerCost(Value):
     saved_bytes: ByteCount = 0
     input_bytes: ByteCount = 0
     output_bytes: ByteCount = 0
+    output_gradient_bytes: ByteCount | None = None
     workspace_bytes: ByteCount = 0
+    forward_workspace_bytes: ByteCount | None = None
+    input_workspace_bytes: ByteCount | None = None
+    weight_workspace_bytes: ByteCount | None = None
     deferred_bytes: ByteCount = 0
 
     @property
@@ -93,7 +103,8 @@ class Costs(Value):
         micro_batches: number of micro-batches of a mini-batch; with a ``split`` function, the number it is called with.
         samples: samples in the largest of them, which is the one that is measured.
         layers: one cost a layer, in execution order.
-        loss: the seconds of the loss function, and its workspace. All its memory also counts in the last layer.
+        loss: the seconds of the loss function, what it alone saves, and its workspace. All its memory also counts in
+            the last layer.
         saved: the memory kept for the backward.
         values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
             which each layer feeds the next one.

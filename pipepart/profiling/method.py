@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..autograd.own_copy import own_copy
 from ..capture import Chain, Live, loss_of
 from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, micro_batches_of
@@ -57,10 +58,19 @@ class Task:
 
 
 class MicroBatch(NamedTuple):
-    """The micro-batch that is profiled, with the loss of its output, and how many micro-batches there are."""
+    """The micro-batch that is profiled, and how many there are.
+
+    Attributes:
+        value: its input.
+        loss: of its output.
+        counted_loss: the same with a target that is brought to the device first, as in a step, to count memory.
+        samples: in it.
+        parts: how many micro-batches there are.
+    """
 
     value: Any
     loss: Loss
+    counted_loss: Loss
     samples: int
     parts: int
 
@@ -120,11 +130,14 @@ def largest_micro_batch(
     )
     loss_fn = method.task.loss_fn
     if loss_fn is None and not (isinstance(value, Live) and value.recording.loss is not None):
-        return MicroBatch(value, None, samples, len(parts.sizes))
+        return MicroBatch(value, None, None, samples, len(parts.sizes))
     loss_fn = loss_fn or loss_of
     targets = () if target is None else (target,)
 
     def loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *targets))
 
-    return MicroBatch(value, loss, samples, len(parts.sizes))
+    def counted_loss(output: Any) -> torch.Tensor:
+        return sum_of(loss_fn(output, *own_copy(targets)))
+
+    return MicroBatch(value, loss, counted_loss, samples, len(parts.sizes))

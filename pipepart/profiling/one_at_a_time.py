@@ -94,7 +94,7 @@ class OneAtATime(Method):
             one = LayerPass([], part.loss, task.stop)
             with shadow_parameters(module, task.device):
                 with self._reads_refused("loss"):
-                    count.add(module, one, value, len(layers))
+                    count.add(module, LayerPass([], part.counted_loss, task.stop), value, len(layers))
                 times.append(timed(one))
         return Measured(part, times, count.memory(), like, min(repeats))
 

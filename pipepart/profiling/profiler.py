@@ -234,7 +234,7 @@ def _costs(count: int, measured: Measured) -> Costs:
         micro_batches=count,
         samples=measured.part.samples,
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
-        loss=LayerCost(**last._asdict(), workspace_bytes=memory.loss_workspace_bytes),
+        loss=LayerCost(**last._asdict(), **vars(memory.loss)),
         saved=memory.saved,
         values=tuple(
             LiveValue(bytes=one.spec.bytes, is_argument=one.is_argument, layers=one.layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,16 @@ from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
 from ..data.gather import Merger, gather
 from ..data.split import Apart, MicroBatches
-from ..loss import Added, LossError, MiniBatchLoss, Reduction, StepLoss, check_gradient, value_of
+from ..loss import (
+    Added,
+    LossError,
+    MiniBatchLoss,
+    Reduction,
+    StepLoss,
+    check_gradient,
+    value_of,
+    without_slack,
+)
 from ..planning.request import runs_forwards_first
 from .failure.notes import LAYER, add_note
 
@@ -125,7 +134,7 @@ class LossSink(ABC):
         """Receive the auxiliary losses of a stage's layers, on that stage's worker; return their roots."""
         self._added[stage, micro_batch] = [
             (
-                loss.detach(),
+                without_slack(loss.detach()),
                 1.0 if reduction is Reduction.SUM else self._shares[micro_batch],
                 loss.requires_grad,
             )
@@ -171,7 +180,7 @@ class LossSink(ABC):
     def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
         return self._seed(weight, loss)
 
-    def _seed(self, weight: float | Tensor, like: Tensor) -> Tensor:
+    def _seed(self, weight: float | Tensor, like: Tensor | _Kind) -> Tensor:
         """Return a weight as a gradient of ``like``, scaled."""
         if isinstance(weight, Tensor):
             return self._scaled(weight.to(like.device, like.dtype))
@@ -188,6 +197,13 @@ class LossSink(ABC):
         """Return the loss plus the auxiliary losses of as many mini-batches, a mean over these."""
         added = self.added_total()
         return total if added is None else total + added.to(total.device, total.dtype) / parts
+
+
+class _Kind(NamedTuple):
+    """What a gradient must have in common with its tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
 
 
 class _Seeds(threading.local):
@@ -232,7 +248,7 @@ class MicroBatchLossSink(LossSink):
         ]
         self._targets = batch.targets
         self._before_backward = before_backward if len(groups) == 1 else None
-        self._roots: dict[int, list[Tensor]] = {}
+        self._roots: dict[int, list[_Kind]] = {}
         self._lock = threading.Lock()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
@@ -251,7 +267,7 @@ class MicroBatchLossSink(LossSink):
             )
         roots = [root for root in taken.roots if root.requires_grad]
         self._trains |= bool(roots)
-        self._roots[micro_batch] = [root.detach() for root in roots]
+        self._roots[micro_batch] = [_Kind(root.dtype, root.device) for root in roots]
         return tuple(edge for root in roots for edge in graph_cut.roots(root))
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
@@ -348,7 +364,7 @@ class BatchLossSink(LossSink):
             check_gradient(loss, self._loss_fn)
             weighted = loss if self._weight == 1.0 else loss * self._weight
             (self._scaler.scale(weighted) if self._scaler else weighted).backward()
-        self._value = loss.detach()
+        self._value = without_slack(loss.detach())
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients of the micro-batch's part of the output."""

@@ -62,7 +62,7 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
             levels = np.concatenate(
                 [levels, np.cumsum(change, axis=0)[_ends_action(found.owner[first:last])]]
             )
-        tables.append(np.pad(_largest(levels), ((0, 0), (0, 0), (0, 3 - parts))))
+        tables.append(np.pad(largest(levels), ((0, 0), (0, 0), (0, 3 - parts))))
     return tuple(tables)
 
 
@@ -87,7 +87,7 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
     boundary = np.asarray(costs.boundary_bytes)[found.stage]
     change = np.zeros(found.code.size)
     for kind, bytes_changed in (
-        (Kind.F, np.where(_recomputed(found), boundary, stash)),
+        (Kind.F, np.where(is_recomputed(found), boundary, stash)),
         (Kind.RECOMPUTE, stash - boundary),
         (Kind.OFFLOAD, boundary - stash),
         (Kind.RELOAD, stash - boundary),
@@ -102,10 +102,10 @@ def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
 
 def _count_changes(found: Dependencies) -> np.ndarray:
     """Return the full stashes, inputs alone and stashes for W that each leaf adds or releases, as [leaves, 3]."""
-    recomputed = _recomputed(found)
+    again = is_recomputed(found)
     change = np.zeros((found.code.size, 3), dtype=np.int64)
-    change[found.is_kind(Kind.F) & ~recomputed] = (1, 0, 0)
-    change[found.is_kind(Kind.F) & recomputed] = (0, 1, 0)
+    change[found.is_kind(Kind.F) & ~again] = (1, 0, 0)
+    change[found.is_kind(Kind.F) & again] = (0, 1, 0)
     change[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
     change[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
     change[found.is_kind(Kind.B)] = (-1, 0, 0)
@@ -114,7 +114,7 @@ def _count_changes(found: Dependencies) -> np.ndarray:
     return change
 
 
-def _recomputed(found: Dependencies) -> np.ndarray:
+def is_recomputed(found: Dependencies) -> np.ndarray:
     """Return for each leaf whether its stage and micro-batch has a RECOMPUTE."""
     recomputes = found.is_kind(Kind.RECOMPUTE)
     if not recomputes.any():
@@ -146,7 +146,7 @@ def _ends_action(position: np.ndarray) -> np.ndarray:
     return np.append(position[1:] != position[:-1], True)
 
 
-def _largest(levels: np.ndarray) -> np.ndarray:
+def largest(levels: np.ndarray) -> np.ndarray:
     """Return the distinct levels that no other level exceeds in every number."""
     rest = np.unique(levels.reshape(len(levels), -1), axis=0)
     kept = []

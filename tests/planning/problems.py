@@ -11,24 +11,8 @@ import schedules
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.capture import LayerInfo, SharedTensor
 from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Costs of one layer of a problem; seconds are for one micro-batch."""
-
-    forward: float = 1.0
-    backward_input: float = 1.0
-    backward_weight: float = 0.0
-    parameters: int = 0
-    trained: bool = True
-    output: int = 0
-    peak: int = 0
-    saved: int = 0
-    waiting: int = 0
-    keeps_input: bool = False
-    shares_with: tuple[int, ...] = ()
-    split: float | None = None
+from tests.planning.held import held_by, moments, peak
+from tests.planning.layer import Layer as Layer
 
 
 def profile_of(
@@ -118,7 +102,8 @@ def every_cut(
     input_bytes: int = 0,
 ) -> Iterator[Candidate]:
     """Every allowed cut into ``stages`` stages, on every choice of devices in every order."""
-    in_flight = schedules.in_flight(schedules.build(schedule, devices=stages, micro_batches=micro_batches))
+    built = schedules.build(schedule, devices=stages, micro_batches=micro_batches)
+    of_rows = [moments(built, row) for row in range(stages)]
     for inner in itertools.combinations(range(1, len(layers)), stages - 1):
         if any(_parts_sharers(layers, border) for border in inner):
             continue
@@ -131,53 +116,9 @@ def every_cut(
                 compute += loss_seconds if end == len(layers) else 0
                 transfer = _crossing(layers, start, cluster.link) + _crossing(layers, end, cluster.link)
                 loads.append(compute / micro_batches / device.speed + transfer)
-                need = stage_bytes(layers, start, end, in_flight[index], input_bytes)
+                need = peak(of_rows[index], {index: held_by(layers, start, end, input_bytes)}, {})
                 lacks.append(need - (device.memory_bytes or math.inf))
             yield Candidate(edges, devices, max(loads), max(lacks))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a stage holds: always, for a while, and of each micro-batch in flight, of one that is made again, and of one
-    whose weights wait.
-    """
-
-    static: int
-    transient: int
-    stash: int
-    given: int
-    waiting: int
-    backward: bool
-
-    @property
-    def fixed(self) -> int:
-        """What it holds however many micro-batches are in flight."""
-        return self.static + self.transient
-
-
-def stage_parts(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0) -> Parts:
-    """The memory of a stage of layers ``start`` to ``end``: Adam's state, stash, and what it needs for a while."""
-    inside = layers[start:end]
-    static = sum(layer.parameters * (4 if layer.trained else 1) for layer in inside)
-    given = input_bytes if start == 0 else layers[start - 1].output
-    stash = given + sum(layer.saved for layer in inside)
-    for before, layer in itertools.pairwise(inside):
-        stash += before.output if layer.keeps_input else 0
-    backward = any(_backward(layer) for layer in layers[:end])
-    arriving = inside[-1].output if end < len(layers) else 0
-    transient = max(layer.peak for layer in inside) + arriving
-    waiting = sum(layer.waiting for layer in inside)
-    return Parts(static, transient, stash if backward else 0, given, waiting if backward else 0, backward)
-
-
-def stage_bytes(layers: Sequence[Layer], start: int, end: int, in_flight: int, input_bytes: int = 0) -> int:
-    """The most that a stage holds that makes nothing again."""
-    parts = stage_parts(layers, start, end, input_bytes)
-    return parts.fixed + in_flight * parts.stash
-
-
-def _backward(layer: Layer) -> bool:
-    return bool((layer.trained and layer.parameters) or layer.backward_input or layer.backward_weight)
 
 
 def _seconds(layer: Layer) -> float:

@@ -15,8 +15,9 @@ import schedules
 from pipepart import Cluster, Device, Link, Plan
 from pipepart.cluster import PairLink
 from pipepart.units import counted
+from tests.planning.held import held_by, moments, peak
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
-from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes, stage_parts
+from tests.planning.problems import Layer, chains, clusters, profile_of
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +115,9 @@ def from_scratch(
                 sum(layer.backward_weight for layer in own) / count / speed,
             ]
         )
-        once = stage_bytes(layers, start, end, 1, input_bytes) - stage_bytes(
-            layers, start, end, 0, input_bytes
-        )
-        stashes.append(once)
-        waiting.append(stage_parts(layers, start, end).waiting)
+        held = held_by(layers, start, end, input_bytes)
+        stashes.append(held.stash)
+        waiting.append(held.waiting)
         inputs.append(layers[start - 1].output if start else input_bytes)
         ends.append(end)
         start = end
@@ -141,21 +140,17 @@ def from_scratch(
     return schedules.simulate(built, stage_costs, contention=True)
 
 
-def needs(plan: Plan, layers: list[Layer], timeline: schedules.Timeline) -> dict[str, int]:
-    """Bytes of each device: what its stages hold without any stash, the stashes, and one transient."""
-    found: dict[str, int] = {}
-    transient: dict[str, int] = {}
-    start = 0
-    for stage in plan.stages:
-        end = start + len(stage.layers)
-        own = layers[start:end]
-        static = sum(layer.parameters * (4 if layer.trained else 1) for layer in own)
-        most = max(layer.peak for layer in own) + (own[-1].output if end < len(layers) else 0)
-        found[stage.device] = found.get(stage.device, 0) + static
-        transient[stage.device] = max(transient.get(stage.device, 0), most)
-        start = end
-    rows = {plan.stages[stage].device: row for stage, row in enumerate(timeline.schedule.device_of)}
-    return {name: found[name] + transient[name] + int(timeline.peak_bytes[rows[name]]) for name in found}
+def needs(plan: Plan, layers: list[Layer], input_bytes: int) -> dict[str, int]:
+    """Bytes of each device at its peak."""
+    built = plan.build_schedule()
+    ends = list(itertools.accumulate(len(stage.layers) for stage in plan.stages))
+    held = [held_by(layers, start, end, input_bytes) for start, end in itertools.pairwise([0, *ends])]
+    found = {}
+    for row in range(built.devices):
+        own = built.stages_of(row)
+        name = plan.stages[own[0]].device
+        found[name] = peak(moments(built, row), {stage: held[stage] for stage in own}, {})
+    return found
 
 
 @st.composite
@@ -242,7 +237,7 @@ def check_costs(
     path = edited(plan, data.draw(edits(plan)), folder / "plan.json")
     raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
     timeline = from_scratch(raw, layers, 0.5, 7)
-    bytes_ = needs(raw, layers, timeline)
+    bytes_ = needs(raw, layers, 7)
     limits = {device.name: device.memory_bytes or math.inf for device in raw.cluster.devices}
     short = [name for name, need in bytes_.items() if need > limits[name]]
     if short:

@@ -12,7 +12,8 @@ import pipepart
 import schedules
 from pipepart import Cluster, InfeasiblePlanError
 from pipepart.planning.request import CHUNKS
-from tests.planning.problems import Layer, chains, clusters, profile_of, stage_parts
+from tests.planning.held import Held, held_by, moments, peak
+from tests.planning.problems import Layer, chains, clusters, profile_of
 
 MODES = ("never", "except-last", "always")
 slow_data = [HealthCheck.too_slow]
@@ -54,7 +55,7 @@ def steps_of(
         for other in layer.shares_with
     ):
         return
-    parts = [stage_parts(layers, *span) for span in spans]
+    parts = [held_by(layers, *span) for span in spans]
     speeds = [cluster.devices[order[row]].speed for row in bare.device_of]
     sums = [
         [
@@ -79,26 +80,14 @@ def steps_of(
             if chosen:
                 schedule = schedules.insert_recompute(schedule, chosen, again)
         timeline = schedules.simulate(schedule, costs)
-        if all(fits(layers, cluster, timeline, spans, row, site) for row, site in enumerate(order)):
+        if all(fits(cluster, schedule, parts, row, site) for row, site in enumerate(order)):
             yield timeline.makespan
 
 
-def fits(
-    layers: Sequence[Layer],
-    cluster: Cluster,
-    timeline: schedules.Timeline,
-    spans: Sequence[tuple[int, int]],
-    row: int,
-    site: int,
-) -> bool:
+def fits(cluster: Cluster, schedule: schedules.Schedule, parts: list[Held], row: int, site: int) -> bool:
     limit = cluster.devices[site].memory_bytes
-    own = [spans[stage] for stage, home in enumerate(timeline.schedule.device_of) if home == row]
-    static = sum(layer.parameters * (4 if layer.trained else 1) for a, b in own for layer in layers[a:b])
-    arriving = [layers[b - 1].output if b < len(layers) else 0 for _, b in own]
-    transient = max(
-        max(layer.peak for layer in layers[a:b]) + more for (a, b), more in zip(own, arriving, strict=True)
-    )
-    return limit is None or static + transient + timeline.peak_bytes[row] <= limit
+    own = {stage: parts[stage] for stage in schedule.stages_of(row)}
+    return limit is None or peak(moments(schedule, row), own, {}) <= limit
 
 
 def check(layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int]) -> None:

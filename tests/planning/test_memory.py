@@ -11,7 +11,8 @@ from torch import nn
 import pipepart
 import schedules
 from pipepart import Cluster, Device, InfeasiblePlanError
-from tests.planning.problems import Layer, chains, clusters, profile_of, stage_bytes
+from tests.planning.held import held_by, moments, peak
+from tests.planning.problems import Layer, chains, clusters, profile_of
 from tests.planning.ways import enlarged
 
 SCHEDULES = ["1f1b", "gpipe", "sequential"]
@@ -37,12 +38,14 @@ def test_the_memory_of_each_stage_is_the_sum_of_what_it_holds(layers, cluster, s
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, [micro_batches], input_bytes=7)
     plan = pipepart.plan(profile, cluster, schedule=schedule)
-    in_flight = schedules.in_flight(plan.build_schedule())
+    built = plan.build_schedule()
+    in_flight = schedules.in_flight(built)
     start, held = 0, {device.name: 0 for device in cluster.devices}
-    for stage, count in zip(plan.stages, in_flight, strict=True):
+    for index, (stage, count) in enumerate(zip(plan.stages, in_flight, strict=True)):
         end = start + len(stage.layers)
         assert stage.in_flight == count
-        assert stage.memory_bytes == stage_bytes(layers, start, end, count, input_bytes=7)
+        own = held_by(layers, start, end, input_bytes=7)
+        assert stage.memory_bytes == peak(moments(built, built.device_of[index]), {index: own}, {})
         held[stage.device] = stage.memory_bytes
         start = end
     assert list(plan.predicted.memory_bytes) == list(held.values())
@@ -195,8 +198,10 @@ def test_a_loss_of_the_whole_batch_counts_all_outputs_twice(tmp_path):
     plain = pipepart.plan(profile, Cluster.virtual(2), schedule="gpipe")
     plan = pipepart.plan(profile, Cluster.virtual(2), reduction="batch")
     assert plan.schedule == "gpipe"
-    assert [stage.transient_bytes for stage in plain.stages] == [3 + 7, 3]
-    assert [stage.transient_bytes for stage in plan.stages] == [3 + 7, 3 + 4 * 2 * 7]
+    outputs = 4 * 2 * 7
+    first, last = plain.stages
+    assert first.workspace_bytes == plan.stages[0].workspace_bytes
+    assert plan.stages[1].workspace_bytes == tuple(size + outputs for size in last.workspace_bytes)
     assert plan.refreshed() is plan
     plan.save(tmp_path / "plan.json")
     assert pipepart.Plan.load(tmp_path / "plan.json") == plan

@@ -17,7 +17,8 @@ from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.request import PlanOptions, read_request
 from pipepart.planning.search.parts import parts_of
 from schedules import Kind, Schedule
-from tests.planning.problems import Layer, Parts, profile_of, stage_parts
+from tests.planning.held import Held, Moment, held_by, moments, peak
+from tests.planning.problems import Layer, profile_of
 
 MODES = {"auto": ("never", "except-last", "always")}
 
@@ -32,27 +33,10 @@ class Way:
     shortage: float
 
 
-def peak(
-    row: Sequence[schedules.Action], micro_batches: int, sizes: dict[int, tuple[str, int, int, int]]
-) -> int:
-    """The most that a device keeps for its backwards, each stage with its mode, its stash, input and what waits."""
-    held = most = 0
-    for action in (leaf for one in row for leaf in one.leaves):
-        mode, stash, given, waiting = sizes[action.stage]
-        again = mode == "always" or (mode == "except-last" and action.micro_batch != micro_batches - 1)
-        if action.kind is Kind.F:
-            held += given if again else stash
-        elif action.kind in (Kind.B, Kind.I) and again:
-            held += stash - given
-        most = max(most, held)
-        if action.kind in (Kind.B, Kind.I):
-            held -= stash
-        if action.kind is Kind.I:
-            held += waiting
-        if action.kind is Kind.W:
-            held -= waiting
-        most = max(most, held)
-    return most
+def again_as(schedule: Schedule, mode: str) -> Schedule:
+    """The schedule with the forwards that all stages repeat in a mode."""
+    count = {"never": 0, "except-last": schedule.micro_batches - 1, "always": schedule.micro_batches}[mode]
+    return schedules.insert_recompute(schedule, range(schedule.stages), range(count)) if count else schedule
 
 
 def older_versions(schedule: Schedule, stage: int) -> int:
@@ -87,8 +71,12 @@ def every_way(
     rows = [schedule.stages_of(row) for row in range(schedule.devices)]
 
     @cache
-    def parts_of(start: int, end: int) -> Parts:
-        return stage_parts(layers, start, end)
+    def parts_of(start: int, end: int) -> Held:
+        return held_by(layers, start, end)
+
+    @cache
+    def moments_of(row: int, mode: str) -> list[dict[int, Moment]]:
+        return moments(again_as(schedule, mode), row)
 
     @cache
     def choices(row: int, pieces: tuple[tuple[int, int], ...]) -> list[tuple[int, float]]:
@@ -100,18 +88,12 @@ def every_way(
             for (start, end), own in zip(pieces, parts, strict=True)
             if own.backward
         )
-        fixed = sum(own.static for own in parts) + max(own.transient for own in parts)
-        for stage, (start, end) in zip(rows[row], pieces, strict=True):
-            trained = sum(layer.parameters for layer in layers[start:end] if layer.trained)
-            fixed += older_versions(schedule, stage) * trained
+        stages = dict(zip(rows[row], parts, strict=True))
+        older = {stage: older_versions(schedule, stage) for stage in stages}
         found = []
         for mode in modes:
-            sizes = {
-                stage: (mode if own.backward else "never", own.stash, own.given, own.waiting)
-                for stage, own in zip(rows[row], parts, strict=True)
-            }
-            kept = peak(schedule.actions[row], schedule.micro_batches, sizes)
-            found.append((fixed + kept, seconds + (again if mode != "never" else 0.0)))
+            need = peak(moments_of(row, mode), stages, older)
+            found.append((need, seconds + (again if mode != "never" else 0.0)))
         return found
 
     for inner in itertools.combinations(range(1, len(layers)), schedule.stages - 1):

@@ -125,7 +125,7 @@ def simulate_command(
             shown, classes = moved.one_of_each()
             drawn = moved.simulate_shown(shown, classes)
             rows = _with_sizes(shown.workers, classes.sizes)
-        needs = list(shown.device_bytes(drawn).values())
+        needs = list(shown.device_bytes().values())
         limits = [device.memory_bytes for device in shown.workers]
     else:
         if order is None:

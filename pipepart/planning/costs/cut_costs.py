@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,6 @@ class CutCosts:
         self._own = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
         self._limited = any(device.memory_bytes is not None for device in cluster.devices)
         self.may_recompute = self._limited or self.modes[0] != "never"
-        self._counts = [
-            _stacked([kept.by_device[row] for kept in counts.values()]) for row in range(len(self._own))
-        ]
-        self._older = np.array([kept.older for kept in counts.values()])
         self._sizes: dict[int, NDArray[np.float64]] = {}
         self._crossings: dict[tuple[int, ...], Crossings] = {}
 
@@ -87,6 +84,12 @@ class CutCosts:
             self._crossings[key] = Crossings(self._costs, self.cluster, devices)
         return self._crossings[key]
 
+    @cached_property
+    def _counts_of_devices(self) -> list[Ints]:
+        """Per device [modes, moments, stages, 10]; needed only if a device has a limit."""
+        modes = self.counts.values()
+        return [_stacked([kept.by_device[row] for kept in modes]) for row in range(len(self._own))]
+
     def _per_device(self, of_stage: Floats) -> Floats:
         return np.stack([of_stage[:, own].sum(axis=1) for own in self._own], axis=1)
 
@@ -101,20 +104,19 @@ class CutCosts:
         sizes = table[inverse.reshape(len(edges), -1)]
         if self._costs.skips:
             waiting = self._costs.skips.waiting_of(edges[:, 1:-1])
-            sizes[:, :, 3:5] += np.where(self._costs.has_backward[edges[:, 1:] - 1], waiting, 0)[:, :, None]
+            sizes[:, :, 2:4] += np.where(self._costs.has_backward[edges[:, 1:] - 1], waiting, 0)[:, :, None]
         needs = []
-        for own, counts in zip(self._own, self._counts, strict=True):
-            static, version, transient = np.moveaxis(sizes[:, own, :3], 2, 0)
-            of_device = StageSizes(static, version, transient, sizes[:, own, 3:])
-            needs.append(device_peak_bytes(of_device, counts, self._older[:, own]))
+        older = np.array([kept.older for kept in self.counts.values()])
+        for own, counts in zip(self._own, self._counts_of_devices, strict=True):
+            of_device = StageSizes.of_table(sizes[:, own])
+            needs.append(device_peak_bytes(of_device, counts, older[:, own]))
         return np.stack(needs, axis=2)
 
     def _sizes_of(self, piece: int) -> NDArray[np.float64]:
-        """[6]: the sizes of one stage. ``piece`` encodes its first layer and its end."""
+        """The table of the sizes of one stage. ``piece`` encodes its first layer and its end."""
         if piece not in self._sizes:
             found = self._costs.sizes(slice(*divmod(piece, self._costs.layers + 1)))
-            fixed = found.static[0, 0], found.version[0, 0], found.transient[0, 0]
-            self._sizes[piece] = np.array([*fixed, *found.per_micro_batch[0, 0]])
+            self._sizes[piece] = found.table[0, 0]
         return self._sizes[piece]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,14 +97,35 @@ class ChainCosts:
         self.forward_sums = self.sums[0]
 
         self.output_bytes = np.array([layer.output_bytes for layer in costs.layers])
-        self._workspace = np.array([layer.workspace_bytes for layer in costs.layers])
-        # The last stage computes the gradient of its output itself. A loss of the whole mini-batch needs all outputs,
-        # which a loss of a micro-batch may release, also as one tensor, and its workspace grows with the samples.
-        gathered = costs.micro_batches * (2 * costs.layers[-1].output_bytes + costs.loss.workspace_bytes)
-        self._incoming_gradient = np.r_[self.output_bytes[:-1], gathered if gathers_outputs else 0]
+        self._workspace = _workspaces(costs)
+        gradients_of_output = [layer.output_gradient_bytes for layer in costs.layers]
+        self._output_gradient = np.where(
+            [one is None for one in gradients_of_output],
+            self.output_bytes,
+            [one or 0 for one in gradients_of_output],
+        )
+        self._gathered: Ints = np.zeros(4, dtype=np.int64)
+        self._saved_by_loss = 0
+        if gathers_outputs:
+            # The loss of the mini-batch runs in the last forward, on all outputs as one tensor. Its workspace grows
+            # with the samples, and nothing of it is kept for each micro-batch.
+            of_loss, outputs = costs.loss, costs.micro_batches * costs.layers[-1].output_bytes
+            workspace = (
+                max(of_loss.workspace_bytes, of_loss.forward_workspace_bytes or 0) + of_loss.saved_bytes
+            )
+            self._gathered[:] = 2 * outputs
+            self._gathered[0] += costs.micro_batches * workspace
+            self._saved_by_loss = of_loss.saved_bytes
         self.skips = Skips(costs, may_relay)
         self._saved = tuple(piece for piece in costs.saved if not piece.passed_by)
         self._saved_bytes = np.array([piece.bytes for piece in self._saved], dtype=np.int64)
+        # What the layer behind keeps for W is not kept twice where a layer has saved it as well.
+        deferred_behind = np.r_[[layer.deferred_bytes for layer in costs.layers[1:]], 0]
+        self._kept_twice = np.zeros(self.layers, dtype=np.int64)
+        for piece in self._saved:
+            for layer, behind in pairwise(piece.layers):
+                self._kept_twice[layer] += piece.bytes if behind == layer + 1 else 0
+        self._kept_twice = np.minimum(self._kept_twice, deferred_behind)
         self._kept = _Uses([piece.layers for piece in self._saved], self.layers)
         self._inputs = _Uses([piece.input_of for piece in self._saved], self.layers)
         gradients = [info.gradient_bytes for info in profile.layers]
@@ -145,16 +167,13 @@ class ChainCosts:
     def sizes(self, layers: slice) -> StageSizes:
         """The bytes of one stage: one cut, one stage. Live values that wait there are not counted."""
         start, stop = layers.start, layers.stop
-        stash = boundary = 0
-        if self.has_backward[stop - 1]:
-            inputs = self._inputs.of(start, start + 1)
-            boundary = int(self._saved_bytes[inputs].sum())
-            stash = int(self._saved_bytes[np.union1d(inputs, self._kept.of(start, stop))].sum())
-            if self.skips:
-                skipping = self.skips.kept(start, np.array([stop]))
-                stash, boundary = stash + int(skipping[0][0]), boundary + int(skipping[1][0])
-        last = slice(stop - start - 1, stop - start)
-        return self._sizes(start, stop, np.array([stash]), boundary, last)
+        numbers, layers_of_uses = self._kept.of(start, stop), self._kept.layers_of(start, stop)
+        different, at = np.unique(numbers, return_index=True)
+        keepers = layers_of_uses[at]
+        first = np.bincount(keepers, self._saved_bytes[different], minlength=stop)
+        first_keeper = dict(zip(different.tolist(), keepers.tolist(), strict=True))
+        stash, boundary = self._stashes(start, stop, first, first_keeper)
+        return self._sizes(start, stop, stash, boundary, slice(stop - start - 1, stop - start))
 
     def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """[cuts, stages + 1]: the first layers of the stages, and the end of the last one, of cuts [cuts, borders]."""
@@ -201,18 +220,12 @@ class ChainCosts:
                 first_keeper[number] = start
                 first[start] += size
             end = last_ends[start]
-            stash = np.cumsum(first[start:end])
-            boundary = 0
-            for number in self._inputs.of(start, start + 1).tolist():
-                stash[: first_keeper.get(number, count) - start] += self._saved[number].bytes
-                boundary += self._saved[number].bytes
+            stash, boundary = self._stashes(start, end, first, first_keeper)
             waiting = passing = None
             if self.skips:
                 up_to = np.arange(start + 1, end + 1)
                 passing = self.skips.passing(start, up_to)
                 waiting = np.where(self.has_backward[start:end], self.skips.waiting(start, up_to), 0)
-                skipping = self.skips.kept(start, up_to)
-                stash, boundary = stash + skipping[0], boundary + skipping[1]
             ends = slice(start + 1, end + 1)
             forward = self.forward_sums[ends] - self.forward_sums[start]
             yield Row(
@@ -224,26 +237,86 @@ class ChainCosts:
                 waiting,
             )
 
+    def _stashes(
+        self, start: int, end: int, first: Floats, first_keeper: Mapping[int, int]
+    ) -> tuple[Floats, Floats | int]:
+        """Return the stash and the boundary of stages from ``start`` on, for each end up to ``end``.
+
+        Args:
+            start, end: layers.
+            first: for each layer from ``start`` on, the bytes that it is the first to keep.
+            first_keeper: for each saved tensor, that layer.
+        """
+        stash: Floats = np.cumsum(first[start:end])
+        boundary: Floats | int = 0
+        gets_gradient = start > 0 and self.has_backward[start - 1]
+        for number in self._inputs.of(start, start + 1).tolist():
+            if gets_gradient:  # otherwise only layers keep it
+                stash[: first_keeper.get(number, self.layers) - start] += self._saved[number].bytes
+            boundary += self._saved[number].bytes
+        if self.skips:
+            skipping = self.skips.kept(start, np.arange(start + 1, end + 1))
+            stash, boundary = stash + skipping[0], boundary + skipping[1]
+        return stash, boundary
+
     def _sizes(
-        self, start: int, stop: int, stash: Floats, boundary: Ints | int, which: slice = slice(None)
+        self, start: int, stop: int, stash: Floats, boundary: Floats | int, which: slice = slice(None)
     ) -> StageSizes:
         """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
         ends = np.arange(start + 1, stop + 1)[which]
         static = self._static_sums[ends] - self._static_sums[start]
         if len(self._shared):
             static = static + self._copied(start, stop)[which]
-        transient = (
-            np.maximum.accumulate(self._workspace[start:stop])[which] + self._incoming_gradient[ends - 1]
-        )
-        if self.skips:
-            transient = np.maximum(transient - self.skips.passing(start, ends), 0)
+        passing = self.skips.passing(start, ends) if self.skips else 0
+        trains = self.has_backward[ends - 1]
+        deferred = self._deferred_sums[ends] - self._deferred_sums[start]
+        gradient = np.where(ends < self.layers, np.maximum(self._output_gradient[ends - 1] - passing, 0), 0)
         kept = np.empty((len(ends), 1, 3))
-        kept[:, 0, 0] = stash
-        kept[:, 0, 1] = boundary
-        kept[:, 0, 2] = self._deferred_sums[ends] - self._deferred_sums[start]
-        kept[~self.has_backward[ends - 1]] = 0
+        kept[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
+        kept[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
+        kept[:, 0, 2] = deferred
+        kept[~trains] = 0
+        given = self.output_bytes[start - 1] if start else 0
+        messages = np.stack([np.maximum(given - passing, 0) + 0 * ends, gradient], axis=-1)[:, None, :]
+        messages[~trains, :, 1] = 0
+        transient = self._transient(start, stop, stash, gradient, passing, which)
+        transient[ends == self.layers] += self._gathered
+        transient[~trains, 1:] = 0
+        transient[~trains, 0] += given
         version = self._gradient_sums[ends] - self._gradient_sums[start]
-        return StageSizes(static[:, None], version[:, None], transient[:, None], kept)
+        return StageSizes(static[:, None], version[:, None], kept, messages, transient[:, None])
+
+    def _transient(
+        self, start: int, stop: int, stash: Floats, gradient: Ints, passing: Ints | int, which: slice
+    ) -> Floats:
+        """[ends, 4]: the most that F, B, I and W need besides what is kept while they run.
+
+        ::
+
+            F   stash up to the layer + its workspace                           as the layers run, the stash grows
+            B   stash up to the layer + its workspace + gradient of its output  ... and shrinks
+            I   the same + what the layers behind it keep for W
+
+        The gradient of the stage's own output is there during the whole backward.
+        """
+        layers = slice(start, stop)
+        forward, backward, inputs, weights = self._workspace[:, layers]
+        incoming = self._output_gradient[layers]
+        deferred = self._deferred_sums[start + 1 : stop + 1]
+        goes_back = self.has_backward[layers]
+        found = np.empty((len(goes_back[which]), 4))
+        keeps = np.maximum.accumulate(stash + forward) - stash
+        found[:, 0] = np.where(goes_back, keeps, np.maximum.accumulate(forward))[which]
+        for column, own, gone in ((1, backward, 0), (2, inputs, deferred)):
+            # The layers before the last one of the stage, whose output gradient is that of the stage.
+            shared = self._kept_twice[layers] if column == 2 else 0
+            needs = np.where(goes_back, stash + own - gone, -np.inf)
+            before = np.maximum.accumulate(needs + incoming - shared)
+            before = np.r_[-np.inf, before[:-1]][which] - passing
+            level = np.maximum(before, needs[which]) + gradient
+            found[:, column] = np.maximum(level - (stash - gone)[which], 0)
+        found[:, 3] = np.maximum.accumulate(weights)[which]
+        return found
 
     def _copied(self, start: int, end: int) -> NDArray[np.int64]:
         """Bytes that a stage from ``start`` on copies from earlier stages, for each end up to ``end``."""
@@ -259,12 +332,30 @@ class _Uses:
 
     def __init__(self, layers_of: Sequence[Sequence[int]], layers: int) -> None:
         pairs = sorted((layer, number) for number, own in enumerate(layers_of) for layer in own)
-        self._numbers = np.array([number for _, number in pairs], dtype=np.int64)
-        self._first = np.searchsorted([layer for layer, _ in pairs], np.arange(layers + 1))
+        self._layers, self._numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        self._first = np.searchsorted(self._layers, np.arange(layers + 1))
 
     def of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the numbers of the tensors of these layers, one for each use."""
         return self._numbers[self._first[start] : self._first[stop]]
+
+    def layers_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the layer of each of these uses."""
+        return self._layers[self._first[start] : self._first[stop]]
+
+
+def _workspaces(costs: Costs) -> Ints:
+    """[4, layers]: the bytes that F, B, I and W of each layer need temporarily."""
+    rows = [
+        (
+            layer.forward_workspace_bytes,
+            layer.workspace_bytes,
+            layer.input_workspace_bytes,
+            layer.weight_workspace_bytes,
+        )
+        for layer in costs.layers
+    ]
+    return np.array([[layer[1] if one is None else one for one in layer] for layer in rows], dtype=np.int64).T
 
 
 def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64]:

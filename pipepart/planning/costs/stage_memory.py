@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -43,20 +44,22 @@ MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Bytes of stages. Each field is an array of shape [cuts, stages of one device].
+    """Bytes of stages. Each field is an array of shape [cuts, stages of one device, ...].
 
     Attributes:
         static: parameters, gradients, optimizer state and buffers.
-        version: one more version of the trained weights (asynchronous schedules).
-        transient: the largest workspace of one layer, and the incoming gradient of the stage's output.
+        version: one more version of the trained weights (asynchronous schedules), or the gradients of a replica.
         per_micro_batch: [cuts, stages, 3]: the full stash, the input only (before a recompute), and what the weight
             gradients need between I and W.
+        messages: [cuts, stages, 2]: the input, and the gradient of the output.
+        transient: [cuts, stages, 4]: the most that F, B, I and W need besides what is kept while they run.
     """
 
     static: Floats
     version: Floats
-    transient: Floats
     per_micro_batch: Floats
+    messages: Floats
+    transient: Floats
 
     def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
         """Return the sizes with further bytes, [cuts, stages], for each micro-batch in flight."""
@@ -64,63 +67,112 @@ class StageSizes:
         kept[..., :2] += waiting[..., None]
         return replace(self, per_micro_batch=kept)
 
+    @property
+    def table(self) -> Floats:
+        """[cuts, stages, 2 + 10]: static and version, then what the columns of a moment count."""
+        fixed = np.stack([self.static, self.version], axis=-1)
+        parts = [fixed, self.per_micro_batch, self.messages, self.transient, self.version[..., None]]
+        return np.concatenate(parts, axis=-1)
+
+    @classmethod
+    def of_table(cls, table: Floats) -> StageSizes:
+        """Return the sizes with this ``table``."""
+        return cls(table[..., 0], table[..., 1], table[..., 2:5], table[..., 5:7], table[..., 7:11])
+
 
 def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
     """Return the peak memory of a device for several schedules and several cuts: [schedules, cuts].
 
     The formula, summed over the stages of the device::
 
-        sum(static + older * version) + max(transient) + max over moments of sum(counts . per_micro_batch)
-
-    Only one layer runs at a time, so the transient bytes of the stages count once.
+        sum(static + older * version) + max over moments of
+            sum(stashes + inputs only + deferred + messages that wait) + transient of the action that runs
 
     Args:
         sizes: of the device's stages, one row a cut.
-        counts: [schedules, moments, stages, 3]: micro-batches kept at each moment that can be the peak.
+        counts: [schedules, moments, stages, 10]: of :class:`StashCounts`.
         older: [schedules, stages]: versions of the weights besides the newest.
     """
-    cuts, moments = len(sizes.static), counts.reshape(*counts.shape[:2], -1)
-    fixed = sizes.static.sum(axis=1) + sizes.transient.max(axis=1) + older @ sizes.version.T
-    kept = moments @ sizes.per_micro_batch.reshape(cuts, -1).T
-    return fixed + kept.max(axis=1)
+    table = sizes.table
+    moments = counts.reshape(*counts.shape[:2], -1)
+    fixed = sizes.static.sum(axis=1) + older @ sizes.version.T
+    held = moments @ table[..., 2:].reshape(len(table), -1).T
+    return fixed + held.max(axis=1)
 
 
 class StashCounts:
-    """How many micro-batches the stages of a schedule keep for their backwards at each possible memory peak.
+    """What the stages of a schedule hold at each moment that can be a peak of memory.
 
     Args:
         schedule: with its RECOMPUTE actions. Overlapped pairs of actions count as one after the other.
-
-    Attributes:
-        by_device: per device [moments, stages, 3], see :func:`schedules.peak_candidates`.
-        by_stage: per stage [moments, 3], for the stage alone.
-        older: per stage, the versions of its weights besides the newest; zeros unless the schedule is asynchronous.
+        timeline: of the schedule, which says how long messages wait. None: as if all stages took equal times, a
+            backward twice that of a forward. The counts of a stage then hang on its own recompute mode only.
+        replicas: of the model, whose gradients the first one adds up.
     """
 
-    def __init__(self, schedule: schedules.Schedule) -> None:
-        self.by_device: tuple[Ints, ...] = schedules.peak_candidates(schedules.split_overlaps(schedule))
+    def __init__(
+        self,
+        schedule: schedules.Schedule,
+        timeline: schedules.Timeline | None = None,
+        replicas: int = 1,
+    ) -> None:
+        self._schedule, self._timeline, self._replicas = schedule, timeline, replicas
+
+    @cached_property
+    def by_device(self) -> tuple[Ints, ...]:
+        """Per device [moments, stages, 10]: :func:`schedules.memory_moments`, and the replicas whose gradients are there."""
+        timeline = self._timeline
+        if timeline is None:
+            ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
+            timeline = schedules.simulate(
+                self._schedule, schedules.StageCosts(ones, ones, ones, recompute=none)
+            )
+        return tuple(
+            self._with_replicas(counts, self._schedule.stages_of(device))
+            for device, counts in enumerate(schedules.memory_moments(timeline))
+        )
+
+    def _with_replicas(self, counts: Ints, stages: Sequence[int]) -> Ints:
+        """[moments, stages, 10]: with the replicas' gradients, which are at the first replica when all have run."""
+        table = np.pad(counts, ((0, int(self._replicas > 1)), (0, 0), (0, 1)))
+        if self._replicas > 1:
+            of_first = np.array([stage < self._schedule.model_stages for stage in stages])
+            table[-1, :, -1] = (self._replicas - 1) * of_first
+        return table
+
+    @cached_property
+    def by_stage(self) -> tuple[Ints, ...]:
+        """Per stage [moments, 10], for the stage alone."""
         alone = {
             stage: counts[:, column]
             for device, counts in enumerate(self.by_device)
-            for column, stage in enumerate(schedule.stages_of(device))
+            for column, stage in enumerate(self._schedule.stages_of(device))
         }
-        self.by_stage: tuple[Ints, ...] = tuple(alone[stage] for stage in range(schedule.stages))
-        self.older = tuple(count - 1 for count in schedules.live_versions(schedule))
-        # Many stages of a long pipeline have equal counts: compute each different set once.
+        return tuple(alone[stage] for stage in range(self._schedule.stages))
+
+    @cached_property
+    def older(self) -> tuple[int, ...]:
+        """Per stage, the versions of its weights besides the newest; zeros unless the schedule is asynchronous."""
+        return tuple(count - 1 for count in schedules.live_versions(self._schedule))
+
+    @cached_property
+    def _different(self) -> tuple[Ints, Ints]:
+        """The different counts of stages, and which of them each stage has: compute each only once."""
         most = max(map(len, self.by_stage))
         table = np.array(
             [
-                np.r_[np.resize(counts, (most, 3)).ravel(), older]
+                np.r_[np.resize(counts, (most, counts.shape[1])).ravel(), older]
                 for counts, older in zip(self.by_stage, self.older, strict=True)
             ]
         )
-        self._different, inverse = np.unique(table, axis=0, return_inverse=True)
-        self._different_of = inverse.reshape(-1)
+        different, inverse = np.unique(table, axis=0, return_inverse=True)
+        return different, inverse.reshape(-1)
 
     def peak_bytes_of_stages(self, sizes: StageSizes) -> Floats:
         """Peak bytes of each stage of the schedule (rows), for the sizes of one stage in many cuts (columns)."""
-        counts = self._different[:, :-1].reshape(len(self._different), -1, 1, 3)
-        return device_peak_bytes(sizes, counts, self._different[:, -1:])[self._different_of]
+        different, place = self._different
+        counts = different[:, :-1].reshape(len(different), -1, 1, self.by_stage[0].shape[1])
+        return device_peak_bytes(sizes, counts, different[:, -1:])[place]
 
 
 def with_modes(bare: schedules.Schedule, modes: Sequence[Mode]) -> schedules.Schedule:

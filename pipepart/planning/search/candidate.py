@@ -22,6 +22,7 @@ from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
 from ..partition.device_orders import distinct_orders
 from ..partition.interleaved import ChunkedProblem
+from ..partition.reductions import runs_all_reduce
 from ..partition.replica_groups import ReplicaGroups
 from ..plan_constraints import PlanConstraints
 from ..plan_document import Plan
@@ -205,7 +206,10 @@ class Candidate:
         modes = MODE_SETS[self.choice][
             : None if self._is_limited else 1
         ]  # without a limit the fastest mode fits
-        counts: dict[Mode, StashCounts] = {mode: stash_counts(*self._structure, mode) for mode in modes}
+        summed = 1 if runs_all_reduce(self.groups.all_devices) else self.groups.replicas
+        counts: dict[Mode, StashCounts] = {
+            mode: stash_counts(*self._structure, mode, summed) for mode in modes
+        }
         return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
 
     @cached_property

@@ -24,9 +24,12 @@ def named_schedule(name: str, devices: int, micro_batches: int, chunks: int) -> 
 
 
 @lru_cache(_KEPT)
-def stash_counts(name: str, devices: int, micro_batches: int, chunks: int, mode: Mode) -> StashCounts:
-    """Return the stash counts if all stages do as the mode says."""
-    return StashCounts(with_modes(named_schedule(name, devices, micro_batches, chunks), [mode]))
+def stash_counts(
+    name: str, devices: int, micro_batches: int, chunks: int, mode: Mode, replicas: int
+) -> StashCounts:
+    """Return the stash counts if all stages do as the mode says, and the first of the replicas adds up gradients."""
+    bare = named_schedule(name, devices, micro_batches, chunks)
+    return StashCounts(with_modes(bare, [mode]), replicas=replicas * bare.replicas)
 
 
 @lru_cache(_KEPT)

@@ -78,7 +78,15 @@ class StrictDevice(DispatchMode):
         if all(map(self.is_home, tensors(message))):
             return message
         with self.unchecked():
-            copied = own_copy(message)
+            return self.received(message)
+
+    def received(self, message: Any) -> Any:
+        """Return a copy of a message on this device; called by the worker that sends it, or by this one unchecked.
+
+        Raises:
+            torch.OutOfMemoryError: the device's limit would be exceeded.
+        """
+        copied = own_copy(message)
         for tensor in tensors(copied):
             if not self.is_home(tensor):  # two tensors may share one storage
                 self._adopt(tensor, "a message with a tensor")

@@ -20,7 +20,7 @@ from ..stage import Stage
 from ..transport.threads import Transport
 from .device import ExplicitMoves, StrictDevice
 from .memory import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, storages, tag_of
-from .transport import Clock, EmulatedTransport
+from .transport import Clock, EmulatedTransport, StrictTransport
 
 _RUNS_LAYERS = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
 _MAKES_GRADIENTS = frozenset({Kind.B, Kind.I, Kind.W, Kind.REDUCE_GRAD})
@@ -65,6 +65,19 @@ class DeviceEmulation:
         """The memory in use by device name; empty without ``strict``."""
         return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else {}
 
+    @contextmanager
+    def peaks(self) -> Iterator[dict[str, int]]:
+        """Yield the most bytes of each device within the block, by its name; empty without ``strict``."""
+        found: dict[str, int] = {}
+        ledgers = self._ledgers if self._strict else []
+        for ledger in ledgers:
+            ledger.watch(found)
+        try:
+            yield found
+        finally:
+            for ledger in ledgers:
+                ledger.unwatch(found)
+
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
         """Assign parameters, gradients and optimizer state to their devices, which the caller may have replaced.
 
@@ -80,7 +93,9 @@ class DeviceEmulation:
             self._assign(stage, pytree.tree_leaves(dict(optimizer.state)) if optimizer else (), OPTIMIZER)
 
     def transport(self, inner: Transport, schedule: Schedule) -> Transport:
-        """Return the transport of one run, with emulated links if the cluster has any."""
+        """Return the transport of one run, to the memories of strict devices and over emulated links."""
+        if self._strict is not None:
+            inner = StrictTransport(inner, schedule.device_of, self._strict)
         if self._links is None:
             return inner
         return EmulatedTransport(inner, schedule.device_of, self._links, self._clock)

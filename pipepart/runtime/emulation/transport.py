@@ -1,4 +1,7 @@
-"""Delivers messages when an emulated link would.
+"""Delivers messages to the memory of the device that receives them, and when an emulated link would.
+
+A strict device has the copy of a message from the moment that it is sent, as an accelerator has. Live values that go
+past stages stay with their sender until they are used.
 
 ::
 
@@ -18,7 +21,9 @@ from typing import Any, NamedTuple
 
 from ...autograd.sparse import bytes_of
 from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
+from ..transport.cuda import is_fetched
 from ..transport.threads import Key, Transport
+from .device import StrictDevice
 
 
 class Clock(NamedTuple):
@@ -32,6 +37,32 @@ class Clock(NamedTuple):
         seconds = then - self.now()
         if seconds > 0:
             self.sleep(seconds)
+
+
+class StrictTransport:
+    """Copies each message to the device that receives it when it is sent.
+
+    Args:
+        inner: carries the messages.
+        device_of: the index of each stage's device.
+        devices: the devices.
+    """
+
+    def __init__(self, inner: Transport, device_of: Sequence[int], devices: Sequence[StrictDevice]) -> None:
+        self._inner = inner
+        self._device_of = device_of
+        self._devices = devices
+
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """Send a message, on the worker of its sender."""
+        here, there = self._device_of[sender], self._device_of[receiver]
+        if here != there and not is_fetched(key):
+            message = self._devices[there].received(message)
+        self._inner.send(sender, receiver, key, message)
+
+    def recv(self, receiver: int, key: Key) -> Any:
+        """Receive a message, on the worker of its receiver."""
+        return self._inner.recv(receiver, key)
 
 
 class EmulatedTransport:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import schedules
 
@@ -21,12 +22,17 @@ class Observed:
         """Start and end of each action of the last step that was traced, in seconds; None before the first."""
         return self._traces.last
 
-    def trace(self, *, memory: bool = False) -> AbstractContextManager[Trace]:
+    @contextmanager
+    def trace(self, *, memory: bool = False) -> Iterator[Trace]:
         """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
 
-        With ``memory``, also counts the ``peak_bytes`` that each device keeps, which slows small layers down.
+        With ``memory``, also counts the bytes that each device keeps for its backwards (``peak_bytes`` of a step) and,
+        on strict devices, all that it has (``trace.memory_bytes``). That slows small layers down.
         """
-        return self._traces.opened(memory)
+        counted = self._emulation.peaks() if memory and self._emulation else nullcontext({})
+        with self._traces.opened(memory) as trace, counted as peaks:
+            trace.memory_bytes = peaks
+            yield trace
 
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.

@@ -26,11 +26,16 @@ class Trace:
         plan: the plan of the pipeline.
         steps: measured steps; :meth:`pipepart.Pipeline.trace` adds each step that runs.
         memory: whether the bytes that devices keep for backwards are counted.
+
+    Attributes:
+        memory_bytes: with ``memory``, the most bytes that each strict device had, by its name; to be held against
+            ``plan.device_bytes()``. Empty on other devices.
     """
 
     def __init__(self, plan: Plan, steps: Sequence[Timeline] = (), memory: bool = False) -> None:
         self.plan = plan
         self.memory = memory
+        self.memory_bytes: dict[str, int] = {}
         self._steps: list[Timeline | Recorder] = list(steps)
         self._forwards: list[Timeline | Recorder] = []
 

@@ -1,0 +1,107 @@
+"""Counts what each device holds during each action of a timeline: stashes, messages that wait, and what runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from ..analysis.timeline import Timeline
+from ..core.action import Kind
+from ..core.dependencies import Dependencies, dependencies
+from ..core.schedule import Schedule
+from .memory import is_recomputed, largest
+
+# The columns of a table of moments.
+STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W = range(9)
+COLUMNS = 9
+
+_RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I, Kind.W: RUNS_W}
+
+
+def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
+    """Return, per device, what its stages hold during its actions, without actions that hold less than another one.
+
+    ::
+
+        stage 0   F0 ───▶ F1 ───▶ F2 ─┐
+                   sent            sent, waits ......
+        stage 1           F0 ───────▶ B0 ───────▶ F1
+
+    During an action, a device has what the actions before it keep, what the action itself adds, and messages for later
+    actions. A message is in the memory of its receiver from the time that it is sent. A forward holds most at its end,
+    and a backward in its first half, so messages count that are sent before then. A forward that will be repeated has
+    the full stash while it runs.
+
+    Returns:
+        One array per device, of shape (moments, stages of the device, 9). The numbers count:
+
+        - micro-batches with their full stash, with their input alone, and with what W needs,
+        - inputs that wait, and gradients of outputs that wait,
+        - 1 for the stage that runs F (or RECOMPUTE), B, I or W at that moment.
+
+    >>> from schedules import StageCosts, build, simulate
+    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
+    >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
+    [[[1, 0, 0, 1, 0, 0, 1, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0]]]
+    """
+    schedule = timeline.schedule
+    found = dependencies(schedule)
+    adds, releases = _changes(found)
+    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
+    peaks = np.where(found.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
+    tables = []
+    spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
+    for device, (first, last) in enumerate(spans):
+        stages = schedule.stages_of(device)
+        table = np.zeros((last - first, len(stages), COLUMNS), dtype=np.int64)
+        if first == last:
+            tables.append(np.zeros((1, len(stages), COLUMNS), dtype=np.int64))
+            continue
+        rows, column = np.arange(last - first), np.searchsorted(stages, found.stage[first:last])
+        kept = np.zeros((last - first, len(stages), 3), dtype=np.int64)
+        kept[rows, column] = adds[first:last]
+        kept[1:][rows[:-1], column[:-1]] += releases[first : last - 1]
+        table[:, :, :3] = np.cumsum(kept, axis=0)
+        for kind, runs in _RUNS.items():
+            of_kind = np.flatnonzero(found.is_kind(kind)[first:last])
+            table[of_kind, column[of_kind], runs] = 1
+        table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, found, device, ends, peaks)
+        tables.append(largest(table))
+    return tuple(tables)
+
+
+def _changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each action adds to the stashes when it starts, and what it changes when it ends: [actions, 3]."""
+    again = is_recomputed(found)
+    adds = np.zeros((found.code.size, 3), dtype=np.int64)
+    releases = np.zeros_like(adds)
+    adds[found.is_kind(Kind.F)] = (1, 0, 0)
+    releases[found.is_kind(Kind.F) & again] = (-1, 1, 0)
+    adds[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
+    releases[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
+    releases[found.is_kind(Kind.B)] = (-1, 0, 0)
+    releases[found.is_kind(Kind.I)] = (-1, 0, 1)
+    releases[found.is_kind(Kind.W)] = (0, 0, -1)
+    return adds, releases
+
+
+def _waiting(
+    schedule: Schedule, found: Dependencies, device: int, ends: np.ndarray, peaks: np.ndarray
+) -> np.ndarray:
+    """Return the messages that wait for each stage during each action of a device: [actions, stages, 2]."""
+    stages, device_of = schedule.stages_of(device), np.asarray(schedule.device_of)
+    begin, end = found.offsets[device], found.offsets[device + 1]
+    # Between two stages of one device nothing is copied.
+    arrives = device_of[found.source_stage] != device_of[found.target_stage]
+    arrives &= ~found.is_kind(Kind.REDUCE_GRAD)[found.target]
+    own = np.flatnonzero((begin <= found.target) & (found.target < end) & arrives)
+    source, target, stage = found.source[own], found.target[own], found.target_stage[own]
+    # From the first action whose peak is after the sending to the one before the action that uses the message.
+    used = target - begin
+    since = np.minimum(np.searchsorted(peaks[begin:end], ends[source]), used)
+    place = np.searchsorted(stages, stage), (found.source_stage[own] > stage).astype(np.int64)
+    changes = np.zeros((end - begin + 1, len(stages), 2), dtype=np.int64)
+    np.add.at(changes, (since, *place), 1)
+    np.add.at(changes, (used, *place), -1)
+    return np.cumsum(changes[:-1], axis=0)
