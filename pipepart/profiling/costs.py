@@ -103,8 +103,8 @@ class Costs(Value):
         micro_batches: number of micro-batches of a mini-batch; with a ``split`` function, the number it is called with.
         samples: samples in the largest of them, which is the one that is measured.
         layers: one cost a layer, in execution order.
-        loss: the seconds of the loss function, what it alone saves, and its workspace. All its memory also counts in
-            the last layer.
+        loss: the seconds of the loss function, what it alone saves, its workspace, and its target (``input_bytes``).
+            All its memory also counts in the last layer.
         saved: the memory kept for the backward.
         values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
             which each layer feeds the next one.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..autograd.own_copy import own_copy
+from ..autograd.own_copy import own_copy, tensors
 from ..capture import Chain, Live, loss_of
 from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, micro_batches_of
@@ -64,6 +64,7 @@ class MicroBatch(NamedTuple):
         value: its input.
         loss: of its output.
         counted_loss: the same with a target that is brought to the device first, as in a step, to count memory.
+        target_bytes: size of the target.
         samples: in it.
         parts: how many micro-batches there are.
     """
@@ -71,6 +72,7 @@ class MicroBatch(NamedTuple):
     value: Any
     loss: Loss
     counted_loss: Loss
+    target_bytes: int
     samples: int
     parts: int
 
@@ -130,7 +132,7 @@ def largest_micro_batch(
     )
     loss_fn = method.task.loss_fn
     if loss_fn is None and not (isinstance(value, Live) and value.recording.loss is not None):
-        return MicroBatch(value, None, None, samples, len(parts.sizes))
+        return MicroBatch(value, None, None, 0, samples, len(parts.sizes))
     loss_fn = loss_fn or loss_of
     targets = () if target is None else (target,)
 
@@ -140,4 +142,5 @@ def largest_micro_batch(
     def counted_loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *own_copy(targets)))
 
-    return MicroBatch(value, loss, counted_loss, samples, len(parts.sizes))
+    size = sum(tensor.nbytes for tensor in tensors(targets))
+    return MicroBatch(value, loss, counted_loss, size, samples, len(parts.sizes))

@@ -229,6 +229,7 @@ def _costs(count: int, measured: Measured) -> Costs:
     *times, last = measured.times
     if len(times) < len(memory.layers):  # there is no loss
         times, last = [*times, last], LayerTimes()
+    memory.loss.input_bytes = measured.part.target_bytes
     pairs = zip(times, memory.layers, strict=True)
     return Costs(
         micro_batches=count,
