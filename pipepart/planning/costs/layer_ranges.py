@@ -110,9 +110,9 @@ class ChainCosts:
             # The loss of the mini-batch runs in the last forward, on all outputs as one tensor. Its workspace grows
             # with the samples, and nothing of it is kept for each micro-batch.
             of_loss, outputs = costs.loss, costs.micro_batches * costs.layers[-1].output_bytes
-            workspace = (
-                max(of_loss.workspace_bytes, of_loss.forward_workspace_bytes or 0) + of_loss.saved_bytes
-            )
+            # The target stays until the end of its backward: an upper bound if the loss saves it as well.
+            backward = of_loss.workspace_bytes + of_loss.input_bytes
+            workspace = max(backward, of_loss.forward_workspace_bytes or 0) + of_loss.saved_bytes
             self._gathered[:] = 2 * outputs
             self._gathered[0] += costs.micro_batches * workspace
             self._saved_by_loss = of_loss.saved_bytes

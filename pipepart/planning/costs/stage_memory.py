@@ -120,7 +120,7 @@ class StashCounts:
 
     @cached_property
     def by_device(self) -> tuple[Ints, ...]:
-        """Per device [moments, stages, 10]: :func:`schedules.memory_moments`, then replicas whose gradients are there."""
+        """Per device [moments, stages, 10]: :func:`schedules.memory_moments`, then replicas that are there."""
         timeline = self._timeline
         if timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
