@@ -17,7 +17,7 @@ from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
 from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
-from .real_devices import REAL_LINK, find_accelerators, numbered, real_device
+from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
 
 
 class Cluster(Document):
@@ -184,7 +184,13 @@ class Cluster(Document):
         return cls._read(text, path)
 
     @classmethod
-    def local(cls, count: int | None = None, *, measure: bool | Literal["again"] = True) -> Cluster:
+    def local(
+        cls,
+        count: int | None = None,
+        *,
+        measure: bool | Literal["again"] = True,
+        headroom: float = HEADROOM,
+    ) -> Cluster:
         """Return the accelerators of this machine, or its CPU as one device if there are none.
 
         The links of CUDA devices, and those to the host's memory, are measured the first time (a second or two) and
@@ -193,9 +199,10 @@ class Cluster(Document):
         Args:
             count: take the first accelerators only; None for all.
             measure: False to assume the links; ``"again"`` to measure them even if the cache has them.
+            headroom: as for :meth:`of`.
         """
         found = find_accelerators()[:count]
-        cluster = cls.of(found or ["cpu"])
+        cluster = cls.of(found or ["cpu"], headroom=headroom)
         if not measure or not found or found[0].type != "cuda":
             return cluster
         return cluster.with_links(
@@ -216,13 +223,16 @@ class Cluster(Document):
         )
 
     @classmethod
-    def of(cls, devices: Sequence[torch.device | str]) -> Cluster:
+    def of(cls, devices: Sequence[torch.device | str], *, headroom: float = HEADROOM) -> Cluster:
         """Return a cluster of these torch devices, in order. A device named twice counts as two in one memory.
 
-        The planner may use 92 % of an accelerator's memory; the rest is for its context and for fragmentation.
+        Args:
+            devices: the devices.
+            headroom: part of the memory of an accelerator that stages may not use: it is for the device's context,
+                the workspaces of libraries and fragmentation.
 
         Raises:
-            ValueError: no device is named.
+            ValueError: no device is named, or the headroom is not at least 0 and below 1.
         """
         if not devices:
             raise ValueError("a cluster needs at least 1 device, got none")
@@ -230,7 +240,7 @@ class Cluster(Document):
         on_cpu = sum(device.type == "cpu" for device in real)
         threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
         return cls(
-            devices=tuple(real_device(index, real, threads) for index in range(len(real))),
+            devices=tuple(real_device(index, real, threads, headroom) for index in range(len(real))),
             link=REAL_LINK if on_cpu < len(real) else Link(latency=VIRTUAL_LATENCY_SECONDS),
             links_from="assumed",
         )

@@ -19,6 +19,7 @@ class Device(Value):
         name: unique in its cluster, as in ``"virtual:0"`` or ``"cuda:1"``.
         kind: devices of one kind run the same layer in the same time, up to ``speed``.
         memory_bytes: memory that stages may use; None for no limit.
+        headroom: part of an accelerator's memory that ``memory_bytes`` leaves free, for its context and fragmentation.
         speed: relative to the device that was profiled: 0.5 takes twice as long.
         torch_device: where its tensors live, as in ``"cuda:0"``; None for a device that is only described.
         threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
@@ -31,6 +32,7 @@ class Device(Value):
     name: str
     kind: str
     memory_bytes: int | None = Field(default=None, gt=0)
+    headroom: float = Field(default=0.0, ge=0, lt=1)
     speed: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     torch_device: str | None = None
     threads: int | None = Field(default=None, ge=1)

@@ -11,16 +11,25 @@ from .links import Link
 
 # Peer-to-peer copies over PCIe 4: an assumption until links are measured.
 REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
-# The rest of an accelerator's memory is for its context, libraries' workspaces and fragmentation.
-_USABLE_MEMORY = 0.92
+# Part of an accelerator's memory for its context, libraries' workspaces and fragmentation.
+HEADROOM = 0.08
 
 
-def real_device(index: int, devices: Sequence[torch.device], threads: int | None) -> Device:
+def real_device(
+    index: int, devices: Sequence[torch.device], threads: int | None, headroom: float = HEADROOM
+) -> Device:
     """Return the device at a position of a list, which may name it several times: they share its memory.
 
+    Args:
+        index, devices: the position, and the list.
+        threads: of a CPU device.
+        headroom: part of an accelerator's memory that stages may not use.
+
     Raises:
-        ValueError: this machine does not have it.
+        ValueError: this machine does not have it, or the headroom is not between 0 and 1.
     """
+    if not 0 <= headroom < 1:
+        raise ValueError(f"headroom is a part of the memory, at least 0 and below 1, got {headroom}")
     device = devices[index]
     name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
     found = [one for one in find_accelerators() if one.type == device.type]
@@ -36,8 +45,14 @@ def real_device(index: int, devices: Sequence[torch.device], threads: int | None
             action_seconds=VIRTUAL_ACTION_SECONDS if device.type == "cpu" else 0.0,
         )
     properties = torch.cuda.get_device_properties(device)
-    usable = int(properties.total_memory * _USABLE_MEMORY) // devices.count(device)
-    return Device(name=name, kind=properties.name, memory_bytes=usable, torch_device=str(device))
+    usable = int(properties.total_memory * (1 - headroom)) // devices.count(device)
+    return Device(
+        name=name,
+        kind=properties.name,
+        memory_bytes=usable,
+        headroom=headroom,
+        torch_device=str(device),
+    )
 
 
 def numbered(device: torch.device) -> torch.device:

@@ -140,7 +140,7 @@ def memory_table(plan: Plan) -> FittingTable:
     only_input = "; only the stage's input if the stage recomputes or offloads" if recompute else ""
     notes = [
         f"Stash: kept per micro-batch in flight for its backward{only_input}. "
-        "Workspace: temporary memory of one layer."
+        "Workspace: what the action at the peak needs besides, and messages that wait."
     ]
     if deferred:
         notes.append(
@@ -150,6 +150,8 @@ def memory_table(plan: Plan) -> FittingTable:
         notes.append("Each replica has its own parameters and gradients; only the first has optimizer state.")
     if not single:
         notes.append("Kept: the peak of all stages of the device together.")
+    if free := sorted({plan.cluster.device(device).headroom for device in owned} - {0.0}):
+        notes.append(f"Limit: without {' or '.join(map(percent, free))} of the memory, the headroom.")
     return FittingTable("Devices: memory", columns, notes=notes)
 
 
