@@ -82,8 +82,8 @@ class StagePlan(Value):
     offload: Offload = "never"
     boundary_bytes: ByteCount = 0
     deferred_bytes: ByteCount = 0
-    workspace_bytes: tuple[ByteCount, ByteCount, ByteCount, ByteCount] = (0, 0, 0, 0)
-    message_bytes: tuple[ByteCount, ByteCount] = (0, 0)
+    workspace_bytes: tuple[ByteCount, ...] = Field(default=(0, 0, 0, 0), min_length=4, max_length=4)
+    message_bytes: tuple[ByteCount, ...] = Field(default=(0, 0), min_length=2, max_length=2)
     transient_bytes: ByteCount = 0
     in_flight: int = Field(default=0, ge=0)
     full_stashes: int = Field(default=0, ge=0)

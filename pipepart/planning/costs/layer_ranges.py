@@ -170,7 +170,7 @@ class ChainCosts:
         numbers, layers_of_uses = self._kept.of(start, stop), self._kept.layers_of(start, stop)
         different, at = np.unique(numbers, return_index=True)
         keepers = layers_of_uses[at]
-        first = np.bincount(keepers, self._saved_bytes[different], minlength=stop)
+        first = np.bincount(keepers, self._saved_bytes[different], minlength=stop).astype(np.float64)
         first_keeper = dict(zip(different.tolist(), keepers.tolist(), strict=True))
         stash, boundary = self._stashes(start, stop, first, first_keeper)
         return self._sizes(start, stop, stash, boundary, slice(stop - start - 1, stop - start))
@@ -239,7 +239,7 @@ class ChainCosts:
 
     def _stashes(
         self, start: int, end: int, first: Floats, first_keeper: Mapping[int, int]
-    ) -> tuple[Floats, Floats | int]:
+    ) -> tuple[Floats, Floats | Ints | int]:
         """Return the stash and the boundary of stages from ``start`` on, for each end up to ``end``.
 
         Args:
@@ -248,7 +248,7 @@ class ChainCosts:
             first_keeper: for each saved tensor, that layer.
         """
         stash: Floats = np.cumsum(first[start:end])
-        boundary: Floats | int = 0
+        boundary: Floats | Ints | int = 0
         gets_gradient = start > 0 and self.has_backward[start - 1]
         for number in self._inputs.of(start, start + 1).tolist():
             if gets_gradient:  # otherwise only layers keep it
@@ -260,7 +260,7 @@ class ChainCosts:
         return stash, boundary
 
     def _sizes(
-        self, start: int, stop: int, stash: Floats, boundary: Floats | int, which: slice = slice(None)
+        self, start: int, stop: int, stash: Floats, boundary: Floats | Ints | int, which: slice = slice(None)
     ) -> StageSizes:
         """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
         ends = np.arange(start + 1, stop + 1)[which]
@@ -277,8 +277,9 @@ class ChainCosts:
         kept[:, 0, 2] = deferred
         kept[~trains] = 0
         given = self.output_bytes[start - 1] if start else 0
-        messages = np.stack([np.maximum(given - passing, 0) + 0 * ends, gradient], axis=-1)[:, None, :]
-        messages[~trains, :, 1] = 0
+        messages = np.zeros((len(ends), 1, 2))
+        messages[:, 0, 0] = np.maximum(given - passing, 0)
+        messages[:, 0, 1] = np.where(trains, gradient, 0)
         transient = self._transient(start, stop, stash, gradient, passing, which)
         transient[ends == self.layers] += self._gathered
         transient[~trains, 1:] = 0
