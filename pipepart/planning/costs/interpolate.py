@@ -73,7 +73,8 @@ def _cost(line: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
         return Timing(seconds=line(a.seconds, b.seconds), spread=line(a.spread, b.spread))
 
     names = [name for name in LayerCost.model_fields if name.endswith("_bytes")]
-    sizes = {name: round(line(getattr(low, name), getattr(high, name))) for name in names}
+    known = [name for name in names if getattr(low, name) is not None and getattr(high, name) is not None]
+    sizes = {name: round(line(getattr(low, name), getattr(high, name))) for name in known}
     split = None
     if low.split_seconds is not None and high.split_seconds is not None:  # the same fraction of the backward
         backward = low.backward_seconds + high.backward_seconds
