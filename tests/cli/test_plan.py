@@ -109,7 +109,7 @@ def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
 
 def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> None:
     result = run(
-        f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never"
+        f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never"
     )
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: the model does not fit: with 2 stages")
@@ -120,7 +120,7 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
 
 def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None:
     result = run(
-        f"plan {saved} --devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never --json"
+        f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never --json"
     )
     assert result.exit_code == 2
     found = json.loads(result.stdout)
@@ -133,8 +133,8 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
 @pytest.mark.parametrize(
     "request_of",
     [
-        "--devices 2 --memory 9200 --schedule gpipe --micro-batches 2 --recompute never",
-        "--device 9200B --device 9200B --schedule looped-bfs --chunks 2 --recompute never --micro-batches 2",
+        "--devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never",
+        "--device 8000B --device 8000B --schedule looped-bfs --chunks 2 --recompute never --micro-batches 2",
         "--devices 2 --memory 1KiB",
         "--devices 1 --memory 9200 --micro-batches 2 --recompute never",
     ],

@@ -177,12 +177,12 @@ def test_a_forward_that_is_run_again_has_its_column(printed: Printed, again: Pla
 def test_the_memory_of_a_device_is_held_against_its_limit(printed: Printed, two_stages: Plan) -> None:
     text = printed(memory_table(two_stages))
     assert "64.0 MiB" in text
-    assert row(text, "0 ")[2:9] == ["8.0", "MiB", "2", "×", "8.0", "KiB", "5.0"]
+    assert row(text, "0 ")[2:9] == ["8.0", "MiB", "2", "×", "8.0", "KiB", "7.0"]
 
 
 def test_the_memory_of_a_device_is_that_of_all_its_stages(printed: Printed, four_chunks: Plan) -> None:
     text = printed(memory_table(four_chunks))
-    assert " ".join(row(text, "0, 2")) == "0, 2 device:1 12.0 KiB – – 5.0 KiB 17.0 KiB 64.0 MiB <1%"
+    assert " ".join(row(text, "0, 2")) == "0, 2 device:1 12.0 KiB – – 9.0 KiB 21.0 KiB 64.0 MiB <1%"
     assert "1, 3" in text
 
 
