@@ -59,9 +59,8 @@ def test_without_contention_ports_change_nothing():
 def test_directions_do_not_disturb_each_other():
     """1F1B over a border of hosts: an output and a gradient cross it at the same time."""
     order = build("1f1b", 2, 8)
-    numbers = {"forward": [1, 1], "backward_input": [1, 1], "backward_weight": [0, 0]}
     ports = {(0, 1): [("out", 2.0)], (1, 0): [("in", 2.0)]}
-    costs = StageCosts(**numbers, bandwidth=2.0, message_bytes=[1, 0], ports=ports)
+    costs = StageCosts([1, 1], [1, 1], [0, 0], bandwidth=2.0, message_bytes=[1, 0], ports=ports)
     assert simulate(order, costs, contention=True).ends == simulate(order, costs).ends
 
 
