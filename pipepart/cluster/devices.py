@@ -7,9 +7,9 @@ from pydantic import Field
 from ..document import Value
 from ..units import parse_bytes
 
-# One action of a worker thread, beside the kernels of its layers: Python of the runtime and of autograd. Threads share
-# the interpreter, so it is more than one alone would take (benchmarks.cpu, the table of the tiny model).
-VIRTUAL_ACTION_SECONDS = 80e-6
+# One action of a worker thread, beside what its layers take: a step of a tiny model takes so much longer than a plain
+# loop over its layers, for each action of both devices (benchmarks.cpu, the second table).
+VIRTUAL_ACTION_SECONDS = 25e-6
 
 
 class Device(Value):

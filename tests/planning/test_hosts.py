@@ -182,7 +182,7 @@ def test_local_measures_cuda_devices_unless_told_not_to(monkeypatch):
         cluster_module, "find_accelerators", lambda: [torch.device("cuda", n) for n in (0, 1)]
     )
 
-    def of(found: list[torch.device]) -> Cluster:
+    def of(found: list[torch.device], headroom: float | None = None) -> Cluster:
         return Cluster(devices=devices[: len(found)], links_from="assumed")
 
     monkeypatch.setattr(Cluster, "of", of)

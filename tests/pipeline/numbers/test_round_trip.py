@@ -56,7 +56,7 @@ def test_devices_as_a_number_a_list_or_a_cluster(devices):
         model, (x,), target=y, loss_fn=nn.CrossEntropyLoss(), devices=devices, micro_batches=2
     ) as pipe:
         expected = devices if isinstance(devices, int) else len(devices)
-        assert len(pipe.plan.stages) == expected
+        assert len(pipe.plan.cluster) == expected
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 2)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
