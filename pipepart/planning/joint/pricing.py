@@ -80,8 +80,10 @@ class Pricing:
         """Return a number for each device; equal ones if the devices and all their links are alike."""
         alike = len({link for row in self._links for link in row}) <= 1
         keys = [
-            (speed, limit, -1 if alike else at)
-            for at, (speed, limit) in enumerate(zip(self.speeds, self.limits, strict=True))
+            (speed, limit, action, -1 if alike else at)
+            for at, (speed, limit, action) in enumerate(
+                zip(self.speeds, self.limits, self._action, strict=True)
+            )
         ]
         return [keys.index(key) for key in keys]
 

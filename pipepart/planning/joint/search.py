@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import schedules
@@ -16,7 +17,7 @@ from .annealing import Annealing
 from .judged import Judged, with_fewer_stages
 from .request import JointRequest
 from .starts import layout_of
-from .to_plan import order_of, plan_of
+from .to_plan import fits, order_of, plan_of
 
 _TRIED = 4  # layouts that plans are made of until one is better than the starts
 
@@ -43,13 +44,45 @@ def search_jointly(
     best: Plan | None = None
     for found in annealing.best[:_TRIED]:
         joined = with_fewer_stages(found, annealing.pricing) if request.may_join else found
+        joined = _on_first_devices(joined, annealing.pricing.device_kinds())
         for order in _orders(request, joined):
             made = plan_of(request, joined.layout, order)
             if made is not None and made.predicted.step_seconds < goal * (1 - TOLERANCE):
                 best, goal = made, made.predicted.step_seconds
         if best is not None:
-            return best
+            return _keeping_what_fits(request, best)
     return best
+
+
+def _keeping_what_fits(request: JointRequest, plan: Plan) -> Plan:
+    """Return the plan without the recomputes that memory does not need: the search takes some that cost nothing."""
+    if request.asked.recompute != "auto":
+        return plan
+    for number, stage in enumerate(plan.stages):
+        if stage.recompute == "never":
+            continue
+        stages = [*plan.stages[:number], stage.with_mode("never"), *plan.stages[number + 1 :]]
+        made = plan.model_copy(update={"stages": tuple(stages)}).predict(request.costs)
+        if fits(made) and made.predicted.step_seconds <= plan.predicted.step_seconds:
+            plan = made
+    return plan
+
+
+def _on_first_devices(found: Judged, kinds: Sequence[int]) -> Judged:
+    """Return what was found with alike devices exchanged, so that earlier stages are on earlier ones."""
+    firsts = dict.fromkeys(found.layout.devices)
+    goes_to: dict[int, int] = {}
+    for kind in set(kinds):
+        alike = [device for device, own in enumerate(kinds) if own == kind]
+        used = [device for device in firsts if kinds[device] == kind]
+        goes_to |= zip([*used, *(device for device in alike if device not in firsts)], alike, strict=True)
+    rows = {goes_to[device]: row for device, row in enumerate(found.rows)}
+    devices = tuple(goes_to[device] for device in found.layout.devices)
+    return replace(
+        found,
+        layout=replace(found.layout, devices=devices),
+        rows=[rows[device] for device in range(len(kinds))],
+    )
 
 
 def _orders(request: JointRequest, found: Judged) -> list[schedules.Schedule]:

@@ -73,5 +73,10 @@ def plan_of(request: JointRequest, layout: Layout, order: schedules.Schedule) ->
         profile=request.profile,
         constraints=request.asked,
     ).predict(request.costs)
-    needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
-    return made if all(need <= (device.memory_bytes or math.inf) for device, need in needs) else None
+    return made if fits(made) else None
+
+
+def fits(plan: Plan) -> bool:
+    """Return whether a predicted plan fits the memory of its devices."""
+    needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
+    return all(need <= (device.memory_bytes or math.inf) for device, need in needs)
