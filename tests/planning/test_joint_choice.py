@@ -79,7 +79,7 @@ def steps_of(
             chosen = [s for s, row in enumerate(bare.device_of) if modes[row] == mode and parts[s].backward]
             if chosen:
                 schedule = schedules.insert_recompute(schedule, chosen, again)
-        timeline = schedules.simulate(schedule, costs)
+        timeline = schedules.simulate(schedule, costs, contention=True)
         if all(fits(cluster, schedule, parts, row, site) for row, site in enumerate(order)):
             yield timeline.makespan
 
