@@ -40,11 +40,43 @@ def check_not_overwritten(message: Any) -> None:
         RuntimeError: a tensor of the message was written.
     """
     if any(getattr(tensor, _SENT, None) not in (None, version(tensor)) for tensor in tensors(message)):
-        raise RuntimeError(
-            "the input of this stage was overwritten after the stage before it had sent it: a layer there returns "
-            "memory that it keeps and writes again for the next micro-batch, such as a buffer. Return a copy of it "
-            "from the last layer of that stage, .clone()"
-        )
+        raise _overwritten()
+
+
+Counter = tuple[Tensor, int]  # an empty tensor that shares a version counter, and the version that was sent
+
+
+def sent_counters(message: Any) -> Sequence[Counter]:
+    """Return the version counters of the tensors that :func:`note_sent` has noted, without their memory.
+
+    For the receiver of a copy, whose own counters say nothing of the original.
+    """
+    found = []
+    for tensor in tensors(message):
+        sent = getattr(tensor, _SENT, None)
+        if sent is not None and tensor.layout is torch.strided and not tensor.is_inference():
+            counter = tensor.detach()
+            counter.data = tensor.new_empty(0)  # leaves the counter as it is
+            found.append((counter, sent))
+    return found
+
+
+def check_counters(counters: Sequence[Counter]) -> None:
+    """Check that a message whose copy is received now was not written after :func:`note_sent`.
+
+    Raises:
+        RuntimeError: a tensor of the message was written.
+    """
+    if any(counter._version != sent for counter, sent in counters):
+        raise _overwritten()
+
+
+def _overwritten() -> RuntimeError:
+    return RuntimeError(
+        "the input of this stage was overwritten after the stage before it had sent it: a layer there returns "
+        "memory that it keeps and writes again for the next micro-batch, such as a buffer. Return a copy of it "
+        "from the last layer of that stage, .clone()"
+    )
 
 
 Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their versions

@@ -142,9 +142,8 @@ def test_the_waits_of_a_pipeline_are_those_of_its_plan(monkeypatch: pytest.Monke
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
     x, y = torch.randn(16, 8), torch.randn(16, 8)
     profile = pipepart.profile(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=4)
-    plan = pipepart.plan(
-        profile, Cluster.virtual(2, link="1MB/s", latency=1e-3), schedule="gpipe", micro_batches=4
-    )
+    cluster = Cluster.virtual(2, link="1MB/s", latency=1e-3)
+    plan = pipepart.plan(profile, cluster, cut_before=["1"], schedule="gpipe", micro_batches=4)
     costs = plan.stage_costs()
     each = costs.occupancy_between(0, 1, costs.message_bytes[0])
     fixed = costs.latency_between(0, 1) - VIRTUAL_LATENCY_SECONDS

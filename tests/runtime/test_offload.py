@@ -1,6 +1,7 @@
 """Stages that keep what they save on the host: the same numbers, less memory, and nothing left behind."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -130,13 +131,32 @@ def chain(layers: int = 6, width: int = 64) -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh())])
 
 
+def one_gradient_waits(sender: nn.Module, receiver: nn.Module) -> None:
+    """Let the backward of ``sender`` send a gradient when that of ``receiver`` has used the one before.
+
+    How many wait at the receiver, in its memory, would hang on the times of the step.
+    """
+    used = threading.Semaphore(1)
+
+    def wait(gradient: Tensor) -> None:
+        assert used.acquire(timeout=60)
+
+    def release(gradient: Tensor) -> None:
+        used.release()
+
+    sender.get_parameter("weight").register_hook(wait)
+    receiver.get_parameter("weight").register_hook(release)
+
+
 def test_a_device_holds_three_stashes_and_the_inputs_of_the_others():
     """Each stage saves the output of each Tanh; its first Linear saves the input, which stays."""
     peaks = {}
     rows, row = 16, 64 * 4
     for offload in ("never", "stash"):
+        model = chain()
+        one_gradient_waits(model[6], model[0])
         with cut_by_hand(
-            chain(),
+            model,
             [6],
             loss_fn=nn.MSELoss(),
             micro_batches=12,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.autograd import graph_cut
 from pipepart.autograd.own_copy import tensors
+from pipepart.runtime.emulation.device import StrictDevice
 from pipepart.runtime.emulation.memory import storages, tag_of
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -40,11 +41,9 @@ def lives_on_a_device(message: Any) -> bool:
 
 
 def move_all_but(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Any], bool]) -> None:
-    """The runtime forgets to move the messages that are ``wanted``."""
-    move = graph_cut.move
-    monkeypatch.setattr(
-        graph_cut, "move", lambda m, device, wait=True: m if wanted(m) else move(m, device, wait)
-    )
+    """The runtime forgets to move the messages that are ``wanted``, when they are sent and when they are used."""
+    received = StrictDevice.received
+    monkeypatch.setattr(StrictDevice, "received", lambda device, m: m if wanted(m) else received(device, m))
 
 
 def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(monkeypatch):
@@ -60,7 +59,7 @@ def test_a_missing_copy_of_a_message_names_operation_devices_shape_and_place(mon
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_a_missing_copy_of_a_gradient(monkeypatch, schedule):
-    monkeypatch.setattr(graph_cut, "move_gradients", lambda gradients, device: gradients)
+    move_all_but(monkeypatch, lambda message: isinstance(message, list))  # as gradients are sent
     error = failure(chain(), [2], schedule=schedule)
     assert "runs on virtual:0 and was given a tensor of shape (2, 4) that lives on virtual:1" in str(error)
     assert "in the backward of layer '1' (Tanh)" in notes(error)
@@ -93,7 +92,7 @@ def test_a_missing_copy_of_what_the_caller_goes_backward_from(monkeypatch):
 
 
 def test_a_missing_copy_of_the_gradients_of_a_copy_of_the_model(monkeypatch):
-    move_all_but(monkeypatch, lambda message: lives_on_a_device(message) and message.shape[0] == 4)
+    move_all_but(monkeypatch, lambda message: lives_on_a_device(message) and len(tensors(message)[0]) == 4)
     model = chain()
     plan = plan_by_hand(["0", "1", "2"], [2], replicas=2, micro_batches=4)
     with Pipeline(model, plan, nn.MSELoss(), strict=True) as pipe, pytest.raises(RuntimeError, match=MIXED):

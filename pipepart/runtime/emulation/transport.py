@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...autograd.in_place import Counter, check_counters, sent_counters
 from ...autograd.sparse import bytes_of
 from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
 from ..transport.cuda import is_fetched
@@ -42,6 +43,9 @@ class Clock(NamedTuple):
 class StrictTransport:
     """Copies each message to the device that receives it when it is sent.
 
+    A layer that writes into a message after that is refused as on devices without memories of their own: on
+    accelerators the copy may still be on its way.
+
     Args:
         inner: carries the messages.
         device_of: the index of each stage's device.
@@ -56,13 +60,21 @@ class StrictTransport:
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message, on the worker of its sender."""
         here, there = self._device_of[sender], self._device_of[receiver]
+        counters: Sequence[Counter] = ()
         if here != there and not is_fetched(key):
+            counters = sent_counters(message)
             message = self._devices[there].received(message)
-        self._inner.send(sender, receiver, key, message)
+        self._inner.send(sender, receiver, key, (message, counters))
 
     def recv(self, receiver: int, key: Key) -> Any:
-        """Receive a message, on the worker of its receiver."""
-        return self._inner.recv(receiver, key)
+        """Receive a message, on the worker of its receiver.
+
+        Raises:
+            RuntimeError: the message was overwritten after it had been sent.
+        """
+        message, counters = self._inner.recv(receiver, key)
+        check_counters(counters)
+        return message
 
 
 class EmulatedTransport:
