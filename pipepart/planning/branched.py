@@ -14,6 +14,7 @@ from ..profiling import Costs, LiveValue, Profile
 from .graph import CutDoesNotFit, cut, thin_orders
 from .infeasible import DoesNotFit
 from .plan_document import Plan
+from .prediction import Alternative
 
 # The node that stands for the loss: it runs after every layer whose output no other layer uses.
 _LOSS = ("loss",)
@@ -57,23 +58,40 @@ def plan_branched(
         ValueError: as :func:`pipepart.plan`.
     """
     cutter = _Cutter(profile, cluster, colocate, allow_split_ties)
-    best: Plan | None = None
+    plans: list[Plan] = []
     refusals: list[ValueError] = []
     for order in cutter.orders():
         try:
-            made = plan_chain(linearized(profile, order))
+            plans.append(plan_chain(linearized(profile, order)))
         except ValueError as error:
             refusals.append(error)
-            continue
-        if best is None or made.predicted.step_seconds < best.predicted.step_seconds:
-            best = made
-    if best is None:
+    if not plans:
         raise next((e for e in refusals if isinstance(e, DoesNotFit)), refusals[0])
+    best = min(plans, key=lambda made: made.predicted.step_seconds)
     # The bound of the chain search holds for this order only. The bound of the cut holds for one stage per device.
     proven = best.replicas == 1 and len({stage.device for stage in best.stages}) == len(best.stages)
     bound = cutter.bounds.get(best.micro_batches, 0.0) if proven else 0.0
     prediction = best.predicted.model_copy(update={"bottleneck_bound": bound})
-    return best.model_copy(update={"prediction": prediction, "edges": profile.edges})
+    alternatives = _alternatives_in_all_orders(best, [made for made in plans if made is not best])
+    return best.model_copy(
+        update={"prediction": prediction, "edges": profile.edges, "alternatives": alternatives}
+    )
+
+
+def _alternatives_in_all_orders(best: Plan, others: Sequence[Plan]) -> tuple[Alternative, ...]:
+    """Return the alternatives of the best order, without those that another order may have a faster plan for."""
+
+    def is_least(row: Alternative) -> bool:
+        steps = [
+            [one.step_seconds for one in other.alternatives if one.keywords == row.keywords]
+            for other in others
+        ]
+        if row.step_seconds is None:  # nor may another order have a plan
+            return not any(step is not None for own in steps for step in own)
+        least = row.step_seconds
+        return all(any(step is not None and step >= least for step in own) for own in steps)
+
+    return tuple(filter(is_least, best.alternatives))
 
 
 def linearized(profile: Profile, order: Sequence[int]) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from ...units import format_seconds
@@ -30,19 +31,25 @@ def list_alternatives(
     """
     planned = [_row(one, _why_slower(best, plan), plan) for own in named for one, plan in own.plans]
     planned += [_searched_row(plan, _why_slower(best, plan)) for plan in joint]
-    planned = [row for row in planned if not _is_of(row, best)]
-    planned.sort(key=lambda row: row.step_seconds or 0.0)
     slower = sorted(
         ((at_least, ways[0]) for own in named for ways, at_least in own.slower), key=lambda one: one[0]
     )
     others = [_row(one, f"at least {format_seconds(at_least)} a step") for at_least, one in slower]
+    # Keywords may allow several candidates. Where one of them was not planned to the end, it may be the faster one.
+    at_best = {_key(row): at_least for row, (at_least, _) in reversed(list(zip(others, slower, strict=True)))}
+    planned = [
+        row
+        for row in planned
+        if not _is_of(row, best) and (row.step_seconds or 0.0) <= at_best.get(_key(row), math.inf)
+    ]
+    planned.sort(key=lambda row: row.step_seconds or 0.0)
     for own in named:
         for one in own.failed:
             if not one.impossible_reason:
                 others.append(_row(one, "does not fit the memory of the devices"))
     fastest: dict[tuple[object, ...], Alternative] = {}
     for row in planned:  # one of two sets of modes, or of two ways to group the devices
-        fastest.setdefault(tuple(row.keywords.values()), row)
+        fastest.setdefault(_key(row), row)
     found = list(fastest.values())[:_PLANNED]
     seen = {part for row in found for part in _parts(row)}
     for row in others:
@@ -50,6 +57,10 @@ def list_alternatives(
             seen |= _parts(row)
             found.append(row)
     return tuple(found)
+
+
+def _key(row: Alternative) -> tuple[object, ...]:
+    return tuple(row.keywords.values())
 
 
 def _parts(row: Alternative) -> set[tuple[str, str | int]]:
