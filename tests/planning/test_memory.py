@@ -56,29 +56,28 @@ SHORT = {
     "cluster": clusters(),
     "schedule": st.sampled_from([*SCHEDULES, "auto"]),
     "micro_batches": st.sampled_from([[1], [4], [1, 2, 4]]),
-    "stages": st.sampled_from([None, "auto"]),
 }
 
 
 @given(**SHORT)
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule, micro_batches, stages):
-    check_shortage(layers, cluster, schedule, micro_batches, stages)
+def test_exactly_the_bytes_that_are_short_make_it_fit(layers, cluster, schedule, micro_batches):
+    check_shortage(layers, cluster, schedule, micro_batches)
 
 
 @pytest.mark.slow
 @given(**SHORT)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_the_bytes_that_are_short_in_many_chains(layers, cluster, schedule, micro_batches, stages):
-    check_shortage(layers, cluster, schedule, micro_batches, stages)
+def test_the_bytes_that_are_short_in_many_chains(layers, cluster, schedule, micro_batches):
+    check_shortage(layers, cluster, schedule, micro_batches)
 
 
-def check_shortage(layers, cluster, schedule, micro_batches, stages) -> None:
+def check_shortage(layers, cluster, schedule, micro_batches) -> None:
     """With ``deficit_bytes`` more on every device there is a plan; with one byte less it is short by one byte."""
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, micro_batches)
     try:
-        plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages)
+        plan = pipepart.plan(profile, cluster, schedule=schedule)
     except InfeasiblePlanError as error:
         short = error.deficit_bytes
     else:
@@ -87,9 +86,9 @@ def check_shortage(layers, cluster, schedule, micro_batches, stages) -> None:
             assert limit is None or stage.memory_bytes <= limit
         return
     assert short > 0
-    pipepart.plan(profile, enlarged(cluster, short), schedule=schedule, stages=stages)
+    pipepart.plan(profile, enlarged(cluster, short), schedule=schedule)
     with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule, stages=stages)
+        pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule)
     assert caught.value.deficit_bytes == 1
 
 
@@ -142,7 +141,7 @@ def test_micro_batches_in_flight_decide_what_fits():
         for name in SCHEDULES
     }
     assert need == {"1f1b": (20, 10), "gpipe": (80, 80), "sequential": (10, 10)}
-    assert pipepart.plan(profile, limited(79, 79), recompute="never").schedule == "1f1b"
+    assert pipepart.plan(profile, limited(79, 79), schedule="1f1b", recompute="never")
     with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
         pipepart.plan(profile, limited(79, 79), schedule="gpipe", recompute="never")
 
@@ -158,7 +157,7 @@ def test_a_device_without_limit_is_never_short():
     layers = [Layer(parameters=1000), Layer(parameters=1)]
     devices = (Device(name="a", kind="x"), Device(name="b", kind="x", memory_bytes=3))
     with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile_of(layers), Cluster(devices=devices), stages=2)
+        pipepart.plan(profile_of(layers), Cluster(devices=devices), schedule="1f1b", stages=2)
     assert (caught.value.stage, caught.value.deficit_bytes) == (1, 1)
 
 
@@ -196,8 +195,7 @@ def test_a_loss_of_the_whole_batch_counts_all_outputs_twice(tmp_path):
     """In parts and gathered, on the last stage: also in a plan that is read from a file, and in one made from it."""
     profile = profile_of([Layer(parameters=1, output=7, peak=3)] * 4, [4])
     plain = pipepart.plan(profile, Cluster.virtual(2), schedule="gpipe")
-    plan = pipepart.plan(profile, Cluster.virtual(2), reduction="batch")
-    assert plan.schedule == "gpipe"
+    plan = pipepart.plan(profile, Cluster.virtual(2), schedule="gpipe", reduction="batch")
     outputs = 4 * 2 * 7
     first, last = plain.stages
     assert first.workspace_bytes == plan.stages[0].workspace_bytes

@@ -86,11 +86,10 @@ def test_what_limits_the_request_is_set_free():
     profile, cluster = profile_of(LAYERS, [4]), Cluster.parse(["420B", "420B"])
     for options, change in (
         ({"schedule": "gpipe", "recompute": "never"}, "recompute='auto'"),
-        ({"schedule": "gpipe", "recompute": "never"}, "schedule='1f1b'"),
         ({"schedule": "gpipe", "recompute": "never"}, "schedule='auto'"),
         ({"schedule": "1f1b", "stages": 1}, "stages='auto'"),
         ({"schedule": "1f1b", "replicas": 2}, "replicas=1"),
-        ({"schedule": "looped-bfs", "chunks": 3, "recompute": "never"}, "schedule='1f1b', chunks=1"),
+        ({"schedule": "looped-bfs", "chunks": 3, "recompute": "never"}, "schedule='sequential', chunks=1"),
     ):
         found = refused(profile, cluster, **options).suggestions
         assert change in [one.change for one in found]

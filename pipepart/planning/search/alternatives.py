@@ -35,12 +35,19 @@ def list_alternatives(
         ((at_least, ways[0]) for own in named for ways, at_least in own.slower), key=lambda one: one[0]
     )
     others = [_row(one, f"at least {format_seconds(at_least)} a step") for at_least, one in slower]
-    # Keywords may allow several candidates. Where one of them was not planned to the end, it may be the faster one.
-    at_best = {_key(row): at_least for row, (at_least, _) in reversed(list(zip(others, slower, strict=True)))}
+    # Keywords may allow several candidates, with the choice "auto" those of all modes. Where one of them may be faster,
+    # as it was not planned to the end, the row is not what the keywords give.
+    least: dict[tuple[object, ...], float] = {}
+    for row, seconds in [
+        *((row, row.step_seconds or 0.0) for row in planned),
+        *((row, at_least) for row, (at_least, _) in zip(others, slower, strict=True)),
+    ]:
+        for key in (_key(row), _key(row.model_copy(update={"recompute": "auto"}))):
+            least[key] = min(seconds, least.get(key, math.inf))
     planned = [
         row
         for row in planned
-        if not _is_of(row, best) and (row.step_seconds or 0.0) <= at_best.get(_key(row), math.inf)
+        if not _is_of(row, best) and (row.step_seconds or 0.0) <= least[_key(row)] * (1 + TOLERANCE)
     ]
     planned.sort(key=lambda row: row.step_seconds or 0.0)
     for own in named:

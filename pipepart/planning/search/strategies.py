@@ -101,17 +101,18 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
 def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
     """Explain why candidates have no plan: under each schedule those with the fewest stages a device.
 
-    Those on fewer devices need more memory on each, so they are left out if others are possible.
+    Those on fewer devices need more memory on each, so they are left out if a cut for others is possible.
     """
     for part in parts_of(request):
-        nearest: dict[str, Ways] = {}
+        of_schedule: dict[str, list[Ways]] = {}
         for ways in part.candidates:
-            known = nearest.setdefault(ways[0].schedule, ways)
-            if known[0].impossible_reason and not ways[0].impossible_reason:
-                nearest[ways[0].schedule] = ways
-        for ways in nearest.values():
-            for candidate in ways:
-                yield candidate.infeasible()
+            of_schedule.setdefault(ways[0].schedule, []).append(ways)
+        for every in of_schedule.values():
+            for ways in every:
+                found = [candidate.infeasible() for candidate in ways]
+                yield from found
+                if any(one.deficit_bytes for one in found):
+                    break
 
 
 def _joint(part: Part, named: Named, allowance: Allowance) -> Plan | None:
