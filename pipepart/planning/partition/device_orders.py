@@ -146,10 +146,11 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     """Group the devices: two devices of a group can be exchanged without changing any cost."""
     groups: dict[Hashable, list[list[int]]] = {}
     paired = {name for link in cluster.links for name in link.between}
+    differ = cluster.links_differ
     for index, device in enumerate(cluster.devices):
         # All devices of a host without links of their own are alike: only the others have to be compared.
         own = device.name in paired
-        alike = groups.setdefault((*_class(device), device.host if cluster.links_differ else "", own), [])
+        alike = groups.setdefault((*_class(device), device.host if differ else "", own), [])
         for group in alike:
             if not own or _same_links(cluster, group[0], index):
                 group.append(index)

@@ -110,16 +110,15 @@ class Candidate:
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:
         """Orders of the devices that differ, as far as every cut can be simulated on each."""
-        cuts = math.comb(len(self.costs.allowed_borders), self.stages - 1)
-        return list(
-            itertools.islice(distinct_orders(self.cluster, self.devices), _SIMULATED // max(cuts, 1) + 1)
-        )
+        most = _SIMULATED // max(self._cuts, 1) + 1
+        return list(itertools.islice(distinct_orders(self.cluster, self.devices), most))
 
     @property
     def tries_every_cut(self) -> bool:
         """True if there are so few cuts and orders of the devices that each is simulated."""
-        cuts = math.comb(len(self.costs.allowed_borders), self.stages - 1)
-        return cuts * len(self.orders) <= _SIMULATED
+        if not 0 < self._cuts <= _SIMULATED:  # known without the orders, of which a large cluster has many
+            return not self._cuts
+        return self._cuts * len(self.orders) <= _SIMULATED
 
     @property
     def is_extra(self) -> bool:
@@ -221,6 +220,10 @@ class Candidate:
     @property
     def _is_limited(self) -> bool:
         return any(device.memory_bytes is not None for device in self.cluster.devices)
+
+    @property
+    def _cuts(self) -> int:
+        return math.comb(len(self.costs.allowed_borders), self.stages - 1)
 
     @property
     def _structure(self) -> tuple[str, int, int, int]:

@@ -44,7 +44,7 @@ class Part:
         cuts: list[FoundCuts] = [{} for _ in self.costs]
         speeds = sorted((device.speed for device in request.cluster.devices), reverse=True)
         action = min(device.action_seconds for device in request.cluster.devices)
-        replicas = self.groups.replicas
+        replicas, fingerprint = self.groups.replicas, request.profile.fingerprint
         least = [
             step_bound(self.profile.costs[0], speeds[: devices * replicas], replicas, action_seconds=action)
             for devices in range(1, most + 1)
@@ -66,7 +66,7 @@ class Part:
                         least_seconds=least[devices - 1],
                         constraints=request.constraints,
                         asked=request.asked,
-                        fingerprint=request.profile.fingerprint,
+                        fingerprint=fingerprint,
                         found=own,
                     )
                     for costs, own in zip(self.costs, cuts, strict=True)

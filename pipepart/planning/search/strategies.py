@@ -22,6 +22,7 @@ from .search_order import as_searched
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
+_MOST_DEVICES = 512  # of one replica that the joint search places on: it looks at each pair of them
 _SECONDS = 10.0  # for a larger one
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 
@@ -117,6 +118,8 @@ def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
 
 def _joint(part: Part, named: Named, allowance: Allowance) -> Plan | None:
     if not part.request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
+        return None
+    if len(part.groups.cluster) > _MOST_DEVICES:
         return None
     if part.request.mode_choices == ("stash",):  # the joint search only recomputes
         return None
