@@ -128,6 +128,6 @@ def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
     cluster=clusters().filter(lambda cluster: len(cluster) <= 3),
     **{**problems, "layers": chains(most=6).map(trained)},
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=20, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_in_larger_problems_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
