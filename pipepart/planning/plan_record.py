@@ -141,8 +141,14 @@ class PlanRecord(Document):
     @property
     def step_gap(self) -> float:
         """How far the predicted step may be above the shortest: 0.02 is 2 % above :attr:`step_bound`."""
-        step = self.predicted.step_seconds
-        return step / self.step_bound - 1 if self.step_bound else 0.0
+        step, bound = self.predicted.step_seconds, self.step_bound
+        return step / bound - 1 if bound else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """True if the predicted memory of each device is within its limit."""
+        needs = zip(self.cluster.devices, self.predicted.memory_bytes, strict=True)
+        return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
 
     def __str__(self) -> str:
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""

@@ -64,10 +64,7 @@ def insert_recompute(
     Raises:
         ScheduleError: there is no such stage.
     """
-    chosen = set(range(schedule.stages)) if stages is None else set(stages)
-    for stage in chosen:
-        if not 0 <= stage < schedule.stages:
-            raise ScheduleError(f"{schedule.name} has no stage {stage} to recompute among {schedule.stages}")
+    chosen = _chosen(schedule, stages, "recompute")
     parts = set(range(schedule.micro_batches)) if micro_batches is None else set(micro_batches)
     there = {action for row in schedule.actions for action in row if action.kind is Kind.RECOMPUTE}
 
@@ -101,10 +98,7 @@ def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> S
     Raises:
         ScheduleError: there is no such stage.
     """
-    chosen = set(range(schedule.stages)) if stages is None else set(stages)
-    for stage in chosen:
-        if not 0 <= stage < schedule.stages:
-            raise ScheduleError(f"{schedule.name} has no stage {stage} to offload among {schedule.stages}")
+    chosen = _chosen(schedule, stages, "offload")
     apart = _each_row(schedule, lambda row: [leaf for action in row for leaf in _apart(action, chosen)])
     return _each_row(apart, lambda row: _with_offloads(row, chosen))
 
@@ -221,3 +215,12 @@ def _with_offloads(row: _Row, stages: Collection[int]) -> Iterator[Action]:
         yield from offloads.get(number, ())
         yield from reloads.get(number, ())
         yield action
+
+
+def _chosen(schedule: Schedule, stages: Iterable[int] | None, what: str) -> set[int]:
+    """Return the stages to change, all of them by default; raise ScheduleError if one does not exist."""
+    chosen = set(range(schedule.stages)) if stages is None else set(stages)
+    for stage in chosen:
+        if not 0 <= stage < schedule.stages:
+            raise ScheduleError(f"{schedule.name} has no stage {stage} to {what} among {schedule.stages}")
+    return chosen

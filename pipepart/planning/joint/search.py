@@ -17,7 +17,7 @@ from .annealing import Annealing
 from .judged import Judged, with_fewer_stages
 from .request import JointRequest
 from .starts import layout_of
-from .to_plan import fits, order_of, plan_of
+from .to_plan import order_of, plan_of
 
 _TRIED = 4  # layouts that plans are made of until one is better than the starts
 
@@ -63,7 +63,7 @@ def _keeping_what_fits(request: JointRequest, plan: Plan) -> Plan:
             continue
         stages = [*plan.stages[:number], stage.with_mode("never"), *plan.stages[number + 1 :]]
         made = plan.model_copy(update={"stages": tuple(stages)}).predict(request.costs)
-        if fits(made) and made.predicted.step_seconds <= plan.predicted.step_seconds:
+        if made.fits and made.predicted.step_seconds <= plan.predicted.step_seconds:
             plan = made
     return plan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -73,10 +72,4 @@ def plan_of(request: JointRequest, layout: Layout, order: schedules.Schedule) ->
         profile=request.profile,
         constraints=request.asked,
     ).predict(request.costs)
-    return made if fits(made) else None
-
-
-def fits(plan: Plan) -> bool:
-    """Return whether a predicted plan fits the memory of its devices."""
-    needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
-    return all(need <= (device.memory_bytes or math.inf) for device, need in needs)
+    return made if made.fits else None

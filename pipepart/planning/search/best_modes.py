@@ -35,7 +35,7 @@ def with_best_modes(plan: Plan, modes: Sequence[Mode], costs: ChainCosts) -> Pla
                 continue
             own: dict[int, Mode] = {at: other.mode for at, other in enumerate(plan.stages)}
             made = _with_modes(plan, {**own, number: mode}, costs)
-            if _shorter(made, plan) and _fits(made):
+            if _shorter(made, plan) and made.fits:
                 plan = made
     return plan
 
@@ -47,8 +47,3 @@ def _with_modes(plan: Plan, modes: Mapping[int, Mode], costs: ChainCosts) -> Pla
 
 def _shorter(one: Plan, other: Plan) -> bool:
     return one.predicted.step_seconds < other.predicted.step_seconds * (1 - TOLERANCE)
-
-
-def _fits(plan: Plan) -> bool:
-    needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
-    return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)

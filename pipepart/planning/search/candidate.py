@@ -176,9 +176,7 @@ class Candidate:
             bound: no cut of this candidate has a smaller bottleneck.
         """
         made = self._plan(borders, order, bound)
-        needs = zip(made.cluster.devices, made.predicted.memory_bytes, strict=True)
-        fits = all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
-        return made if fits else None
+        return made if made.fits else None
 
     def infeasible(self) -> Infeasible:
         """Why no plan fits, explained with the cut that comes nearest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import schedules
@@ -91,9 +90,4 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
     made = changed.predict(costs, plan.predicted.bottleneck_bound)
     # Messages of replicas, and of both directions, may meet at other times than in the search.
     shorter = made.predicted.step_seconds < plan.predicted.step_seconds
-    return made if shorter and _fits(made) else plan
-
-
-def _fits(plan: Plan) -> bool:
-    needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
-    return all(need <= (device.memory_bytes or math.inf) for device, need in needs)
+    return made if shorter and made.fits else plan
