@@ -49,7 +49,8 @@ class Work(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
         ctx.seconds = backward_seconds
         TIME.sleep(forward_seconds)
-        return x.clone()
+        # The layer that uses the output saves it. Of the first layer that is the model's input, as profiles assume.
+        return x.clone() if ctx.needs_input_grad[0] else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
