@@ -4,8 +4,12 @@ from .analysis.compare_traces import side_by_side
 from .analysis.idle import Idle
 from .analysis.timeline import Timeline
 from .by_name import build, names
+from .communication.connections import connection_rounds
+from .communication.insert_messages import insert_messages
+from .communication.lowering import message_order
 from .core.action import Action, Kind, ScheduleError
 from .core.costs import StageCosts
+from .core.message import Message
 from .core.schedule import Schedule, without_micro_batches
 from .core.transfer import Transfer
 from .core.versions import live_versions, older_versions, stepped_together
@@ -15,7 +19,6 @@ from .searching.split_critical import split_critical
 from .simulation.memory import in_flight, peak_candidates
 from .simulation.moments import memory_moments
 from .simulation.simulate import simulate
-from .transforms.communication import insert_messages
 from .transforms.passes import (
     fuse_backward,
     insert_offload,
@@ -33,6 +36,7 @@ __all__ = [
     "Action",
     "Idle",
     "Kind",
+    "Message",
     "Schedule",
     "ScheduleError",
     "StageCosts",
@@ -41,6 +45,7 @@ __all__ = [
     "bound",
     "build",
     "check",
+    "connection_rounds",
     "fuse_backward",
     "in_flight",
     "insert_messages",
@@ -50,6 +55,7 @@ __all__ = [
     "insert_reduce_grad",
     "live_versions",
     "memory_moments",
+    "message_order",
     "names",
     "older_versions",
     "peak_candidates",

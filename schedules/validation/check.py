@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import get_args
 
-from ..core.action import BACKWARDS, COMMUNICATION, HOST_COPIES, Action, Kind, ScheduleError
+from ..communication.insert_messages import as_written, has_messages
+from ..communication.lowering import Pairs, lower, without_messages
+from ..communication.rendezvous import Queues, refuse_rendezvous_deadlock
+from ..core.action import BACKWARDS, HOST_COPIES, Action, Kind, ScheduleError
 from ..core.costs import StageCosts
 from ..core.dependencies import EARLIER, dependencies
 from ..core.schedule import Schedule
+from ..simulation.deadlock import refuse_deadlock
 from ..simulation.memory import stash_peaks
-from .deadlock import Sends, refuse_deadlock
 from .messages import check_messages
 from .optimizer_steps import Place, check_steps, last_backwards
 
@@ -20,7 +22,10 @@ def check(
     schedule: Schedule,
     costs: StageCosts | None = None,
     memory: Sequence[float] = (),
-    sends: Sends = "rendezvous",
+    rendezvous: bool | Queues | None = None,
+    skips: Pairs = (),
+    shared: Pairs = (),
+    rank_of: Sequence[int] = (),
 ) -> None:
     """Return if every device can run its list to the end and the result is one correct step.
 
@@ -32,15 +37,18 @@ def check(
         schedule: to be checked.
         costs: with `memory`, to check that the stash of each device fits.
         memory: bytes of stash per device.
-        sends: the transport, for a schedule with messages. "rendezvous": a send blocks its device until the other one
-            has come to the receive, as NCCL's point-to-point calls may; a schedule that passes runs on any transport.
-            "buffered": a send never blocks, as in pipepart's own runtime.
+        rendezvous: True to show that no message can wait for ever where none is buffered, as with NCCL: each rank
+            issues its sends and receives in one queue and goes on; a message is done when it is the next one in the
+            queues of both ranks. The messages are those of the schedule, or else those of `message_order`. With more
+            queues there is no deadlock then either; "pair" and "edge" check with a queue for each other rank, and for
+            each other rank and direction. False: sends are buffered, and a receive waits for its message. Left out,
+            True if the schedule has messages, or any of the following is given.
+        skips, shared, rank_of: as for `message_order`; for a schedule that has no messages.
 
     Raises:
         ScheduleError: something is wrong; the message names the action and what it conflicts with.
     """
-    if sends not in get_args(Sends):
-        raise ScheduleError(f"sends is one of {', '.join(get_args(Sends))}, got {sends!r}")
+    queues = _queues(schedule, rendezvous, any(map(len, (skips, shared, rank_of))))
     if len(memory) and costs is None:
         raise ScheduleError(
             "memory= cannot be checked without costs=: give the StageCosts with their stash_bytes"
@@ -55,11 +63,30 @@ def check(
     _check_host_copies(place)
     _check_reductions(schedule, place)
     check_steps(schedule, place)
-    if any(action.kind in COMMUNICATION for row in schedule.actions for action in row):
+    written = has_messages(schedule)
+    if written:
         check_messages(schedule)
-    refuse_deadlock(schedule, sends)
+    refuse_deadlock(without_messages(schedule) if queues else schedule)
+    if queues:
+        lowering = as_written(schedule) if written else lower(schedule, skips, shared, rank_of)
+        refuse_rendezvous_deadlock(lowering, queues)
     if costs is not None and len(memory):
         _check_memory(schedule, costs, memory)
+
+
+def _queues(schedule: Schedule, rendezvous: bool | Queues | None, is_lowered: bool) -> Queues | None:
+    """Return which queues of messages to check, if any."""
+    if rendezvous not in (None, False, True, "rank", "pair", "edge"):
+        raise ScheduleError(f'rendezvous is True, False, "rank", "pair" or "edge", got {rendezvous!r}')
+    written = has_messages(schedule)
+    if written and is_lowered:
+        raise ScheduleError(
+            f"{schedule.name} has sends and receives of its own: skips=, shared= and rank_of= are for a schedule "
+            "without them"
+        )
+    if rendezvous is None:
+        rendezvous = written or is_lowered
+    return "rank" if rendezvous is True else rendezvous or None
 
 
 def _check_shape(schedule: Schedule) -> None:

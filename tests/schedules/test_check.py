@@ -44,12 +44,13 @@ def test_every_generated_schedule_passes(name, devices, micro_batches):
         (
             "0F0,0F1,0SEND_F0,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
             "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n",
-            "device 0 sends 0SEND_F0 where device 1 receives 1RECV_F1",
+            "0SEND_F0 waits for 1RECV_F0 on rank 1; 1RECV_F0 stands behind 1RECV_F1 on rank 1; "
+            "1RECV_F1 waits for 0SEND_F1 on rank 0; 0SEND_F1 stands behind 0SEND_F0 on rank 0",
         ),
         (
             "0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0B0,0RECV_B1,0B1\n"
             "1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1\n",
-            "deadlock if a send waits for its receive",
+            "deadlock of unbuffered messages with a queue for a rank",
         ),
     ],
 )
@@ -90,19 +91,24 @@ CROSSED = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0
 
 
 def test_which_deadlocks_are_seen_depends_on_the_transport():
-    check(Schedule.from_csv(CROSSED), sends="buffered")
-    with pytest.raises(
-        ScheduleError,
-        match=r"device 0 at 0SEND_F1 for 1RECV_F1; device 1 at 1SEND_B0 for 0RECV_B0 waits; .* sends='buffered'",
-    ):
-        check(Schedule.from_csv(CROSSED))
+    crossed = Schedule.from_csv(CROSSED)
+    check(crossed, rendezvous=False)
+    check(crossed, rendezvous="edge")
+    cycle = (
+        "0RECV_B0 stands behind 0SEND_F1 on rank 0; 0SEND_F1 waits for 1RECV_F1 on rank 1; "
+        "1RECV_F1 stands behind 1SEND_B0 on rank 1; 1SEND_B0 waits for 0RECV_B0 on rank 0"
+    )
+    for queues, said in ((None, "rank"), (True, "rank"), ("rank", "rank"), ("pair", "pair of ranks")):
+        with pytest.raises(ScheduleError, match=f"with a queue for a {said}: {cycle}$"):
+            check(crossed, rendezvous=queues)
     late = "0F0,0SEND_F0,0RECV_B0,0F1,0SEND_F1,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
+    check(Schedule.from_csv(late), rendezvous="edge")
     with pytest.raises(
         ScheduleError, match="deadlock: device 0 at 0RECV_B0 for 1SEND_B0; device 1 at 1RECV_F1 for 0SEND_F1"
     ):
-        check(Schedule.from_csv(late), sends="buffered")
-    with pytest.raises(ScheduleError, match="sends is one of rendezvous, buffered, got 'magic'"):
-        check(build("1f1b", 2, 2), sends="magic")  # pyright: ignore[reportArgumentType]
+        check(Schedule.from_csv(late), rendezvous=False)
+    with pytest.raises(ScheduleError, match=r"rendezvous is True, False, .* got 'magic'"):
+        check(build("1f1b", 2, 2), rendezvous="magic")  # pyright: ignore[reportArgumentType]
 
 
 def test_memory_without_costs_is_refused_and_so_is_memory_of_other_devices():
