@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -19,6 +21,7 @@ from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
+from .distributed import Agreed, join, planned_once
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -29,7 +32,8 @@ from .runtime.differentiable import differentiable
 from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
-from .runtime.loss_sink import make_loss_sink
+from .runtime.loss_sink import BatchLossSink, MicroBatchLossSink, make_loss_sink
+from .runtime.model_part import ModelPart
 from .runtime.observe.observed import Observed
 from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
@@ -38,6 +42,7 @@ from .runtime.output_sink import OutputSink, loss_of_outputs
 from .runtime.placing import InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
+from .runtime.step import Step
 from .runtime.step_gradients import StepGradients, scaled
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -129,30 +134,38 @@ class Pipeline(AsModule, Observed):
                 f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
                 "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
             )
-        own_loss = loss_of if isinstance(chain, RecordedChain | Whole) and reduction != "batch" else None
-        self._loss = StepLoss(loss_fn or own_loss, Reduction(reduction) if reduction else None)
+        self._loss = StepLoss(
+            loss_fn
+            or (loss_of if isinstance(chain, RecordedChain | Whole) and reduction != "batch" else None),
+            Reduction(reduction) if reduction else None,
+        )
         self._merge = merge
         self._traces = Traces(plan, always=trace)
-        values = InitialValues.of(chain.model, weights)
-        self._stages = build_stages(chain.layers, plan, compile, strict, values)
-        self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
-        warn_of_changes(plan, chain, stacklevel=2)
-        super().__init__(chain.model, chain.places, StageOptimizers(optimizer, chain, plan))
-        if nan_guard:
-            guard_stages(self._stages)
-        self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
-        self._orders = Orders(plan, with_optimizers=optimizer is not None)
-        self._passes = Passes()
-        # Last of what can fail: it starts the workers.
-        self._engine = Engine(
-            plan,
-            self._stages,
-            self._orders,
-            self._traces,
-            DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
-            self._emulation,
-            timeout,
-        )
+        self._joined = joined = join(plan, chain, timeout, strict)
+        with joined.making() if joined else nullcontext():
+            values = InitialValues.of(chain.model, weights)
+            self._stages = build_stages(chain.layers, plan, compile, strict, values)
+            self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
+            warn_of_changes(plan, chain, stacklevel=2)
+            here = joined.ownership.stages if joined else range(len(plan.stages))
+            part = joined.part if joined else ModelPart(chain.model)
+            super().__init__(part, chain.places, StageOptimizers(optimizer, chain, plan, here))
+            if nan_guard:
+                guard_stages(self._stages)
+            self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
+            self._orders = Orders(plan, with_optimizers=optimizer is not None)
+            self._passes = Passes()
+            # Last of what can fail: it starts the workers.
+            self._engine = Engine(
+                plan,
+                self._stages,
+                self._orders,
+                self._traces,
+                DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
+                self._emulation,
+                timeout,
+                joined and joined.links,
+            )
 
     @classmethod
     def auto(
@@ -175,6 +188,8 @@ class Pipeline(AsModule, Observed):
         **options: Unpack[RunOptions],
     ) -> Pipeline:
         """Profile ``model`` on ``sample``, plan, and make the pipeline. On the meta device, costs are estimated.
+
+        Under torchrun rank 0 profiles and plans for all.
 
         Args:
             model: any module.
@@ -202,7 +217,8 @@ class Pipeline(AsModule, Observed):
         check_functions(loss_fn=loss_fn, split=split)
         if isinstance(model, nn.Module):
             InitialValues.of(model, options.get("weights"))  # refuses before anything is measured
-        made = plan_for(
+        make = partial(
+            plan_for,
             model,
             sample,
             target=target,
@@ -220,6 +236,7 @@ class Pipeline(AsModule, Observed):
             with_optimizers=options.get("optimizer") is not None,
             reduction=options.get("reduction"),
         )
+        made = planned_once(make, options.get("timeout"))
         return cls(model, made, loss_fn, split=split, **options)
 
     @property
@@ -271,7 +288,7 @@ class Pipeline(AsModule, Observed):
                 "step trains, and gradients are disabled here (torch.no_grad or torch.inference_mode): for the loss "
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
-        batch = self._parts(args, kwargs, target)
+        batch, form, seed = self._agreed("step", args, kwargs, target)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
@@ -294,9 +311,12 @@ class Pipeline(AsModule, Observed):
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
             optimizers = self._optimizers.by_stage
-            step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, batch.targets)
+            step = self._engine.new_step(
+                order, messages, sink, None, recorder, optimizers, batch.targets, form, seed
+            )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
+                self._share(step, scaled=scaler is not None)
                 factor = sink.correction()
                 gradients.finish(factor)
             except LossError:
@@ -307,7 +327,7 @@ class Pipeline(AsModule, Observed):
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
-        return (sink.total, self._joined(sink.outputs, batch, sink.total)) if return_outputs else sink.total
+        return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
 
     @frees_memory
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -323,15 +343,14 @@ class Pipeline(AsModule, Observed):
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
-            batch = self._parts(args, kwargs, target)
+            batch, form, seed = self._agreed("evaluate", args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
             sink = make_loss_sink(
                 self._loss, batch, order.schedule, merge=self._merge, keep_outputs=return_outputs
             )
-            self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink)
-            return (
-                (sink.total, self._joined(sink.outputs, batch, sink.total)) if return_outputs else sink.total
-            )
+            step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
+            self._share(step)
+            return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -344,16 +363,28 @@ class Pipeline(AsModule, Observed):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        batch = self._parts(args, kwargs)
+        batch, form, seed = self._agreed("forward", args, kwargs)
         if torch.is_grad_enabled():
+            if self._joined:
+                raise RuntimeError(
+                    "under torchrun a pipeline is called without gradients: with torch.no_grad(): pipe(x); pipe.step "
+                    "trains"
+                )
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
             outputs = differentiable(self._engine, batch, dict(self.named_parameters()), recomputes)
             return gathered(outputs, batch, self._merge, loss_of_outputs(self._loss, outputs, batch))
         sink = OutputSink(batch.sizes)
-        self._engine.forwards_for_caller([graph_cut.part(one) for one in batch.inputs], sink)
+        step = self._engine.forwards_for_caller(
+            [graph_cut.part(one) for one in batch.inputs], sink, form, seed
+        )
+        self._share(step)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return gathered(sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch))
+        return self._from_last(
+            lambda: gathered(
+                sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch)
+            )
+        )
 
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
@@ -390,13 +421,28 @@ class Pipeline(AsModule, Observed):
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
-    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> MicroBatches:
+    def _agreed(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> Agreed:
         """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
+        if self._joined is None:
+            return Agreed(self._parts(args, kwargs, target))
+        return self._joined.begin(call, args, kwargs, target, self._parts)
+
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
         return entered(self._chain, self._batching.parts(args, kwargs, target))
 
-    def _joined(self, outputs: Sequence[Any], batch: MicroBatches, loss: torch.Tensor) -> Any:
-        self._engine.hold_for_caller(outputs)
+    def _share(self, step: Step, scaled: bool = False) -> None:
+        """Behind a run, give all ranks what one of them knows of the loss."""
+        if self._joined is not None:
+            gradients = [one.grad for one in self.parameters() if scaled and one.grad is not None]
+            self._joined.meeting.end(step.sink, step.keys, gradients)
+
+    def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
+        self._engine.hold_for_caller(sink.outputs)
         with torch.no_grad():
-            return gathered(outputs, batch, self._merge, loss)
+            return self._from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))
+
+    def _from_last(self, make: Callable[[], Any]) -> Any:
+        """Return what the process of the last stage makes."""
+        return make() if self._joined is None else self._joined.meeting.from_last(make)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
+from .model_part import ModelPart
 from .state.optimizers import StageOptimizers
 
 
@@ -16,14 +17,16 @@ class AsModule:
     """A model under its own names, and the optimizers of a pipeline's stages.
 
     Args:
-        model: the user's model.
+        part: what this process has of the user's model.
         layers: the modules that its stages were made of, with their paths.
         optimizers: of the stages.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[tuple[str, nn.Module]], optimizers: StageOptimizers
+        self, part: ModelPart, layers: Sequence[tuple[str, nn.Module]], optimizers: StageOptimizers
     ) -> None:
+        model = part.model
+        self._part = part
         self._model = model
         self._optimizers = optimizers
         self._places = [_place(model, name, layer) for name, layer in layers]
@@ -56,20 +59,24 @@ class AsModule:
         return self._model
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters."""
-        return self._model.parameters()
+        """The model's parameters; under torchrun those of this rank's stages."""
+        return (parameter for _, parameter in self._part.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters with their names in the model."""
-        return self._model.named_parameters()
+        """The model's parameters with their names in the model; under torchrun those of this rank's stages."""
+        return self._part.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's state under its own names."""
-        return self._model.state_dict()
+        """The model's state under its own names; under torchrun that of this rank's stages."""
+        return self._part.state_dict()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state of the whole model under its own names. Under torchrun every rank calls it and gets all of it."""
+        return self._part.full_state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load a state dict of the model, as ``nn.Module.load_state_dict`` does."""
-        return self._model.load_state_dict(state, strict=strict)
+        """Load a state dict of the whole model, as ``nn.Module.load_state_dict`` does; a rank takes its own part."""
+        return self._part.load_state_dict(state, strict)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise TypeError: threads cannot be pickled or copied.
@@ -113,9 +120,7 @@ class AsModule:
             ValueError: stages have optimizers of their own, which have stepped already.
         """
         self._optimizers.refuse("clipping by the norm of all gradients")
-        return nn.utils.clip_grad_norm_(
-            self._model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
-        )
+        return self._part.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def clip_grad_value_(self, clip_value: float, foreach: bool | None = None) -> None:
         """Clamp every entry of all gradients to ``[-clip_value, clip_value]``.
@@ -124,7 +129,7 @@ class AsModule:
             ValueError: as :meth:`clip_grad_norm_`.
         """
         self._optimizers.refuse("clipping")
-        nn.utils.clip_grad_value_(self._model.parameters(), clip_value, foreach)
+        nn.utils.clip_grad_value_(self.parameters(), clip_value, foreach)
 
     def train(self, mode: bool = True) -> Self:
         """Put the model in training mode."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -42,6 +42,7 @@ from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.cuda import Streams, any_pinned
+from .transport.ranks import Links
 from .transport.skips import Routes
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out
@@ -58,6 +59,7 @@ class Engine:
         batch_norms: BatchNorm layers whose statistics are updated once per step.
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
+        links: to other ranks, if the workers are those of several; the engine has its own rank's only.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         batch_norms: DeferredBatchNorm,
         emulation: DeviceEmulation | None = None,
         timeout: float | None = None,
+        links: Links | None = None,
     ) -> None:
         self.closed: str = ""
         self._plan = plan
@@ -84,14 +87,16 @@ class Engine:
         self._lock = threading.RLock()
         self._handing_out = False
         self._stuck: set[int] = set()  # workers that the engine no longer waits for
+        self._links = links
+        self._rows = range(len(plan.workers)) if links is None else links.local  # of the schedule
         self._names = [device.name for device in plan.workers]
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes)
         self._routes = Routes(plan)
         self._copy_queues = copy_queues(plan, self._streams)
-        threads = [device.threads for device in plan.workers]
+        own = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
         # Last of what can fail: it starts the threads.
-        self.workers: list[Worker] = start_workers(list(zip(self._names, homes, threads, strict=True)))
+        self.workers: list[Worker] = start_workers(own)
         listen_for_forks(self)
         weakref.finalize(self, _stop, self.workers).atexit = False
 
@@ -138,8 +143,13 @@ class Engine:
         recorder: Recorder | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         targets: Any = (),
+        form: Hashable = None,
+        seed: int | None = None,
     ) -> Step:
-        """Create a step of these actions, which is executed later."""
+        """Create a step of these actions, which is executed later.
+
+        Between ranks, steps of equal ``form`` exchange equal messages, and ``seed`` is that of the random numbers.
+        """
         return Step(
             order,
             self._stages,
@@ -153,21 +163,28 @@ class Engine:
             emulation=self._emulation,
             routes=self._routes,
             copy_queues=self._copy_queues,
+            links=self._links,
+            table=self._links and self._links.table(form),
+            seed=seed,
         )
 
-    def forwards(self, inputs: Sequence[Any], sink: LossSink) -> Step:
+    def forwards(
+        self, inputs: Sequence[Any], sink: LossSink, form: Hashable = None, seed: int | None = None
+    ) -> Step:
         """Run all forwards of a mini-batch."""
         order = self._orders.forwards(len(inputs))
         recorder = self._traces.recorder(order.schedule, self._stages)
-        step = self.new_step(order, inputs, sink, recorder=recorder)
+        step = self.new_step(order, inputs, sink, recorder=recorder, form=form, seed=seed)
         self.execute(step)
         self._traces.add_forward(recorder)
         return step
 
-    def forwards_for_caller(self, inputs: Sequence[Any], sink: OutputSink) -> Step:
+    def forwards_for_caller(
+        self, inputs: Sequence[Any], sink: OutputSink, form: Hashable = None, seed: int | None = None
+    ) -> Step:
         """Run all forwards of a mini-batch and give the outputs to the caller."""
         with self.claimed():
-            step = self.forwards(inputs, sink)
+            step = self.forwards(inputs, sink, form, seed)
             self.hold_for_caller(sink.outputs)
         return step
 
@@ -203,8 +220,9 @@ class Engine:
         """
         self.check_open()
         step.begin_guards(scaled)
-        if on_workers:
-            self._run_on_workers(step)
+        with nullcontext() if self._links is None else self._links.ranks.telling(step.fail):
+            if on_workers:
+                self._run_on_workers(step)
         try:
             if on_workers:
                 step.finish()
@@ -219,10 +237,17 @@ class Engine:
         if step.failure is not None:
             failure = explained(step, self._plan)
             step.forget()
+            self._leave_ranks(failure)
             try:
                 raise failure
             finally:
                 del failure  # break the cycle: traceback, this frame, error, traceback
+
+    def _leave_ranks(self, error: BaseException) -> None:
+        """Tell the other ranks of a failure, and close: messages of the step may still be on their way."""
+        if self._links is not None:
+            self._links.ranks.tell(error)
+            self.close(f"the pipeline is closed, as a step has failed: {type(error).__name__}: {error}")
 
     def close(self, reason: str) -> None:
         """End the workers. Later runs raise an error with ``reason``. Closing twice does nothing."""
@@ -230,6 +255,8 @@ class Engine:
             if self.closed:
                 return
             self.closed = reason
+            if self._links is not None:
+                self._links.ranks.close(reason)
             if not self._handing_out:
                 _stop(self.workers)
 
@@ -255,21 +282,22 @@ class Engine:
         done: SimpleQueue[None] = SimpleQueue()
         try:
             # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
-            jobs = (
-                partial(copy_context().run, partial(step.work, number)) for number in range(len(self.workers))
-            )
+            jobs = (partial(copy_context().run, partial(step.work, row)) for row in self._rows)
             self._hand_out(jobs, partial(done.put, None))
             if self._timeout is None:
                 for _ in self.workers:
                     done.get()
             else:
-                wait_for(step, done, self._timeout, self.workers, self._names)
+                wait_for(step, done, self._timeout, self.workers, self._rows, self._names)
         except BaseException as interrupt:  # KeyboardInterrupt, or the watchdog's
             step.fail(interrupt)
+            if self._links is not None:
+                self._links.ranks.tell(interrupt)
             self._wait_until_idle(
                 _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
             )
             step.forget()
+            self._leave_ranks(interrupt)
             raise
 
     def _hand_out(self, jobs: Iterable[Job], then: Job | None = None) -> None:
@@ -305,7 +333,7 @@ class Engine:
             self._give_up(missing, "a layer did not return after an interrupt")
             raise
         if missing:
-            names = " and ".join(self._names[number] for number in sorted(missing))
+            names = " and ".join(self._names[self._rows[number]] for number in sorted(missing))
             self._give_up(missing, f"a layer on {names} did not return when a step was given up")
 
     def _give_up(self, workers: set[int], reason: str) -> None:

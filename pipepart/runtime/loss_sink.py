@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,24 @@ def check_forwards_first(schedule: Schedule) -> None:
         )
 
 
+class Share(NamedTuple):
+    """What one rank knows of the loss of a mini-batch.
+
+    Attributes:
+        added: losses that layers of its stages added.
+        total: of the last stage's rank: the loss without them.
+        correction: the factor for the gradients.
+        trains: whether a gradient of any loss has gone into the model.
+        refusal: why the gradients of the mini-batch are not right, if they are not.
+    """
+
+    added: Mapping[tuple[int, int], list[tuple[Tensor, float, bool]]]
+    total: Tensor | None = None
+    correction: float = 1.0
+    trains: bool = False
+    refusal: str = ""
+
+
 class LossSink(ABC):
     """Base of the sinks: the outputs and the auxiliary losses of one run, and the gradients that backwards start from.
 
@@ -113,6 +131,7 @@ class LossSink(ABC):
         self._weight = loss_weight
         self._keeps = keep_outputs
         self._trains = False
+        self._known: Share | None = None
         self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
         self._seeds = _Seeds()
 
@@ -169,6 +188,32 @@ class LossSink(ABC):
                 yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the last stage's outputs of all micro-batches were received, so that :meth:`correction` is known."""
+        return False
+
+    def adopt_correction(self, factor: float) -> None:
+        """Take over the factor from the rank of the last stage."""
+        self._known = Share({}, correction=factor)
+
+    def share(self, is_last: bool) -> Share:
+        """Return what this rank knows of the loss, if the stages are on several; the last stage's knows most."""
+        if not is_last:
+            return Share(self._added, trains=self.trains)
+        try:
+            return Share(self._added, self._own_total(), self.correction(), self.trains)
+        except LossError as error:
+            return Share(self._added, refusal=str(error))
+
+    def adopt(self, shares: Sequence[Share], last: int) -> None:
+        """Take over what the other ranks know; ``last`` is the rank of the last stage."""
+        for share in shares:
+            self._added.update(share.added)
+            self._trains |= share.trains
+            self.added_have_graph |= any(graph for row in share.added.values() for *_, graph in row)
+        self._known = shares[last]
+
+    @property
     def trains(self) -> bool:
         """Whether a gradient of any loss has gone into the model."""
         return self._trains or self.added_have_graph
@@ -193,8 +238,14 @@ class LossSink(ABC):
         seed = seed if self._weight == 1.0 else seed * self._weight
         return self._scaler.scale(seed).to(seed.dtype) if self._scaler else seed
 
-    def _with_added(self, total: Tensor, parts: int = 1) -> Tensor:
+    def _own_total(self) -> Tensor | None:
+        """Return the loss without the auxiliary losses; None if this sink computes none."""
+        return self._known and self._known.total
+
+    def _with_added(self, parts: int = 1) -> Tensor:
         """Return the loss plus the auxiliary losses of as many mini-batches, a mean over these."""
+        total = self._own_total()
+        assert total is not None
         added = self.added_total()
         return total if added is None else total + added.to(total.device, total.dtype) / parts
 
@@ -249,6 +300,7 @@ class MicroBatchLossSink(LossSink):
         self._targets = batch.targets
         self._before_backward = before_backward if len(groups) == 1 else None
         self._roots: dict[int, list[_Kind]] = {}
+        self._seen: set[int] = set()
         self._lock = threading.Lock()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
@@ -267,6 +319,7 @@ class MicroBatchLossSink(LossSink):
             )
         roots = [root for root in taken.roots if root.requires_grad]
         self._trains |= bool(roots)
+        self._seen.add(micro_batch)
         self._roots[micro_batch] = [_Kind(root.dtype, root.device) for root in roots]
         return tuple(edge for root in roots for edge in graph_cut.roots(root))
 
@@ -281,6 +334,11 @@ class MicroBatchLossSink(LossSink):
         roots = self._roots.pop(micro_batch)
         return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the loss of every micro-batch was taken."""
+        return len(self._seen) == len(self._places)
+
     def correction(self) -> float:
         """Return the factor for the gradients of the run.
 
@@ -289,8 +347,11 @@ class MicroBatchLossSink(LossSink):
         """
         if len(self._losses) > 1:
             return 1.0
-        with self._lock:
-            factor = self._losses[0].correction()
+        if self._known is not None:
+            factor = self._known.correction
+        else:
+            with self._lock:
+                factor = self._losses[0].correction()
         if factor != 1.0 and self.added_have_graph:
             raise LossError(
                 "layers add losses, and what the loss is divided by was only known when all losses were: use "
@@ -308,9 +369,13 @@ class MicroBatchLossSink(LossSink):
     @property
     def total(self) -> Tensor:
         """The loss of the mini-batch, when all micro-batches have been received; of several groups the mean."""
+        return self._with_added(len(self._losses))
+
+    def _own_total(self) -> Tensor | None:
+        if self._known is not None:
+            return self._known.total
         totals = [loss.total() for loss in self._losses]
-        total = totals[0] if len(totals) == 1 else torch.stack(totals).mean()
-        return self._with_added(total, len(totals))
+        return totals[0] if len(totals) == 1 else torch.stack(totals).mean()
 
 
 class BatchLossSink(LossSink):
@@ -354,6 +419,11 @@ class BatchLossSink(LossSink):
                 raise
         return roots
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the loss was computed."""
+        return self._value is not None
+
     def _compute(self) -> None:
         received = [self._received[index] for index in range(len(self._received))]
         output = gather(received, self._batch, self._merge)
@@ -379,8 +449,10 @@ class BatchLossSink(LossSink):
     @property
     def total(self) -> Tensor:
         """The loss of the mini-batch, when all micro-batches have been received."""
-        assert self._value is not None
-        return self._with_added(self._value)
+        return self._with_added()
+
+    def _own_total(self) -> Tensor | None:
+        return self._value if self._known is None else self._known.total
 
 
 def on_device_of(output: Any, target: Any) -> Any:

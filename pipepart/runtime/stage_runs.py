@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import zip_longest
 
 from torch.optim import Optimizer
@@ -27,8 +27,9 @@ def stage_runs(
     sink: LossSink,
     optimizers: Sequence[Optimizer | None],
     copy_queues: Sequence[CopyQueue],
-) -> list[StageRun]:
-    """Return the stages of a step.
+    here: Container[int],
+) -> dict[int, StageRun]:
+    """Return the stages of a step, by number.
 
     Args:
         order: the actions.
@@ -36,6 +37,7 @@ def stage_runs(
         keys, modes, sink: of the step.
         optimizers: of the stages that have one, the first of all.
         copy_queues: of the workers, if any stage offloads.
+        here: the workers of this process, whose stages they are.
 
     Raises:
         RuntimeError: a stage offloads, and the caller has hooks on saved tensors.
@@ -44,24 +46,24 @@ def stage_runs(
     repeated, offloaded = (order.repeated, order.offloaded) if modes.grad else (_NONE, _NONE)
     if any(offloaded.values()):
         check_no_hooks(modes)
-    found = []
+    found = {}
     for stage, optimizer in zip_longest(stages, optimizers):
         number, offload = stage.index, None
+        if schedule.device_of[number] not in here:
+            continue
         if parts := offloaded.get(number):
             queue = copy_queues[schedule.device_of[number]]
             modules = (layer for _, layer in stage.layers)
             offload = StageOffload(parts, queue, stage.device, modules)
-        found.append(
-            StageRun(
-                stage,
-                keys,
-                modes,
-                sink,
-                schedule.next_stage(number) is None,
-                repeated.get(number, frozenset()),
-                optimizer,
-                Versions(schedule, number, optimizer) if schedule.versions else None,
-                offload,
-            )
+        found[number] = StageRun(
+            stage,
+            keys,
+            modes,
+            sink,
+            schedule.next_stage(number) is None,
+            repeated.get(number, frozenset()),
+            optimizer,
+            Versions(schedule, number, optimizer) if schedule.versions else None,
+            offload,
         )
     return found

@@ -49,6 +49,7 @@ from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
 from .state.replicas import Replica
 from .transport.cuda import Callers, Streams, StreamTransport
+from .transport.ranks import Links, RankTransport, Table
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport
 
@@ -71,9 +72,12 @@ class Step:
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
         copy_queues: of the workers, if any stage offloads.
+        links, table: to other ranks, and what is known of the messages that go there, if stages are on several.
+        seed: of the random numbers; None for the caller's generator.
 
     Attributes:
-        runs: the stages during this step.
+        here: the workers of this process.
+        runs: the stages of these workers during this step, by number.
         input_gradients: of each micro-batch's input, once the step has ended.
         current: for each worker the action that it is at, None when it has none left, and since when: the seconds of
             ``time.monotonic()``.
@@ -100,12 +104,16 @@ class Step:
         emulation: DeviceEmulation | None = None,
         routes: Routes | None = None,
         copy_queues: Sequence[CopyQueue] = (),
+        links: Links | None = None,
+        table: Table | None = None,
+        seed: int | None = None,
     ) -> None:
         self.schedule = schedule = order.schedule
         self.sink = sink
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
-        self.held: list[Held] = []
+        self.held: dict[int, Held] = {}
+        self.here = range(len(schedule.actions)) if links is None else links.local
         self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
         self.awaiting: list[Key | None] = [None for _ in schedule.actions]
@@ -128,6 +136,12 @@ class Step:
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
             self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
+        self._remote: RankTransport | None = None
+        self._sent_correction = False
+        if links is not None and table is not None:
+            transport = self._remote = RankTransport(
+                transport, self._mailboxes, schedule, links, table, self._follower, inputs, self.fail
+            )
         if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
             transport = WatchedTransport(transport, schedule, watch)
             self._parts = watch.parts(self._parts)
@@ -139,13 +153,13 @@ class Step:
         self._transport = transport
         self._inputs = inputs
         for stage in stages:
-            if stage.replica:
+            if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
-        self.keys = forward.keys if forward else RngKeys()
+        self.keys = forward.keys if forward else RngKeys(seed)
         self.runs = (
             forward.runs
             if forward
-            else stage_runs(order, stages, self.keys, self.modes, sink, optimizers, copy_queues)
+            else stage_runs(order, stages, self.keys, self.modes, sink, optimizers, copy_queues, self.here)
         )
         if emulation is not None:
             emulation.begin(optimizers)
@@ -226,7 +240,8 @@ class Step:
             if self._over:
                 return
             self._over = True
-            self.failure, self.failed_on, self.held = error, worker, [run.held() for run in self.runs]
+            self.failure, self.failed_on = error, worker
+            self.held = {number: run.held() for number, run in self.runs.items()}
         self._mailboxes.stop()
 
     def finish(self) -> None:
@@ -235,7 +250,10 @@ class Step:
         Raises:
             RuntimeError: a device has failed.
         """
-        self.keys.finish()
+        if self._remote is not None and self.failure is None:
+            self._remote.finish()
+        else:
+            self.keys.finish()
         self._end()
         for event in self._host_copies:
             waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
@@ -243,13 +261,19 @@ class Step:
     def forget(self) -> None:
         """Release the failure and all tensors, which its traceback would keep alive."""
         self.failure = None
-        for run in self.runs:
+        for run in self.runs.values():
             run.forget()
         self._inputs = ()
         self.input_gradients.clear()
         self._mailboxes.stop()
         with suppress(Exception):  # of a device that has failed: the step has raised it
             self._end()
+
+    def _follower(self, parameter: int, stage: int) -> int:
+        """Return the later stage that sends a stage the gradient of a shared parameter."""
+        route = next(route for route in self.runs[stage].routes if route.number == parameter)
+        assert route.following is not None
+        return route.following
 
     def runs_on(self, worker: int) -> list[StageRun]:
         """Return the stages of one device."""
@@ -264,12 +288,12 @@ class Step:
         found = [
             Action(kind, run.index, micro_batch)
             for micro_batch in range(self.schedule.micro_batches)
-            for run in reversed(self.runs)
+            for run in reversed(self.runs.values())
             if micro_batch in run.stashes or micro_batch in run.inputs
             for kind in (Kind.RECOMPUTE, Kind.RELOAD, Kind.B)
         ]
         if self.schedule.replicas > 1:
-            found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs)]
+            found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs.values())]
         return found
 
     def _recv(self, stage: int, key: Key) -> Any:
@@ -296,6 +320,18 @@ class Step:
             following = run.index + 1
             self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
         run.start_offload(micro_batch)
+
+    def _recv_correction(self, run: StageRun, _: None) -> None:
+        """Before the step of a stage's optimizer, receive the factor of the gradients if another rank knows it."""
+        if self._remote is not None and run.index in self._remote.corrected:
+            self.sink.adopt_correction(float(self._recv(run.index, (Kind.OPT_STEP, run.index, 0))))
+
+    def _send_correction(self, sender: int, remote: RankTransport) -> None:
+        """Behind the first backward of the last stage that knows it, send that factor."""
+        factor = torch.tensor(self.sink.correction(), dtype=torch.float64)
+        for stage in remote.corrected:
+            remote.send(sender, stage, (Kind.OPT_STEP, stage, 0), factor)
+        self._sent_correction = True
 
     def _send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
         """Send the output, and record when copies from the caller's pinned memory are done."""
@@ -336,6 +372,8 @@ class Step:
             self.input_gradients[micro_batch] = found
         elif found:
             self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+        if self._remote is not None and run.is_last and self.sink.is_complete and not self._sent_correction:
+            self._send_correction(stage, self._remote)
 
     def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[Replica | None, Any]]:
         """Return the gradients of further replicas, for a stage of the first."""
@@ -371,7 +409,7 @@ PARTS: dict[Kind, tuple[Part, Part, Part]] = {
     Kind.OFFLOAD: (Step._wait_offload, StageRun.offload, Step._nothing),
     Kind.RELOAD: (Step._nothing, StageRun.reload, Step._nothing),
     Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
-    Kind.OPT_STEP: (Step._nothing, StageRun.update, Step._nothing),
+    Kind.OPT_STEP: (Step._recv_correction, StageRun.update, Step._nothing),
 }
 
 

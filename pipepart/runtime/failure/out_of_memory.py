@@ -7,7 +7,7 @@ who catches the error and tries a smaller mini-batch needs that memory, so the f
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -69,12 +69,13 @@ def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
     return made
 
 
-def _held(held: list[Held], worker: int | None, plan: Plan) -> Iterator[str]:
+def _held(held: Mapping[int, Held], worker: int | None, plan: Plan) -> Iterator[str]:
     """Yield notes on the tensors that each stage of the failed device held, with their bytes according to the plan."""
     device = None if worker is None else plan.workers[worker]
     beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
-    for number, (stage, own) in enumerate(zip(plan.all_stages, held, strict=True)):
-        if stage.device not in beside:
+    for number, stage in enumerate(plan.all_stages):
+        own = held.get(number)
+        if own is None or stage.device not in beside:
             continue
         kept = [
             f"{text} ({format_bytes(count * size)} as planned)" if size else text

@@ -52,7 +52,12 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def wait_for(
-    step: Step, done: SimpleQueue[None], timeout: float, workers: Sequence[Worker], names: Sequence[str]
+    step: Step,
+    done: SimpleQueue[None],
+    timeout: float,
+    workers: Sequence[Worker],
+    rows: Sequence[int],
+    names: Sequence[str],
 ) -> None:
     """Wait until each worker of a step has reported to ``done``.
 
@@ -60,28 +65,32 @@ def wait_for(
         step: that the workers run.
         done: gets one entry from each worker.
         timeout: seconds in which no action ends.
-        workers: of all devices.
-        names: of the devices.
+        workers: of this process.
+        rows: of the schedule, one a worker.
+        names: of all devices.
 
     Raises:
         StepTimeoutError: no worker has ended an action for too long.
     """
     missing = len(workers)
     while missing:
-        newest = max(since for _, since in step.current)
+        newest = max(step.current[row][1] for row in rows)
         try:
             done.get(timeout=max(0.0, newest + timeout - time.monotonic()))
             missing -= 1
         except Empty:
-            if max(since for _, since in step.current) == newest:
-                raise _error(step, timeout, workers, names) from None
+            if max(step.current[row][1] for row in rows) == newest:
+                raise _error(step, timeout, workers, rows, names) from None
 
 
-def _error(step: Step, timeout: float, workers: Sequence[Worker], names: Sequence[str]) -> StepTimeoutError:
+def _error(
+    step: Step, timeout: float, workers: Sequence[Worker], rows: Sequence[int], names: Sequence[str]
+) -> StepTimeoutError:
     lines = [f"no action has ended on any device for {timeout:g} s, the pipeline's timeout:"]
     notes = []
     now = time.monotonic()
-    for worker, name, (action, since), key in zip(workers, names, step.current, step.awaiting, strict=True):
+    for worker, row in zip(workers, rows, strict=True):
+        name, (action, since), key = names[row], step.current[row], step.awaiting[row]
         for_seconds = f", for {now - since:.3g} s"
         if action is None:
             lines.append(f"  {name} has nothing left to do")

@@ -53,11 +53,17 @@ class ForwardPass(Enum):
 
 
 class RngKeys:
-    """The random numbers of one step. Made by the caller's thread, used by all workers."""
+    """The random numbers of one step. Made by the caller's thread, used by all workers.
 
-    def __init__(self) -> None:
-        state = torch.default_generator.get_state().numpy().tobytes()
-        self._seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
+    Args:
+        seed: what they depend on; None for the state of the caller's generator.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is None:
+            state = torch.default_generator.get_state().numpy().tobytes()
+            seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
+        self.seed = seed
         self.drawn = False
         self._finished = False
         self._own_states: dict[tuple[int, int], list[Tensor]] = {}
@@ -70,7 +76,7 @@ class RngKeys:
             own_states = self._own_states[place] = []
         elif which is ForwardPass.SECOND:
             own_states = self._own_states.pop(place, [])
-        return KeyedDraws(self, hash((self._seed, *place)), which, own_states)
+        return KeyedDraws(self, hash((self.seed, *place)), which, own_states)
 
     def finish(self) -> None:
         """Advance the global generator if any layer drew, so that the next step draws other numbers."""
@@ -198,7 +204,7 @@ class KeyedDraws(DispatchMode):
         self.count = 0
         self.used = False
         self._keys = keys
-        self._seed = seed
+        self.seed = seed
         self._which = which
         self._own_states = own_states
 
@@ -217,7 +223,7 @@ class KeyedDraws(DispatchMode):
             _refuse_cudnn_dropout(func)
         self._keys.drawn = True
         self.count += 1
-        seed = hash((self._seed, self.count)) & (2**63 - 1)
+        seed = hash((self.seed, self.count)) & (2**63 - 1)
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
         if _takes_generator(func):
             generator = torch.Generator(device or "cpu").manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from itertools import islice
 from typing import Any
 
@@ -43,9 +43,11 @@ class StageOptimizers:
         factory: called once a stage with its parameters, those of an earlier stage left out; None for no optimizers.
         chain: the model, whose parameters are on their devices, and its layers.
         plan: has the stages.
+        here: the stages of this process.
 
     Attributes:
-        by_stage: the optimizer of each stage, None for one without parameters; empty where there is no factory.
+        by_stage: the optimizer of each stage, None for one without parameters or of another process; empty where there
+            is no factory.
 
     Raises:
         TypeError: the factory returns no optimizer of torch.
@@ -57,6 +59,7 @@ class StageOptimizers:
         factory: OptimizerFactory | None,
         chain: Chain,
         plan: Plan,
+        here: Container[int],
     ) -> None:
         self._names = {parameter: name for name, parameter in chain.model.named_parameters()}
         self.by_stage: list[Optimizer | None] = []
@@ -69,7 +72,7 @@ class StageOptimizers:
             own = dict.fromkeys(parameter for _, layer in mine for parameter in layer.parameters())
             left = [parameter for parameter in own if parameter not in taken]
             taken.update(left)
-            self.by_stage.append(_made(factory, left, number) if left else None)
+            self.by_stage.append(_made(factory, left, number) if left and number in here else None)
 
     @property
     def all(self) -> list[Optimizer]:

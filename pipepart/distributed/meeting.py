@@ -1,0 +1,287 @@
+"""Meeting: what the ranks of a pipeline agree on before a call runs, and what they share when it has run.
+
+::
+
+    rank 0   parts of the mini-batch ─┐                ┌─ same shapes, same values? ─▶ run ─┐        ┌─ loss, factor
+    rank 1   parts, or an error       ├─ begin: gather ┤                                    ├─ gather ┤
+    rank 2   given no mini-batch     ─┘                └─ an error anywhere: all raise      ┘        └─ losses added
+
+A rank that was given no mini-batch runs with tensors of the same shapes on the meta device. Its stages do not read
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..data.split import MicroBatches
+from ..loss import LossError
+from ..runtime.loss_sink import LossSink, Share
+from ..runtime.replay.randomness import RngKeys
+from ..runtime.transport.wire import pack, unpack
+from ..workers.modes import Modes
+from ..workers.ranks import RankError, Ranks
+
+_SAMPLES = 1024  # numbers of each tensor that are compared between ranks
+
+Make = Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
+
+
+class Agreed(NamedTuple):
+    """What all ranks know before a call runs.
+
+    Attributes:
+        batch: the micro-batches.
+        form: equal for calls whose stages exchange equal messages.
+        seed: of the random numbers.
+    """
+
+    batch: MicroBatches
+    form: Hashable = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What one rank brings to a call.
+
+    Attributes:
+        call: the method, and how often the pipeline was called before.
+        refusal: of the arguments, if the rank refuses them.
+        form: of the inputs; "" on a rank that was given none.
+        values: a digest of some numbers of the inputs, and of the target; "" where there is none.
+        target: the same of the target.
+        state: of the parameters and modes of the model that decide which gradients there are.
+        seed: of the rank's random numbers.
+    """
+
+    call: tuple[str, int]
+    refusal: str
+    form: str
+    values: str
+    target: str
+    state: str
+    seed: int
+
+
+class Meeting:
+    """The agreement of the ranks of one pipeline.
+
+    Args:
+        ranks: the processes.
+        model: the user's.
+        first, last: the ranks of the first and the last stage, which need the mini-batch.
+    """
+
+    def __init__(self, ranks: Ranks, model: nn.Module, first: int, last: int) -> None:
+        self.ranks = ranks
+        self.last = last
+        self._first = first
+        self._model = model
+        self._calls = 0
+
+    def begin(
+        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, make: Make
+    ) -> Agreed:
+        """Return the micro-batches of a call that all ranks make.
+
+        Args:
+            call: name of the method.
+            args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
+            make: splits them.
+
+        Raises:
+            TypeError, ValueError: of this rank's arguments; nothing has run on any rank.
+            RankError: another rank refuses its arguments, or is lost.
+            RuntimeError: the ranks make different calls.
+        """
+        given = bool(args or kwargs)
+        batch, refusal = None, None
+        if given:
+            try:
+                batch = make(args, kwargs, target)
+            except Exception as error:
+                refusal = error
+        mine = _Hello(
+            (call, self._calls),
+            "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
+            "" if batch is None else _digest(_forms(batch.inputs)),
+            "" if batch is None else _digest(_values((args, kwargs))),
+            "" if target is None else _digest((_forms([target]), _values(target))),
+            self._state(),
+            RngKeys().seed,
+        )
+        self._calls += 1
+        everyone: list[_Hello] = self.ranks.gather(mine)
+        if refusal is not None:
+            raise refusal
+        self._check(everyone)
+        form = next(one.form for one in everyone if one.form)
+        if batch is None or not all(one.form for one in everyone):
+            shapes = self._shapes((args, kwargs), everyone)
+            if batch is None:
+                batch = make(*shapes, target)
+        return Agreed(batch, (call, form, tuple(one.state for one in everyone)), everyone[0].seed)
+
+    def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
+        """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
+
+        Args:
+            sink: of this rank.
+            keys: the random numbers of the call; the generators advance on all ranks if a layer of any drew.
+            scaled: gradients that may overflow. If those of any rank do, those of every rank get an infinity: so all
+                scalers skip the step alike.
+
+        Raises:
+            LossError: on all ranks, if the loss of the mini-batch does not reduce.
+            RankError: another rank has failed or is lost.
+        """
+        overflow = not all(bool(gradient.isfinite().all()) for gradient in scaled)
+        mine = sink.share(is_last=self.ranks.rank == self.last), keys.drawn, overflow
+        found: list[tuple[Share, bool, bool]] = self.ranks.gather(mine)
+        keys.drawn = any(drawn for _, drawn, _ in found)
+        keys.finish()
+        if refusal := found[self.last][0].refusal:
+            raise LossError(refusal)
+        if scaled and not overflow and any(one for *_, one in found):
+            scaled[0].view(-1)[:1] = float("inf")
+        sink.adopt([share for share, *_ in found], self.last)
+
+    def from_last(self, make: Callable[[], Any]) -> Any:
+        """Return on every rank what the rank of the last stage makes, such as the output.
+
+        Raises:
+            Exception: what ``make`` raises, on that rank.
+            RankError: it has raised there, or another rank is lost.
+        """
+        is_last = self.ranks.rank == self.last
+        made, buffers, failure, form = None, [], None, None
+        if is_last:
+            try:
+                made = make()
+                form, buffers = pack(made)
+            except Exception as error:
+                failure = error
+        found, why = self.ranks.gather((form, failure and f"{type(failure).__name__}: {failure}"))[self.last]
+        if failure is not None:
+            raise failure
+        if why:
+            raise RankError(f"rank {self.last} failed: {why}")
+        if not is_last:
+            buffers = [torch.empty(size, dtype=torch.uint8) for size in found.buffers]
+        for buffer in buffers:
+            if len(buffer):
+                self.ranks.broadcast(buffer, self.last)
+        return made if is_last else unpack(found, buffers, None)
+
+    def _state(self) -> str:
+        modes = Modes.current()
+        return _digest(
+            (
+                [module.training for module in self._model.modules()],
+                [parameter.requires_grad for parameter in self._model.parameters()],
+                torch.is_grad_enabled(),
+                repr(modes.autocast),
+            )
+        )
+
+    def _check(self, everyone: Sequence[_Hello]) -> None:
+        """Refuse a call that the ranks do not make alike."""
+        for rank, one in enumerate(everyone):
+            if one.refusal:
+                raise RankError(f"rank {rank} refuses the arguments of {one.call[0]}: {one.refusal}")
+        first = everyone[0]
+        for rank, one in enumerate(everyone):
+            if one.call != first.call:
+                raise RuntimeError(
+                    f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
+                    f"{first.call[1]}): all ranks make the same calls in the same order"
+                )
+        for rank, what in ((self._first, "runs the first stage"), (self.last, "runs the last stage")):
+            if not everyone[rank].form and not (rank == self.last and everyone[rank].target):
+                raise ValueError(f"rank {rank} {what} and was given no mini-batch")
+        for field, what in (
+            ("form", "of other shapes"),
+            ("values", "with other values"),
+            ("target", "with another target"),
+        ):
+            known = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
+            for rank, value in known.items():
+                if value != (base := next(iter(known.items())))[1]:
+                    raise ValueError(
+                        f"rank {rank} was given a mini-batch {what} than rank {base[0]}: all ranks that are given one "
+                        "get the same, in the same order; seed what shuffles the data alike on every rank"
+                    )
+        for rank, one in enumerate(everyone):
+            if one.state != first.state:
+                raise RuntimeError(
+                    f"the model of rank {rank} is in another mode than that of rank 0, or other parameters are frozen, "
+                    "or gradients or autocast are set differently: set them alike on all ranks"
+                )
+
+    def _shapes(self, given: Any, everyone: Sequence[_Hello]) -> tuple[Any, Any]:
+        """Return the arguments of the call on the meta device, from the first rank that has them."""
+        source = next(rank for rank, one in enumerate(everyone) if one.form)
+        mine = None
+        if self.ranks.rank == source:
+            mine = pytree.tree_map_only(Tensor, _Shape.of, given)
+        found = self.ranks.gather(mine)[source]
+        return pytree.tree_map_only(_Shape, _Shape.made, found)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> _Shape:
+        """Return that of a tensor."""
+        return _Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    def made(self) -> Tensor:
+        """Return such a tensor on the meta device."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return made.requires_grad_(self.requires_grad)
+
+
+def _forms(nests: Iterable[Any]) -> list[Any]:
+    """Return what decides the shapes of messages: of tensors the layout, of other values the value."""
+    found: list[Any] = []
+    for nest in nests:
+        leaves, spec = pytree.tree_flatten(nest)
+        found.append(str(spec))
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+                found.append((tuple(leaf.shape), layout, leaf.dtype, leaf.requires_grad))
+            else:
+                plain = isinstance(leaf, bool | int | float | str | type(None))
+                found.append(leaf if plain else type(leaf).__name__)
+    return found
+
+
+def _values(nest: Any) -> list[Any]:
+    """Return some numbers of each tensor on the CPU, spread over it."""
+    found = []
+    for leaf in pytree.tree_leaves(nest):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+            flat = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
+            step = max(1, len(flat) // _SAMPLES)
+            found.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
