@@ -14,6 +14,7 @@ in the order of the nest, None for a leaf that nothing used.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -209,6 +210,33 @@ def alias(message: Any) -> Any:
     if type(message) is Tensor:
         return _Alias.apply(message) if message.requires_grad else message
     return pytree.tree_map_only(Tensor, lambda t: _Alias.apply(t) if t.requires_grad else t, message)
+
+
+class _Catch(torch.autograd.Function):
+    """Returns an alias of a leaf, with the same memory and version counter, and stores the gradient of the alias."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, caught: list[Tensor | None], index: int) -> Tensor:
+        ctx.caught, ctx.index = caught, index
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.caught[ctx.index] = gradients[0]
+        return None, None, None
+
+
+def catching(message: Any, caught: list[Tensor | None]) -> Any:
+    """Return the message with aliases of its leaves, whose gradients go into ``caught`` in the order of the nest.
+
+    They are not accumulated in the ``grad`` of the leaves, which would copy gradients of another layout.
+    """
+    numbers = itertools.count()
+
+    def enter(tensor: Tensor) -> Tensor:
+        return _Catch.apply(tensor, caught, next(numbers)) if tensor.requires_grad else tensor
+
+    return enter(message) if type(message) is Tensor else pytree.tree_map_only(Tensor, enter, message)
 
 
 def views(message: Any) -> Any:

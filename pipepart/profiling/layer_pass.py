@@ -18,7 +18,6 @@ run::
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -217,26 +216,7 @@ def _naming(layer: str, part: str) -> Iterator[None]:
         raise
 
 
-class _Entrance(torch.autograd.Function):
-    """The start of a layer's graph: stores the gradient of the input without accumulating it, as a stage does."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, received: list[Tensor | None], index: int) -> Tensor:
-        ctx.received, ctx.index = received, index
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.received[ctx.index] = gradients[0]
-        return None, None, None
-
-
 def entrance(value: Any) -> tuple[Any, list[Tensor | None]]:
     """Return the input for a layer, and a list that receives the gradients of its leaves, in the order of the nest."""
     received: list[Tensor | None] = [None] * len(graph_cut.leaves(value))
-    numbers = itertools.count()
-
-    def enter(tensor: Tensor) -> Tensor:
-        return _Entrance.apply(tensor, received, next(numbers)) if tensor.requires_grad else tensor
-
-    return pytree.tree_map_only(Tensor, enter, value), received
+    return graph_cut.catching(value, received), received

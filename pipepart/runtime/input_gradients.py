@@ -1,14 +1,13 @@
 """Takes the gradients of a stage's input with their original memory layout.
 
 A leaf's ``grad`` has the layout of the leaf. If the gradient has another layout, ``grad`` is a copy, and the previous
-stage would sum the copy in another order than the plain model does. So hooks catch the gradients, at two Python calls
-each, until gradients of an input of this shape are known to have its layout.
+stage would sum the copy in another order than the plain model does. So nodes between the leaves and the layers catch
+the gradients, at two Python calls each, until gradients of an input of this shape are known to have its layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,7 +16,7 @@ _MOST = 256  # maximum number of remembered layouts: sequences may have any leng
 
 
 class Awaited(NamedTuple):
-    """The leaves of one input, and the gradient that a hook caught for each; None if ``grad`` is used."""
+    """The leaves of one input, and the gradient that was caught for each; None if ``grad`` is used."""
 
     leaves: tuple[Tensor, ...]
     caught: list[Tensor | None] | None
@@ -33,10 +32,7 @@ class InputGradients:
         """Return what :meth:`collect` needs; called before the forward."""
         if not leaves or _layout(leaves) in self._plain:
             return Awaited(leaves, None)
-        caught: list[Tensor | None] = [None] * len(leaves)
-        for index, leaf in enumerate(leaves):
-            leaf.register_hook(partial(caught.__setitem__, index))
-        return Awaited(leaves, caught)
+        return Awaited(leaves, [None] * len(leaves))
 
     def collect(self, awaited: Awaited) -> list[Tensor | None]:
         """Return the gradients after the backward; None for a leaf that was not used."""

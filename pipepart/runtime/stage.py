@@ -118,8 +118,9 @@ class Stage:
             message = own_copy(message)
         awaited = self.input_gradients.await_for(graph_cut.leaves(message))
         pairs = overlaps(message)
-        # A layer's own hook on its input must run before the hook that catches the input's gradient.
-        if writes is not False or self._flagged or pairs or awaited.caught is not None:
+        if awaited.caught is not None:
+            given = graph_cut.catching(message, awaited.caught)
+        elif writes is not False or self._flagged or pairs:
             given = graph_cut.alias(message)
         else:
             given = graph_cut.views(message)
