@@ -32,7 +32,8 @@ class InputGradients:
         """Return what :meth:`collect` needs; called before the forward."""
         if not leaves or _layout(leaves) in self._plain:
             return Awaited(leaves, None)
-        return Awaited(leaves, [None] * len(leaves))
+        caught: list[Tensor | None] = [None] * len(leaves)
+        return Awaited(leaves, caught)
 
     def collect(self, awaited: Awaited) -> list[Tensor | None]:
         """Return the gradients after the backward; None for a leaf that was not used."""

@@ -1,7 +1,7 @@
 """Delivers messages to the memory of the device that receives them, and when an emulated link would.
 
 A strict device has the copy of a message from the moment that it is sent, as an accelerator has. Live values that go
-past stages stay with their sender until they are used.
+past stages, and gradients of replicas, stay with their sender until they are used.
 
 ::
 

@@ -21,8 +21,8 @@ no copy: the receiver waits for (1), and y is held for it. Messages within one w
 events: they are in the order of its compute stream.
 
 A live value that goes past stages is fetched by its receiver instead, when that queues its forward. Until then it waits
-in the memory of the sender, whose stage mostly keeps it for its backward anyway. The picture is the same, with streams
-of the receiver in the middle.
+in the memory of the sender, whose stage mostly keeps it for its backward anyway. Likewise the first replica fetches the
+gradients of the others when its own are complete. The picture is the same, with streams of the receiver in the middle.
 
 At the start of a step all of these streams wait for the caller's streams, and at its end the caller's streams wait for
 them. So caller and pipeline may use and free each other's tensors, and the host never waits for a device.
@@ -301,8 +301,9 @@ class StreamTransport:
         """Receive the message; the receiver's compute stream waits for its copy."""
         worker, message = self._worker_of[receiver], self._inner.recv(receiver, key)
         if isinstance(message, Waiting):
+            sender = key[1] if key[0] is Kind.REDUCE_GRAD else key[-1]
             message = self._streams.fetch(
-                self._worker_of[key[-1]], worker, message, timed=self._arrivals is not None
+                self._worker_of[sender], worker, message, timed=self._arrivals is not None
             )
             if self._arrivals is not None and message.arrived is not None:
                 self._arrivals[key] = message.arrived
@@ -310,8 +311,11 @@ class StreamTransport:
 
 
 def is_fetched(key: Key) -> bool:
-    """Return True for a live value that goes past stages; its gradient is sent as other messages are."""
-    return len(key) == 4 and key[0] is Kind.F
+    """Return True for what its receiver fetches: gradients of replicas, and live values that go past stages.
+
+    The gradient of such a value is sent as other messages are.
+    """
+    return key[0] is Kind.REDUCE_GRAD or (len(key) == 4 and key[0] is Kind.F)
 
 
 @cache
