@@ -10,6 +10,7 @@ import typer
 from .commands.check import check_command
 from .commands.cluster import cluster_command
 from .commands.explain import explain_command
+from .commands.export import export_command
 from .commands.plan import plan_command
 from .commands.profile import profile_command
 from .commands.simulate import simulate_command
@@ -26,6 +27,7 @@ app.command("profile")(profile_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("simulate")(simulate_command)
+app.command("export")(export_command)
 app.command("check")(check_command)
 app.command("cluster")(cluster_command)
 

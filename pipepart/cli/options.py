@@ -18,6 +18,12 @@ SCHEDULE_LIST = (
     "pipedream-2bw, sequential, v-half, v-min, zb-h1, zb-h2, zb-v"
 )
 SCHEDULES = SCHEDULE_LIST.split(", ")
+ENGINES = (
+    "torch-pipelining",
+    "torchtitan",
+    "megatron",
+    "deepspeed",
+)  # a test compares them with those of plan.export
 RECOMPUTE = ("never", "except-last", "always")
 
 

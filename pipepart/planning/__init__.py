@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
+from .export import Export
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .plan_document import Plan
@@ -25,6 +26,7 @@ __all__ = [
     "Alternative",
     "Cut",
     "CutDoesNotFit",
+    "Export",
     "InfeasiblePlanError",
     "ModelChanged",
     "Plan",

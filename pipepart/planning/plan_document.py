@@ -14,6 +14,7 @@ from schedules.core.action import COMMUNICATION
 from ..capture import LayerInfo
 from ..document import fault_texts
 from ..units import counted, format_bytes
+from .export import Export, export_plan
 from .plan_record import PlanRecord
 from .searched_order import SEARCH
 from .stage_plan import StagePlan
@@ -73,6 +74,18 @@ class Plan(PlanRecord):
         if faults:
             raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
         return read
+
+    def export(self, engine: str) -> Export:
+        """Return the plan in the files of another engine; ``save(folder)`` of the result writes them.
+
+        Args:
+            engine: "torch-pipelining", "torchtitan", "megatron" or "deepspeed".
+
+        Raises:
+            ValueError: no engine has this name, or the engine cannot run the plan. Lists every reason, and what to plan
+                instead.
+        """
+        return export_plan(self, engine)
 
 
 def _structure_faults(plan: PlanRecord) -> list[str]:

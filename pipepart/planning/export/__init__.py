@@ -1,0 +1,39 @@
+"""Exports a plan to the pipeline configuration of other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ..plan_record import PlanRecord
+from . import deepspeed, megatron, torch_pipelining, torchtitan
+from .conditions import faults_for_all, notes_for_all
+from .engine import Engine, Export
+
+__all__ = ["ENGINES", "Export", "export_plan"]
+
+ENGINES: Mapping[str, Engine] = MappingProxyType(
+    {
+        "torch-pipelining": torch_pipelining.ENGINE,
+        "torchtitan": torchtitan.ENGINE,
+        "megatron": megatron.ENGINE,
+        "deepspeed": deepspeed.ENGINE,
+    }
+)
+
+
+def export_plan(plan: PlanRecord, name: str) -> Export:
+    """Return the plan in the files of another engine.
+
+    Raises:
+        ValueError: no engine has this name, or the engine cannot run the plan. Lists every reason, and what to plan
+            instead.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"no engine is called {name!r}: export to one of {', '.join(ENGINES)}")
+    engine = ENGINES[name]
+    faults = list(faults_for_all(plan)) or list(engine.faults(plan))
+    if faults:
+        raise ValueError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
+    notes = (*notes_for_all(plan), *engine.notes(plan))
+    return Export(name, MappingProxyType(dict(engine.files(plan, notes))), notes)

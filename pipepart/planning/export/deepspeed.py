@@ -1,0 +1,78 @@
+"""Writes a plan for DeepSpeed: a PipelineModule whose stages are those of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from ..plan_record import PlanRecord
+from .conditions import (
+    micro_batches_of,
+    mixed_recompute,
+    only_schedules,
+    recomputes,
+    skips,
+    split_ties,
+    whole_backwards,
+)
+from .engine import Engine, commented, python_list
+
+_CODE = '''
+
+class PlannedPipelineModule(PipelineModule):
+    """A PipelineModule that is cut at PARTS. It ignores partition_method."""
+
+    def _partition_layers(self, method="planned"):
+        stages, layers = self._topo.get_dim("pipe"), len(self._layer_specs)
+        if (stages, layers) != (len(PARTS) - 1, len(LAYERS)):
+            raise ValueError(
+                f"the plan has {len(PARTS) - 1} stages of {len(LAYERS)} layers, not {stages} stages of {layers} layers"
+            )
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = PARTS
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
+'''
+
+
+def _faults(plan: PlanRecord) -> Iterator[str]:
+    yield from only_schedules(plan, "1f1b")
+    yield from mixed_recompute(plan)
+    yield from split_ties(plan)
+    if past := skips(plan):
+        yield (
+            f"live values go past stages ({past}), and each of its layers gets what the one before returned: let the "
+            "layers take these values and return them"
+        )
+
+
+def _notes(plan: PlanRecord) -> Iterator[str]:
+    count = micro_batches_of(plan)
+    yield (
+        "Use PlannedPipelineModule(layers, num_stages=len(PARTS) - 1, loss_fn=...) with one layer for each in LAYERS, "
+        "in this order. partition_method cannot name a cut by hand"
+    )
+    yield f"Set gradient_accumulation_steps to {count} in the configuration: a step has {count} micro-batches"
+    if plan.profile is not None and any(info.modules for info in plan.profile.layers):
+        yield (
+            "The profiled model is no nn.Sequential: what its forward does between these modules has to be done in the "
+            "layers"
+        )
+    if recomputes(plan):
+        most = max(len(stage.layers) for stage in plan.stages)
+        yield f"All stages recompute: give activation_checkpoint_interval={most}"
+    yield from whole_backwards(plan)
+
+
+def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+    parts = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
+    text = [
+        commented("Stages of a plan of pipepart, for DeepSpeed.", notes),
+        "from deepspeed.pipe import PipelineModule\n\n",
+        python_list("LAYERS", (name for stage in plan.stages for name in stage.layers)),
+        f"PARTS = {parts}  # stage s has the layers PARTS[s] to PARTS[s + 1] - 1\n",
+        _CODE,
+    ]
+    return {"deepspeed_module.py": "".join(text)}
+
+
+ENGINE = Engine(_faults, _notes, _files)

@@ -1,0 +1,71 @@
+"""Export: the files that describe a plan to another engine; and what pipepart knows about such an engine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ..plan_record import PlanRecord
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Export:
+    """A plan in the files of another engine. Printing it shows the files, and :meth:`save` writes them.
+
+    Attributes:
+        engine: the name of the engine.
+        files: the text of each file, by its name.
+        notes: what to tell the engine beside these files, and what differs there from the plan. They also stand at the
+            beginning of the file that has the stages.
+    """
+
+    engine: str
+    files: Mapping[str, str] = field(hash=False)
+    notes: tuple[str, ...]
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the files into a folder, which is made if it does not exist, and return their paths.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        paths = [Path(folder) / name for name in self.files]
+        for path, text in zip(paths, self.files.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+        return paths
+
+    def __str__(self) -> str:
+        return "\n".join(f"==> {name} <==\n{text}" for name, text in self.files.items())
+
+
+class Engine(NamedTuple):
+    """How a plan is written for one engine.
+
+    Attributes:
+        faults: reasons why the engine cannot run a plan, each with what to plan instead.
+        notes: what to tell the engine beside the files, and what differs there from the plan.
+        files: the text of each file by its name, given all notes. Called for plans without faults only.
+    """
+
+    faults: Callable[[PlanRecord], Iterable[str]]
+    notes: Callable[[PlanRecord], Iterable[str]]
+    files: Callable[[PlanRecord, Sequence[str]], Mapping[str, str]]
+
+
+def commented(title: str, notes: Sequence[str]) -> str:
+    """Return a title and notes as lines that begin with ``#``: the head of a Python file or a shell script."""
+    lines = textwrap.wrap(title, _WIDTH - 2)
+    for note in notes:
+        lines += textwrap.wrap(note, _WIDTH - 2, initial_indent="- ", subsequent_indent="  ")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def python_list(name: str, rows: Iterable[object]) -> str:
+    """Return the assignment of a list to a name as Python source, one element a line."""
+    return f"{name} = [\n" + "".join(f"    {row!r},\n" for row in rows) + "]\n"

@@ -1,0 +1,134 @@
+"""Writes a plan for torch.distributed.pipelining: split points, the stages of each rank, and the schedule as CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from ..plan_record import PlanRecord
+from .conditions import losses_out_of_order, micro_batches_of, order_of, recomputes, skips, split_ties
+from .engine import Engine, commented, python_list
+
+_CODE = '''
+
+def build_stages(pipe, rank, device, group=None):
+    """Return the stages of a rank of the pipeline; pipe is what torch's pipeline(...) returned."""
+    return [STAGE for number in STAGES_OF_RANK[rank]]
+
+
+def build_schedule(stages, loss_fn, **options):
+    """Return the plan's schedule for the stages of this rank.
+
+    Options are those of torch's multi-stage schedules, such as scale_grads.
+    """
+    schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=loss_fn, **options)
+    schedule._load_csv(str(Path(__file__).with_name("schedule.csv")))
+    return schedule
+'''
+_TRACED = "pipe.build_stage(number, device, group)"
+_BY_HAND = "PipelineStage(pipe.get_stage_module(number), number, len(LAYERS), device, group=group)"
+
+
+def _faults(plan: PlanRecord) -> Iterator[str]:
+    if recomputes(plan):
+        yield (
+            "stages recompute, and its schedules have no such action: plan with recompute='never', or call "
+            "torch.utils.checkpoint in the model and profile it again"
+        )
+    if past := skips(plan):
+        yield (
+            f"live values go past stages ({past}), and its stages send to their neighbours only: plan with stages=2, "
+            "or let the layers between take these values and return them"
+        )
+    yield from split_ties(plan)
+    yield from losses_out_of_order(plan)
+    if _has_neighbours(plan):
+        yield from _several_values(plan)
+    calls = _calls(plan)
+    for number, stage in enumerate(plan.stages[1:], 1):
+        modules = _modules(plan)[stage.layers[0]]
+        first = modules[0]
+        if len(modules) > 1:
+            yield (
+                f"stage {number} begins with layer {stage.layers[0]!r}, which calls several modules "
+                f"({', '.join(modules)}): a split point is one module, plan with no_cut_before=[{stage.layers[0]!r}]"
+            )
+        elif calls[first] > 1:
+            yield (
+                f"stage {number} begins with a call of {first!r}, which is called {calls[first]} times: a "
+                f"split point is at every call, plan with no_cut_before=[{stage.layers[0]!r}]"
+            )
+
+
+def _notes(plan: PlanRecord) -> Iterator[str]:
+    yield (
+        "Cut the model by pipe = torch.distributed.pipelining.pipeline(model, mb_args=(one micro-batch,), "
+        "split_spec=SPLIT_POINTS), then step build_schedule(build_stages(pipe, rank, device), loss_fn)"
+    )
+    yield (
+        "The losses of micro-batches weigh the same: use a loss that is a mean over samples and micro-batches of one "
+        "size, or scale_grads=False with a sum"
+    )
+
+
+def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+    order, modules, by_hand = order_of(plan), _modules(plan), _has_neighbours(plan)
+    title = (
+        "Stages and schedule of a plan of pipepart, for torch.distributed.pipelining of torch 2.9 or later."
+    )
+    splits = "".join(
+        f"    {modules[stage.layers[0]][0]!r}: SplitPoint.BEGINNING,\n" for stage in plan.stages[1:]
+    )
+    text = [
+        commented(title, notes),
+        "from pathlib import Path\n\n"
+        f"from torch.distributed.pipelining import {'PipelineStage, ' if by_hand else ''}SplitPoint\n"
+        "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime\n\n",
+        f"MICRO_BATCHES = {micro_batches_of(plan)}\n",
+        python_list("LAYERS", (list(stage.layers) for stage in plan.stages)),
+        python_list("STAGES_OF_RANK", (list(order.stages_of(rank)) for rank in range(order.devices))),
+        f"SPLIT_POINTS = {{\n{splits}}}\n",
+        _CODE.replace("STAGE ", f"{_BY_HAND if by_hand else _TRACED} "),
+    ]
+    return {"torch_stages.py": "".join(text), "schedule.csv": order.to_csv()}
+
+
+def _has_neighbours(plan: PlanRecord) -> bool:
+    """Return True if a rank has a stage and the next one.
+
+    The stages that torch traces then send to their own rank when they connect, which fails (torch 2.13,
+    `_get_init_p2p_neighbors_ops`). Its stages by hand do not, but pass on values by position.
+    """
+    return any(one == other for one, other in pairwise(order_of(plan).device_of))
+
+
+def _several_values(plan: PlanRecord) -> Iterator[str]:
+    """Yield a fault for each border that more than one value crosses, which torch may pass on in another order."""
+    if plan.profile is None:
+        return
+    values = plan.profile.at(plan.micro_batches).values
+    first = 0
+    for number, stage in enumerate(plan.stages[:-1]):
+        first += len(stage.layers)
+        crossing = sum(value.layers[0] < first <= value.layers[-1] for value in values)
+        crossing = crossing if values else len(plan.profile.layers[first - 1].outputs)
+        if crossing > 1:
+            yield (
+                f"stage {number} passes on {crossing} values, and where a rank has neighbouring stages torch is sure "
+                "of one only: plan with schedule='interleaved-1f1b' or '1f1b'"
+            )
+
+
+def _modules(plan: PlanRecord) -> dict[str, tuple[str, ...]]:
+    """Return the modules that each layer calls: of an nn.Sequential the layer itself."""
+    if plan.profile is None:
+        return {name: (name,) for stage in plan.stages for name in stage.layers}
+    return {info.name: (*info.modules,) or (info.name,) for info in plan.profile.layers}
+
+
+def _calls(plan: PlanRecord) -> Counter[str]:
+    return Counter(module for modules in _modules(plan).values() for module in modules)
+
+
+ENGINE = Engine(_faults, _notes, _files)

@@ -1,0 +1,117 @@
+"""Writes a plan for torchtitan: the modules of each model part, and the schedule as CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from schedules.core.placement import looped, vee
+
+from ..plan_record import PlanRecord
+from .conditions import (
+    losses_out_of_order,
+    micro_batches_of,
+    mixed_recompute,
+    order_of,
+    recomputes,
+    skips,
+    split_ties,
+)
+from .engine import Engine, commented, python_list
+
+_PATH = re.compile(r"[^.]+(\.[0-9]+)?")  # a child of the model, or an element of its ModuleList or ModuleDict
+
+_CODE = '''
+
+def apply(config):
+    """Set the pipeline options of torchtitan's Trainer.Config; return it."""
+    config.parallelism.pipeline_parallel_degree = {degree}
+    config.parallelism.pipeline_parallel_schedule = {schedule!r}  # says which stages a rank has
+    config.parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("schedule.csv"))
+    config.parallelism.module_fqns_per_model_part = MODULE_FQNS_PER_MODEL_PART
+    return config
+'''
+
+
+def _faults(plan: PlanRecord) -> Iterator[str]:
+    yield from mixed_recompute(plan)
+    yield from split_ties(plan)
+    yield from losses_out_of_order(plan)
+    if _style(plan) is None:
+        yield (
+            "its ranks have stages in rounds (0, 1, 0, 1) or in a V (0, 1, 1, 0), not "
+            f"{', '.join(map(str, order_of(plan).device_of))}: plan with schedule='1f1b', 'interleaved-1f1b' or 'zb-v'"
+        )
+    if plan.profile is not None and not any(info.modules for info in plan.profile.layers):
+        yield (
+            "the profile is of an nn.Sequential, and torchtitan calls the forward of a model whose other children are "
+            "None: profile the torchtitan model itself"
+        )
+        return
+    parts = _parts(plan)
+    for path in (path for part in parts for path in part):
+        if not _PATH.fullmatch(path):
+            yield (
+                f"module {path!r} lies too deep: torchtitan keeps or drops children of the model and elements of its "
+                "lists; profile with layers=[...] that names these"
+            )
+    stages_of: dict[str, set[int]] = {}
+    for number, part in enumerate(parts):
+        for path in part:
+            stages_of.setdefault(path, set()).add(number)
+    for path, numbers in stages_of.items():
+        if len(numbers) > 1:
+            yield f"module {path!r} is called in the stages {', '.join(map(str, sorted(numbers)))}: colocate its layers"
+
+
+def _notes(plan: PlanRecord) -> Iterator[str]:
+    yield (
+        f"The schedule has {micro_batches_of(plan)} micro-batches: set training.local_batch_size to as many times "
+        "parallelism.pipeline_parallel_microbatch_size"
+    )
+    yield (
+        "A stage runs the forward of the model without the modules of other stages, on what the stage before returned. "
+        "It computes all else itself, such as masks and position embeddings"
+    )
+    if plan.profile is not None and (own := [path for info in plan.profile.layers for path in info.tensors]):
+        yield f"Parameters and buffers beside modules stay in every model part: {', '.join(own)}"
+    if past := skips(plan):
+        yield f"Live values that the plan sends past stages, and each stage has to compute here: {past}"
+    if recomputes(plan):
+        yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
+
+
+def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+    order = order_of(plan)
+    text = [
+        commented("Pipeline options of a plan of pipepart, for torchtitan.", notes),
+        "from pathlib import Path\n\n",
+        python_list("MODULE_FQNS_PER_MODEL_PART", _parts(plan)),
+        _CODE.format(degree=order.devices, schedule=_style(plan)),
+    ]
+    return {"torchtitan_parallelism.py": "".join(text), "schedule.csv": order.to_csv()}
+
+
+def _style(plan: PlanRecord) -> str | None:
+    """Return a torch schedule whose ranks have the stages that they have in the plan; None if there is none."""
+    order = order_of(plan)
+    if order.device_of == tuple(range(order.devices)):
+        return "1F1B"
+    if order.device_of == vee(order.devices):
+        return "ZBVZeroBubble"
+    chunks, left = divmod(order.stages, order.devices)
+    return None if left or order.device_of != looped(order.devices, chunks) else "Interleaved1F1B"
+
+
+def _parts(plan: PlanRecord) -> list[list[str]]:
+    """Return the paths of the modules of each stage, each once, in the order of their calls."""
+    modules: dict[str, tuple[str, ...]] = {}
+    if plan.profile is not None:
+        modules = {info.name: info.modules for info in plan.profile.layers}
+    return [
+        list(dict.fromkeys(path for name in stage.layers for path in modules.get(name, (name,))))
+        for stage in plan.stages
+    ]
+
+
+ENGINE = Engine(_faults, _notes, _files)

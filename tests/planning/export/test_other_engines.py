@@ -1,0 +1,229 @@
+"""Plans written for torchtitan, Megatron-LM and DeepSpeed, read by these engines where they are installed."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import pipepart
+from pipepart import Cluster, Plan, Profile
+from pipepart.planning.export import ENGINES
+from tests.planning.export.language_model import LanguageModel, by_hand, names, profile_of
+
+UNEVEN = by_hand([0, 1, 0], [2, 6], ["0F0,2F0,2B0,0B0", "1F0,1B0"], 1)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_of(LanguageModel())
+
+
+def planned(profile: Profile, schedule: str = "1f1b", **options: Any) -> Plan:
+    """A plan for two devices with stages that begin with the layers in ``cut_before``."""
+    options = {"recompute": "never", **options}
+    return pipepart.plan(
+        profile, Cluster.virtual(2, threads=1), schedule=schedule, micro_batches=4, **options
+    )
+
+
+def interleaved(profile: Profile) -> Plan:
+    return planned(profile, "interleaved-1f1b", chunks=2, cut_before=["layers.1", "layers.3", "layers.4"])
+
+
+def run_file(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, **modules: Any) -> dict[str, Any]:
+    """Run an exported Python file with stand-ins for modules that are not installed."""
+    for path, content in modules.items():
+        monkeypatch.setitem(sys.modules, path.replace("_", "."), types.SimpleNamespace(**content))
+    return runpy.run_path(str(folder / name))
+
+
+def layout_of(plan: Plan) -> str:
+    text = plan.export("megatron").files["megatron.sh"]
+    found = re.search(r'--pipeline-model-parallel-layout "(.*)"', text)
+    assert found is not None
+    return found[1]
+
+
+def test_megatrons_layout_has_the_stages_in_pipeline_order(profile: Profile) -> None:
+    assert layout_of(planned(profile, cut_before=["layers.3"])) == "Et*3|t*2L"
+    assert layout_of(planned(profile, cut_before=["layers.0"])) == "E|t*5L"
+    assert layout_of(interleaved(profile)) == "Et|t*2|t|tL"
+
+
+def test_megatron_reads_the_layout(profile: Profile) -> None:
+    module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    layout = module.PipelineParallelLayerLayout(layout_of(interleaved(profile)), 2)
+    layout.validate_layer_layout(5, None)
+    counts = [[[str(kind.name) for kind in stage] for stage in rank] for rank in layout.layout]
+    assert counts == [[["embedding", "decoder"], ["decoder"]], [["decoder"] * 2, ["decoder", "loss"]]]
+
+
+def test_bash_reads_megatrons_options(profile: Profile, tmp_path: Path) -> None:
+    plan = planned(profile, cut_before=["layers.3"], recompute="always")
+    plan.export("megatron").save(tmp_path)
+    read = subprocess.run(
+        ["bash", "-c", "source megatron.sh && printf '%s\\n' \"${PIPELINE_ARGS[@]}\""],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert read.stdout.splitlines() == [
+        *("--num-layers", "5", "--pipeline-model-parallel-size", "2"),
+        *("--pipeline-model-parallel-layout", "Et*3|t*2L", "--untie-embeddings-and-output-weights"),
+        *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+    ]
+
+
+def test_megatron_ties_the_embedding_and_the_head_itself() -> None:
+    tied = profile_of(LanguageModel(tied=True))
+    plan = planned(tied, cut_before=["layers.3"], allow_split_ties=True)
+    assert "untie" not in plan.export("megatron").files["megatron.sh"]
+    for engine in ("torch-pipelining", "torchtitan", "deepspeed"):
+        with pytest.raises(
+            ValueError, match=r"'tok_embeddings' .stage 0. and 'output' .stage 1. share parameters"
+        ):
+            plan.export(engine)
+
+
+def test_megatron_cannot_cut_within_the_head(profile: Profile) -> None:
+    plan = planned(profile, cut_before=["output"])
+    with pytest.raises(ValueError, match=r"'norm' of the head is in stage 0.*pin=\{'norm': 1, 'output': 1\}"):
+        plan.export("megatron")
+
+
+def test_megatron_wants_to_know_the_transformer_layers(profile: Profile) -> None:
+    chain = profile_of(nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 20)))
+    with pytest.raises(ValueError, match=r"Embedding, Linear, Tanh.*no one run"):
+        planned(chain, cut_before=["2"]).export("megatron")
+    bare = planned(profile, cut_before=["layers.3"]).model_copy(update={"profile": None})
+    with pytest.raises(ValueError, match="written by hand"):
+        bare.export("megatron")
+
+
+def test_torchtitan_gets_the_modules_of_each_part(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+    for schedule, torch_name in parts.items():
+        plan = interleaved(profile) if schedule == "interleaved-1f1b" else planned(profile, schedule)
+        plan.export("torchtitan").save(tmp_path)
+        config = types.SimpleNamespace(parallelism=types.SimpleNamespace())
+        options = run_file(tmp_path, "torchtitan_parallelism.py", monkeypatch)["apply"](config).parallelism
+        assert options.pipeline_parallel_degree == 2
+        assert options.pipeline_parallel_schedule == torch_name
+        assert options.module_fqns_per_model_part == [list(stage.layers) for stage in plan.stages]
+        assert Path(options.pipeline_parallel_schedule_csv).read_text() == plan.build_schedule().to_csv()
+
+
+def test_torchtitan_keeps_these_modules_and_no_others(profile: Profile) -> None:
+    module = pytest.importorskip("torchtitan.distributed.pipeline_parallel")
+    plan = planned(profile, "zb-v")
+    model = LanguageModel()
+    for number, stage in enumerate(plan.stages):
+        part = module._split_module(model, list(stage.layers))
+        kept = [name for name in names() if name in dict(part.named_children())]
+        assert set(kept) == {name for name in stage.layers if "." not in name}
+        assert len(part.layers) == sum("." in name for name in stage.layers)
+        rank = [plan.workers.index(plan.cluster.device(stage.device))]
+        assert number in module._get_pp_rank_to_stage_indices_mapping(
+            rank[0], 2, "ZBVZeroBubble", len(plan.stages)
+        )
+
+
+def test_torchtitan_refuses_what_it_would_silently_drop(profile: Profile) -> None:
+    with pytest.raises(ValueError, match="not 0, 1, 0"):
+        UNEVEN.export("torchtitan")
+    chain = profile_of(nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20)))
+    with pytest.raises(ValueError, match=r"nn\.Sequential"):
+        planned(chain, cut_before=["1"]).export("torchtitan")
+    inside = [f"layers.{index}.{part}" for index in range(5) for part in ("norm", "linear")]
+    opened = profile_of(LanguageModel(), layers=["tok_embeddings", *inside, "norm", "output"])
+    with pytest.raises(ValueError, match=r"'layers\.0\.norm' lies too deep"):
+        planned(opened).export("torchtitan")
+
+
+def test_deepspeeds_module_has_the_parts_of_the_plan(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(profile, cut_before=["layers.3"])
+    plan.export("deepspeed").save(tmp_path)
+
+    class PipelineModule:
+        """What DeepSpeed's class has when it asks for the parts."""
+
+        def __init__(self, layers: int, stages: int, rank: int) -> None:
+            self._layer_specs, self.global_rank = [None] * layers, rank
+            self._topo = types.SimpleNamespace(
+                get_dim=lambda axis: stages, get_coord=lambda rank: types.SimpleNamespace(pipe=rank)
+            )
+            self._partition_layers(method="parameters")
+
+        def _set_bounds(self, start: int, stop: int) -> None:
+            self.bounds = start, stop
+
+        def _partition_layers(self, method: str) -> None:
+            raise NotImplementedError
+
+    made = run_file(
+        tmp_path, "deepspeed_module.py", monkeypatch, deepspeed_pipe={"PipelineModule": PipelineModule}
+    )
+    planned_module = made["PlannedPipelineModule"]
+    assert made["LAYERS"] == names()
+    assert [planned_module(8, 2, rank).bounds for rank in range(2)] == [(0, 4), (4, 8)]
+    with pytest.raises(ValueError, match="2 stages of 8 layers, not 2 stages of 9 layers"):
+        planned_module(9, 2, 0)
+
+
+def test_deepspeed_reads_the_parts(profile: Profile, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed.runtime.pipe.module")
+    plan = planned(profile, cut_before=["layers.3"])
+    plan.export("deepspeed").save(tmp_path)
+    planned_module = runpy.run_path(str(tmp_path / "deepspeed_module.py"))["PlannedPipelineModule"]
+    topology = pytest.importorskip("deepspeed.runtime.pipe.topology")
+    module = planned_module.__new__(planned_module)
+    nn.Module.__init__(module)
+    module._layer_specs, module._num_layers = [None] * len(names()), len(names())
+    module.global_rank, module.num_stages = 1, 2
+    module._topo = topology.PipeDataParallelTopology(num_pp=2, num_dp=1)
+    module._partition_layers(method="parameters")
+    assert (module._local_start, module._local_stop, module.stage_owner(3)) == (4, 8, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_no_engine_runs_is_refused(engine: str, profile: Profile) -> None:
+    plan = planned(profile, cut_before=["layers.3"])
+    offloads = plan.model_copy(update={"stages": tuple(s.with_mode("offload") for s in plan.stages)})
+    for changed, says in (
+        (plan.model_copy(update={"schedule": "pipedream"}), "asynchronous"),
+        (plan.model_copy(update={"schedule": "chimera"}), "two copies"),
+        (offloads, "stage 0, 1 offloads.*offload='never'"),
+        (plan.model_copy(update={"edges": (("tok_embeddings", "layers.0"),)}), "branches"),
+    ):
+        with pytest.raises(ValueError, match=f"{engine} cannot run this plan:\n.*{says}"):
+            changed.export(engine)
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "deepspeed"])
+def test_a_part_of_recompute_is_refused(engine: str, profile: Profile) -> None:
+    plan = planned(profile, cut_before=["layers.3"])
+    one = (plan.stages[0].with_mode("always"), plan.stages[1])
+    with pytest.raises(ValueError, match=r"stage 0 recomputes.*recompute='always' or recompute='never'"):
+        plan.model_copy(update={"stages": one}).export(engine)
+
+
+def test_engines_without_the_order_are_told_which_they_have(profile: Profile) -> None:
+    with pytest.raises(ValueError, match=r"no schedule 'search': plan with schedule='1f1b'$"):
+        UNEVEN.export("deepspeed")
+    with pytest.raises(ValueError, match="schedule='1f1b' or schedule='interleaved-1f1b'"):
+        planned(profile, "gpipe").export("megatron")
+    with pytest.raises(ValueError, match=r"no engine is called 'jax'.*torch-pipelining, torchtitan"):
+        UNEVEN.export("jax")
