@@ -171,19 +171,18 @@ def _play(schedule: Schedule) -> tuple[list[list[float]], list[list[float]]]:
 
 def _waits(schedule: Schedule, found: Dependencies) -> Waits:
     """What actions wait for: their inputs, and at a REDUCE_GRAD the devices of the other copies."""
-    meets = []
     rows = np.flatnonzero(found.is_kind(Kind.REDUCE_GRAD))
-    device_of = np.asarray(schedule.device_of)
-    for row in rows:
-        same = (found.stage[rows] - found.stage[row]) % schedule.model_stages == 0
-        others = rows[same & (device_of[found.stage[rows]] != device_of[found.stage[row]])]
-        meets += [
-            (found.owner[other], found.owner[other] - 1, found.owner[row])
-            for other in others
-            if found.owner[other] not in found.offsets  # the first action of a device waits for nothing
-        ]
-    waits = np.array(meets, dtype=np.int64).reshape(-1, 3).T
-    return Waits(*map(np.concatenate, zip((found.source, found.source, found.target), waits, strict=True)))
+    stage = found.stage[rows]
+    device = np.asarray(schedule.device_of)[stage]
+    is_first = np.isin(found.owner[rows], found.offsets)  # nothing comes before it on its device
+    same = (stage[:, None] - stage) % schedule.model_stages == 0
+    one, other = np.nonzero(same & (device[:, None] != device) & ~is_first)
+    awaited, waiting = found.owner[rows[other]], found.owner[rows[one]]
+    return Waits(
+        np.concatenate([found.source, awaited]),
+        np.concatenate([found.source, awaited - 1]),
+        np.concatenate([found.target, waiting]),
+    )
 
 
 def _targets(

@@ -98,9 +98,11 @@ def test_which_deadlocks_are_seen_depends_on_the_transport():
         "0RECV_B0 stands behind 0SEND_F1 on rank 0; 0SEND_F1 waits for 1RECV_F1 on rank 1; "
         "1RECV_F1 stands behind 1SEND_B0 on rank 1; 1SEND_B0 waits for 0RECV_B0 on rank 0"
     )
-    for queues, said in ((None, "rank"), (True, "rank"), ("rank", "rank"), ("pair", "pair of ranks")):
-        with pytest.raises(ScheduleError, match=f"with a queue for a {said}: {cycle}$"):
-            check(crossed, rendezvous=queues)
+    for default in (None, True):
+        with pytest.raises(ScheduleError, match=f"with a queue for a rank: {cycle}$"):
+            check(crossed, rendezvous=default)
+    with pytest.raises(ScheduleError, match=f"with a queue for a pair of ranks: {cycle}$"):
+        check(crossed, rendezvous="pair")
     late = "0F0,0SEND_F0,0RECV_B0,0F1,0SEND_F1,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
     check(Schedule.from_csv(late), rendezvous="edge")
     with pytest.raises(

@@ -124,51 +124,40 @@ def test_what_does_not_send_changes_no_order(name):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_message_comes_after_those_it_depends_on_and_edges_keep_the_order_of_their_senders(seed):
+def test_a_rank_can_issue_what_it_needs_and_what_it_has_made_without_waiting(seed):
     schedule = drawn(seed)
-    stages = schedule.stages
-    order = message_order(schedule, skips=[(0, stages - 1)] if stages > 2 else [], shared=[(stages - 1, 0)])
-    device_of = schedule.device_of
-    place = {message: number for number, message in enumerate(order)}
-    for row in schedule.actions:
-        received = -1  # the last message that the actions up to here have needed
+    last = schedule.stages - 1
+    order = message_order(schedule, skips=[(0, last)] * (last > 1), shared=[(last, 0)])
+    for device, row in enumerate(schedule.actions):
+        own = [message for message in order if device in message.ranks]
+        made, issued = set(), 0
         for action in row:
-            is_forward = action.kind is Kind.F
-            received = max([received, *(place[message] for message in needed(action, order))])
-            if action.kind is Kind.W:
-                continue
-            for message in order:
-                made = (message.kind is Kind.F) is is_forward and message.micro_batch == action.micro_batch
-                if made and message.stages[0] == action.stage:
-                    assert place[message] > received
-    for pair in {message.ranks for message in order}:
-        sent = [message for message in order if message.ranks == pair]
-        at = [position(schedule.actions[pair[0]], message) for message in sent]
-        assert at == sorted(at)
-        assert all(device_of[message.stages[1]] == pair[1] for message in sent)
+            needed = [at for at, message in enumerate(own) if reads(action, message)]
+            assert sends(own[issued : max(needed, default=-1) + 1], device) <= made
+            issued = max(issued, *(at + 1 for at in needed), 0)
+            made |= {message for message in own if makes(action, message)}
+            ready = [at for at, message in enumerate(own) if message in made]
+            assert sends(own[issued : max(ready, default=-1) + 1], device) <= made
+            issued = max(issued, *(at + 1 for at in ready), 0)
+        assert issued == len(own)
 
 
-def needed(action, order):
-    if action.kind is Kind.W:
-        return []
-    is_forward = action.kind is Kind.F
-    return [
-        message
-        for message in order
-        if message.stages[1] == action.stage
-        and message.micro_batch == action.micro_batch
-        and (message.kind is Kind.F) is is_forward
-    ]
+def sends(messages, rank):
+    return {message for message in messages if message.ranks[0] == rank}
 
 
-def position(row, message):
-    """Where the action stands that makes a message."""
-    kinds = [Kind.F] if message.kind is Kind.F else [Kind.B, Kind.I]
-    return next(
-        number
-        for number, action in enumerate(row)
-        if action.kind in kinds and action[1:3] == (message.stages[0], message.micro_batch)
-    )
+def makes(action, message):
+    return is_of(action, message) and message.stages[0] == action.stage
+
+
+def reads(action, message):
+    return is_of(action, message) and message.stages[1] == action.stage
+
+
+def is_of(action, message):
+    """Whether the action and the message belong to one direction of one micro-batch."""
+    kinds = (Kind.F,) if message.kind is Kind.F else (Kind.B, Kind.I)
+    return action.kind in kinds and action.micro_batch == message.micro_batch
 
 
 def test_a_searched_schedule_has_an_order_too():
