@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks import models
 from benchmarks.contender import Contender, Course, Cut
-from benchmarks.peers.distributed import DistributedPipelining, Ranks
+from benchmarks.peers.distributed import OnRanks, Ranks
 from benchmarks.peers.distributed_rank import SCHEDULES as DISTRIBUTED_SCHEDULES
 from benchmarks.peers.pipepart_threads import AUTO, PipepartThreads, make_plans, predicted_seconds, profiled
 from benchmarks.peers.plain import Plain
@@ -87,7 +87,8 @@ def _contenders(course: Course, plans: dict[str, Plan], ranks: Ranks) -> Iterato
         *(PipepartThreads(name, course.workload, plan) for name, plan in plans.items()),
         TorchGPipe(course, worker_per_device=False),
         TorchGPipe(course, worker_per_device=True),
-        *(DistributedPipelining(course, ranks, schedule) for schedule in DISTRIBUTED_SCHEDULES),
+        *(OnRanks.of_pipepart(course, ranks, name, plan) for name, plan in plans.items()),
+        *(OnRanks.of_torch(course, ranks, schedule) for schedule in DISTRIBUTED_SCHEDULES),
     ]
     try:
         yield contenders

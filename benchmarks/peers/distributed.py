@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining as its users run it: two gloo processes of one thread each."""
+"""Pipelines on two gloo processes of one thread each: torch.distributed.pipelining as it is used, and pipepart."""
 
 import multiprocessing
 import tempfile
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.contender import Course
-from benchmarks.peers.distributed_rank import Build, Gradients, Order, Step, serve
+from benchmarks.peers.distributed_rank import Build, BuildPipepart, Gradients, Order, Step, serve
+from pipepart import Plan
 
 ANSWER_SECONDS = 300
 
@@ -42,16 +43,16 @@ class Ranks:
         answers = [self._answer(rank) for rank in range(2)]
         for rank, (succeeded, answer) in enumerate(answers):
             if not succeeded:
-                raise RuntimeError(f"rank {rank} of torch.distributed.pipelining failed:\n{answer}")
+                raise RuntimeError(f"rank {rank} failed:\n{answer}")
         return [answer for _, answer in answers]
 
     def _answer(self, rank: int) -> tuple[bool, Any]:
         if not self._orders[rank].poll(ANSWER_SECONDS):
-            raise TimeoutError(f"rank {rank} of torch.distributed.pipelining gave no answer")
+            raise TimeoutError(f"rank {rank} gave no answer")
         try:
             return self._orders[rank].recv()
         except EOFError:
-            raise RuntimeError(f"rank {rank} of torch.distributed.pipelining died") from None
+            raise RuntimeError(f"rank {rank} died") from None
 
     def close(self) -> None:
         for orders in self._orders:
@@ -70,15 +71,25 @@ class Ranks:
         self.close()
 
 
-class DistributedPipelining:
-    """One schedule of torch.distributed.pipelining on the two ranks."""
+class OnRanks:
+    """One pipeline on the two ranks."""
 
-    def __init__(self, course: Course, ranks: Ranks, schedule: str) -> None:
-        self.name = f"torch.distributed {schedule}"
+    def __init__(self, name: str, ranks: Ranks, build: Build | BuildPipepart) -> None:
+        self.name = name
         self._ranks = ranks
         self._cpu_seconds = 0.0
+        ranks.order((name, build))
+
+    @classmethod
+    def of_torch(cls, course: Course, ranks: Ranks, schedule: str) -> Self:
+        """One schedule of torch.distributed.pipelining."""
         build = Build(course.workload.name, course.cut, course.micro_batches, schedule)
-        ranks.order((self.name, build))
+        return cls(f"torch.distributed {schedule}", ranks, build)
+
+    @classmethod
+    def of_pipepart(cls, course: Course, ranks: Ranks, name: str, plan: Plan) -> Self:
+        """One plan of pipepart, as under torchrun."""
+        return cls(f"{name}, 2 ranks", ranks, BuildPipepart(course.workload.name, plan.model_dump_json()))
 
     def step(self) -> None:
         self._cpu_seconds = sum(self._ranks.order((self.name, Step())))

@@ -1,4 +1,4 @@
-"""One rank of torch.distributed.pipelining: a process that builds stages and steps them when it is told."""
+"""One rank of a pipeline on processes: builds its stages and steps them when it is told."""
 
 import copy
 import time
@@ -13,6 +13,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+import pipepart
 from benchmarks import models
 from benchmarks.contender import Cut
 
@@ -21,12 +22,20 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 @dataclass(frozen=True)
 class Build:
-    """Order to get ready to run the workload of that name; each rank builds its own."""
+    """Order to get ready to run a workload under torch.distributed.pipelining; each rank builds its own."""
 
     workload: str
     cut: Cut
     micro_batches: int
     schedule: str
+
+
+@dataclass(frozen=True)
+class BuildPipepart:
+    """Order to get ready to run a workload under a plan of pipepart, given as text."""
+
+    workload: str
+    plan: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Gradients:
     """Order to answer with the gradients of this rank's stage."""
 
 
-Order = tuple[str, Build | Step | Gradients | None]
+Order = tuple[str, Build | BuildPipepart | Step | Gradients | None]
 """Which pipeline, and what to do with it; None forgets it."""
 
 
@@ -47,7 +56,7 @@ def serve(rank: int, rendezvous: str, orders: Connection) -> None:
     """Carry out orders until the other end closes; between two orders the process sleeps on the pipe."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    stages: dict[str, _Rank] = {}
+    stages: dict[str, _Rank | _PipepartRank] = {}
     while True:
         try:
             key, order = orders.recv()
@@ -61,9 +70,14 @@ def serve(rank: int, rendezvous: str, orders: Connection) -> None:
 
 
 def _carry_out(
-    stages: dict[str, "_Rank"], rank: int, key: str, order: Build | Step | Gradients | None
+    stages: "dict[str, _Rank | _PipepartRank]",
+    rank: int,
+    key: str,
+    order: Build | BuildPipepart | Step | Gradients | None,
 ) -> Any:
     match order:
+        case BuildPipepart():
+            stages[key] = _PipepartRank(order)
         case Build():
             stages[key] = _Rank(rank, order)
         case Step():
@@ -72,7 +86,7 @@ def _carry_out(
         case Gradients():
             return {name: gradient.numpy() for name, gradient in stages[key].gradients().items()}
         case None:
-            del stages[key]
+            stages.pop(key).close()
 
 
 class _Rank:
@@ -105,6 +119,28 @@ class _Rank:
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _PipepartRank:
+    """The stages of this rank of a pipeline, which gets the whole mini-batch as its users' scripts have it."""
+
+    def __init__(self, order: BuildPipepart) -> None:
+        self._workload = models.build(order.workload)
+        plan = pipepart.Plan.model_validate_json(order.plan)
+        self._pipe = pipepart.Pipeline(self._workload.model, plan, loss_fn=self._workload.loss_fn)
+
+    def step(self) -> None:
+        self._pipe.zero_grad()
+        self._pipe.step(self._workload.sample, target=self._workload.target)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self._pipe.named_parameters() if p.grad is not None}
+
+    def close(self) -> None:
+        self._pipe.close()
 
 
 def _borders(model: nn.Module, cut: Cut, micro_batch: Tensor) -> list[Tensor]:
