@@ -13,8 +13,8 @@ from schedules import Kind, Schedule, ScheduleError, Timeline
 from ..document import fault_texts
 from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_modes
+from ..planning.plans.searched_order import SEARCH, order_text
 from ..planning.search.search_order import search_within, with_split_critical
-from ..planning.searched_order import SEARCH, order_text
 from .errors import UsageError
 
 

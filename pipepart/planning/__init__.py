@@ -7,17 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
+from .costs.straight import StageLinks
 from .export import Export
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
-from .plan_document import Plan
 from .planner import micro_batches_worth_trying, plan
-from .prediction import Alternative, Prediction
-from .request import PlanOptions, check_options
-from .stage_plan import StagePlan
-from .straight import StageLinks
+from .plans.options import PlanOptions
+from .plans.plan import Plan
+from .plans.prediction import Alternative, Prediction
+from .plans.stage_plan import StagePlan
+from .plans.value_ways import ValueWay, value_ways
+from .request import check_options
 from .suggestions import InfeasiblePlanError, Suggestion
-from .value_ways import ValueWay, value_ways
 
 if TYPE_CHECKING:
     from .graph import Cut, CutDoesNotFit, cut

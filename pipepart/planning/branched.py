@@ -13,8 +13,8 @@ from ..cluster import Cluster
 from ..profiling import Costs, LiveValue, Profile
 from .graph import CutDoesNotFit, cut, thin_orders
 from .infeasible import DoesNotFit
-from .plan_document import Plan
-from .prediction import Alternative
+from .plans.plan import Plan
+from .plans.prediction import Alternative
 
 # The node that stands for the loss: it runs after every layer whose output no other layer uses.
 _LOSS = ("loss",)

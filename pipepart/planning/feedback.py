@@ -14,9 +14,9 @@ from schedules import Kind, Schedule, Timeline, split_overlaps
 from ..cluster import Cluster
 from ..profiling import Costs, LayerCost, Profile, Timing
 from .costs.layer_ranges import ChainCosts
-from .plan_document import Plan
 from .planner import plan as make_plan
-from .searched_order import SEARCH
+from .plans.plan import Plan
+from .plans.searched_order import SEARCH
 
 Traces = Timeline | Sequence[Timeline]
 
@@ -95,7 +95,7 @@ def replan(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
-    asked = dict(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
+    asked = vars(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
     if options.get("schedule", asked["schedule"]) != asked["schedule"]:
         asked["chunks"] = None  # those of the other schedule
     made = make_plan(refined, cluster or plan.cluster, **{**asked, **options})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..units import counted, format_bytes
-from .plan_document import Plan
-from .stage_plan import StagePlan
+from .plans.plan import Plan
+from .plans.stage_plan import StagePlan
 
 
 @dataclass(frozen=True)

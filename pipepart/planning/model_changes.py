@@ -9,7 +9,7 @@ from torch import nn
 
 from ..capture import Chain, LayerInfo, describe
 from ..units import format_bytes
-from .plan_document import Plan
+from .plans.plan import Plan
 
 _SHOWN = 5
 

@@ -12,8 +12,9 @@ from ..profiling import Profile
 from ..profiling.progress import progress_bar
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
-from .plan_document import Plan
-from .request import PlanOptions, check_arguments, read_request
+from .plans.options import PlanOptions, in_order
+from .plans.plan import Plan
+from .request import check_arguments, read_request
 from .search.strategies import infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
@@ -97,10 +98,10 @@ def plan(
         chunks=chunks,
         replicas=replicas,
         max_micro_batches=max_micro_batches,
-        pin=pin,
-        colocate=colocate,
-        no_cut_before=no_cut_before,
-        cut_before=cut_before,
+        pin=pin or None,
+        colocate=in_order(colocate),
+        no_cut_before=in_order(no_cut_before),
+        cut_before=in_order(cut_before),
         allow_split_ties=allow_split_ties,
         reduction=reduction,
         seconds=seconds,

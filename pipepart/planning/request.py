@@ -1,8 +1,7 @@
-"""The keywords of ``plan``, and the checked request that the search works on."""
+"""Checks the keywords of ``plan``, and makes the request of them that the search works on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +11,9 @@ from ..cluster import Cluster
 from ..profiling import Profile
 from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
-from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
-from .plan_constraints import PlanConstraints
-from .searched_order import SEARCH
+from .costs.stage_memory import ModeChoice
+from .plans.options import PlanOptions
+from .plans.searched_order import SEARCH
 from .stage_modes import check_host_links, check_modes, mode_choices
 
 # Stages of each device under each schedule that is planned for, if no other number is asked for; None if the schedule
@@ -44,27 +43,6 @@ ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """The keywords of :func:`pipepart.plan`, with its defaults."""
-
-    schedule: str = "auto"
-    micro_batches: int | Literal["auto"] = "auto"
-    recompute: RecomputeChoice = "auto"
-    offload: OffloadChoice = "auto"
-    stages: int | Literal["auto"] = "auto"
-    chunks: int | None = None
-    replicas: int | Literal["auto"] = 1
-    max_micro_batches: int | None = None
-    pin: Mapping[str, int] | None = None
-    colocate: Sequence[Collection[str]] = ()
-    no_cut_before: Collection[str] = ()
-    cut_before: Sequence[str] | None = None
-    allow_split_ties: bool = False
-    reduction: Literal["mean", "sum", "batch"] | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
 class Request:
     """The checked request of a plan: what the search may choose from.
 
@@ -73,7 +51,7 @@ class Request:
         micro_batches, replicas: numbers to choose from.
         seconds: that the search may take; None for as many as the size of the problem is worth.
         constraints: on the cut, by layer index.
-        asked: the keywords that the plan keeps.
+        asked: the keywords, which the plan keeps.
     """
 
     profile: Profile
@@ -85,7 +63,7 @@ class Request:
     replicas: tuple[int, ...]
     seconds: float | None
     constraints: Constraints
-    asked: PlanConstraints
+    asked: PlanOptions
 
     @property
     def gathers_outputs(self) -> bool:
@@ -155,7 +133,6 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     own = 1 if options.schedule in ASYNCHRONOUS else CHUNKS.get(options.schedule, layers) or 1
     _check_stages(stages, len(cluster) // replicas[0], layers, options.chunks or own)
     _check_pins(profile, options, constraints, len(cluster) // replicas[0])
-    asked = {name: getattr(options, name) for name in PlanConstraints.model_fields}
     return Request(
         profile=profile,
         cluster=cluster,
@@ -166,7 +143,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
         replicas=replicas,
         seconds=options.seconds,
         constraints=constraints,
-        asked=PlanConstraints(**{name: value for name, value in asked.items() if value is not None}),
+        asked=options,
     )
 
 

@@ -12,9 +12,9 @@ from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
 from .infeasible import Infeasible
 from .pasting import as_arguments, as_options
-from .plan_document import Plan
-from .request import PlanOptions
-from .searched_order import SEARCH
+from .plans.options import PlanOptions
+from .plans.plan import Plan
+from .plans.searched_order import SEARCH
 
 _SHOWN = 5
 

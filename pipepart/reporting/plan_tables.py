@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.console import Group
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, value_ways
 from ..planning.pasting import as_options
-from ..planning.searched_order import SEARCH
+from ..planning.plans.searched_order import SEARCH
 from ..planning.suggestions import suggestions_text
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars, lines_to_copy
@@ -248,7 +249,7 @@ def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
 def alternatives_options(plan: Plan) -> Group:
     """List the options of ``pipepart plan`` that give each alternative, numbered as in the table, one line each."""
     lines = [
-        f"{number}. {as_options(plan.constraints.model_copy(update=other.keywords).given)}"
+        f"{number}. {as_options(replace(plan.constraints, **other.keywords).given)}"
         for number, other in enumerate(plan.alternatives, 1)
         if other.step_seconds is not None
     ]

@@ -12,7 +12,7 @@ from typer.testing import Result
 import schedules
 from pipepart import Cluster, Plan, Profile
 from pipepart.planning import StagePlan
-from pipepart.planning.searched_order import order_text
+from pipepart.planning.plans.searched_order import order_text
 from pipepart.runtime.observe.trace import Trace
 
 Run = Callable[[str], Result]

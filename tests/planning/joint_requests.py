@@ -6,7 +6,8 @@ from pipepart.planning.joint.allowance import Allowance
 from pipepart.planning.joint.request import JointRequest
 from pipepart.planning.joint.search import search_jointly
 from pipepart.planning.partition.replica_groups import group_devices
-from pipepart.planning.request import PlanOptions, read_request
+from pipepart.planning.plans.options import PlanOptions
+from pipepart.planning.request import read_request
 
 
 def joint_request(profile: Profile, cluster: Cluster, replicas: int = 1, **options) -> JointRequest:

@@ -13,7 +13,8 @@ from pipepart.cluster import Network
 from pipepart.planning.partition.device_orders import distinct_orders
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
-from pipepart.planning.request import PlanOptions, read_request
+from pipepart.planning.plans.options import PlanOptions
+from pipepart.planning.request import read_request
 from pipepart.planning.search.candidate import Candidate
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of

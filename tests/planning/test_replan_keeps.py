@@ -9,7 +9,6 @@ import pytest
 import pipepart
 from pipepart import Cluster, Plan
 from pipepart.planning import PlanOptions, refine, replan
-from pipepart.planning.plan_constraints import PlanConstraints
 from pipepart.profiling import Timing
 from tests.planning.measured_steps import cluster_of, measured, true_layers
 from tests.planning.problems import Layer, profile_of
@@ -125,9 +124,6 @@ def test_a_plan_keeps_every_keyword():
         if one.kind is inspect.Parameter.KEYWORD_ONLY
     }
     assert {field.name: field.default for field in fields(PlanOptions)} == keywords
-    assert set(PlanConstraints.model_fields) == set(keywords)
-    asked = {name: value or None for name, value in dict(PlanConstraints()).items()}
-    assert asked == {name: value or None for name, value in keywords.items()}
 
 
 def test_sets_of_layers_are_kept_in_order():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import pipepart
 from pipepart import Cluster
 from pipepart.planning import Plan
-from pipepart.planning.request import CHUNKS, PlanOptions, read_request
+from pipepart.planning.plans.options import PlanOptions
+from pipepart.planning.request import CHUNKS, read_request
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import unlike

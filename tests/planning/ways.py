@@ -14,7 +14,8 @@ import schedules
 from pipepart import Cluster, Device, Link, Plan, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning.infeasible import Infeasible
-from pipepart.planning.request import PlanOptions, read_request
+from pipepart.planning.plans.options import PlanOptions
+from pipepart.planning.request import read_request
 from pipepart.planning.search.parts import parts_of
 from schedules import Kind, Schedule
 from tests.planning.held import Held, Moment, held_by, moments, peak

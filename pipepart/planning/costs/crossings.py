@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster import Cluster
-from ..straight import StageLinks
 from .layer_ranges import ChainCosts
 from .skips import Past
 from .stage_memory import Floats, Ints
+from .straight import StageLinks
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 

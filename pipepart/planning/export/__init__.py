@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 from . import deepspeed, megatron, torch_pipelining, torchtitan
 from .conditions import faults_for_all, notes_for_all
 from .engine import Engine, Export

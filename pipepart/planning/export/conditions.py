@@ -9,7 +9,7 @@ import schedules
 from schedules import Kind
 
 from ...units import counted, format_bytes
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 from .conditions import (
     micro_batches_of,
     mixed_recompute,

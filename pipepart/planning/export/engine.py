@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 
 _WIDTH = 100
 

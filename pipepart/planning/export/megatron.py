@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 from .conditions import (
     micro_batches_of,
     mixed_recompute,

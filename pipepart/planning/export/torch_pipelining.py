@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 from .conditions import losses_out_of_order, micro_batches_of, order_of, recomputes, skips, split_ties
 from .engine import Engine, commented, python_list
 

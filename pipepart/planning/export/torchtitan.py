@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from schedules.core.placement import looped, vee
 
-from ..plan_record import PlanRecord
+from ..plans.plan_record import PlanRecord
 from .conditions import (
     losses_out_of_order,
     micro_batches_of,

@@ -9,7 +9,7 @@ from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
-from ..plan_constraints import PlanConstraints
+from ..plans.options import PlanOptions
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class JointRequest:
     groups: ReplicaGroups
     costs: ChainCosts
     constraints: Constraints
-    asked: PlanConstraints
+    asked: PlanOptions
     fingerprint: str
     stages: int | None = None
     chunks: int | None = None

@@ -11,7 +11,7 @@ import schedules
 from schedules import Kind
 
 from ..costs.layer_ranges import TOLERANCE
-from ..plan_document import Plan
+from ..plans.plan import Plan
 from .allowance import Allowance
 from .annealing import Annealing
 from .judged import Judged, with_fewer_stages

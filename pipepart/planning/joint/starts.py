@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from ..costs.stage_memory import MODES, Recompute
-from ..plan_document import Plan
+from ..plans.plan import Plan
 from .layout import Layout
 from .pricing import Pricing
 from .request import JointRequest

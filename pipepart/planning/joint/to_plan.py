@@ -9,9 +9,9 @@ import schedules
 from schedules import Action, Kind
 from schedules.searching.dispatching import Row
 
-from ..plan_document import Plan
-from ..searched_order import SEARCH, order_text
-from ..stage_plan import StagePlan
+from ..plans.plan import Plan
+from ..plans.searched_order import SEARCH, order_text
+from ..plans.stage_plan import StagePlan
 from .layout import Layout
 from .request import JointRequest
 

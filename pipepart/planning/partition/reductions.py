@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...cluster import Cluster
-from ..stage_plan import StagePlan
+from ..plans.stage_plan import StagePlan
 
 # Gradients summed, or parameters copied, on one CPU core: 64 MiB take 13 ms.
 _CPU_BYTES_PER_SECOND = 5e9

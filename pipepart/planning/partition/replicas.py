@@ -8,8 +8,8 @@ from itertools import pairwise
 import schedules
 
 from ...cluster import Cluster
-from ..stage_plan import StagePlan
-from ..straight import StageLinks
+from ..costs.straight import StageLinks
+from ..plans.stage_plan import StagePlan
 from .reductions import runs_all_reduce
 
 

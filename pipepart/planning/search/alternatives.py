@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from ...units import format_seconds
 from ..costs.layer_ranges import TOLERANCE
 from ..costs.stage_memory import RecomputeChoice
-from ..plan_document import Plan
-from ..prediction import Alternative
-from ..searched_order import SEARCH
+from ..plans.plan import Plan
+from ..plans.prediction import Alternative
+from ..plans.searched_order import SEARCH
 from .candidate import Candidate
 from .named import Named
 

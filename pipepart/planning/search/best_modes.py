@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode
-from ..plan_document import Plan
+from ..plans.plan import Plan
 
 # What a stage may do instead. One that keeps its stash does nothing better.
 _INSTEAD: Mapping[Mode, tuple[Mode, ...]] = {

@@ -24,10 +24,10 @@ from ..partition.device_orders import distinct_orders
 from ..partition.interleaved import ChunkedProblem
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_groups import ReplicaGroups
-from ..plan_constraints import PlanConstraints
-from ..plan_document import Plan
+from ..plans.options import PlanOptions
+from ..plans.plan import Plan
+from ..plans.stage_plan import StagePlan
 from ..request import ASYNCHRONOUS, DEFERRING
-from ..stage_plan import StagePlan
 from .step_times import StepTimes, has_bandwidth
 from .structure import levels, named_schedule, stash_counts
 
@@ -67,7 +67,7 @@ class Candidate:
     modes: tuple[Mode, ...]
     least_seconds: float
     constraints: Constraints
-    asked: PlanConstraints
+    asked: PlanOptions
     fingerprint: str
     found: FoundCuts = field(compare=False, repr=False)
 

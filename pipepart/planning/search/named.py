@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..costs.layer_ranges import TOLERANCE
-from ..plan_document import Plan
+from ..plans.plan import Plan
 from .best_modes import with_best_modes
 from .candidate import Candidate
 from .improve_by_simulation import SimulatedCut, improve_by_simulation

@@ -8,8 +8,8 @@ import schedules
 from schedules import Kind
 
 from ..costs.layer_ranges import ChainCosts
-from ..plan_document import Plan
-from ..searched_order import SEARCH, order_text
+from ..plans.plan import Plan
+from ..plans.searched_order import SEARCH, order_text
 
 _EFFORT = 1.0
 

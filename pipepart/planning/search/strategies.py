@@ -11,9 +11,9 @@ from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.allowance import OPERATIONS_PER_SECOND, Allowance
 from ..joint.search import search_jointly
-from ..plan_document import Plan
+from ..plans.plan import Plan
+from ..plans.searched_order import SEARCH
 from ..request import Request
-from ..searched_order import SEARCH
 from .alternatives import list_alternatives
 from .named import Named, Ways, find_named, plan_waiting
 from .parts import Part, parts_of

@@ -12,18 +12,18 @@ from pydantic import Field, PrivateAttr
 
 import schedules
 
-from ..capture import TensorSpec
-from ..cluster import Cluster, Device
-from ..document import Document
-from ..profiling import Profile
-from ..units import counted, format_bytes, format_seconds
-from .costs.layer_ranges import TOLERANCE, ChainCosts
-from .costs.stage_memory import Mode, StashCounts, device_peak_bytes, with_modes
-from .costs.step_bound import profile_edges, step_bound
-from .partition.reductions import runs_all_reduce
-from .partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
-from .partition.replicas import all_stages, stage_devices
-from .plan_constraints import PlanConstraints
+from ...capture import TensorSpec
+from ...cluster import Cluster, Device
+from ...document import Document
+from ...profiling import Profile
+from ...units import counted, format_bytes, format_seconds
+from ..costs.layer_ranges import TOLERANCE, ChainCosts
+from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes, with_modes
+from ..costs.step_bound import profile_edges, step_bound
+from ..partition.reductions import runs_all_reduce
+from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
+from ..partition.replicas import all_stages, stage_devices
+from .options import PlanOptions
 from .prediction import Alternative, Prediction
 from .searched_order import SEARCH, searched_order
 from .stage_plan import StagePlan, predict_stages, sizes_of, with_peaks
@@ -64,7 +64,7 @@ class PlanRecord(Document):
     profile: Profile | None = None
     edges: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    constraints: PlanConstraints = PlanConstraints()
+    constraints: PlanOptions = PlanOptions()
 
     _schedules: ScheduleCache = PrivateAttr(default_factory=ScheduleCache)
 

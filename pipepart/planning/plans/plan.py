@@ -11,10 +11,10 @@ from pydantic import ValidationError, model_validator
 import schedules
 from schedules.core.action import COMMUNICATION
 
-from ..capture import LayerInfo
-from ..document import fault_texts
-from ..units import counted, format_bytes
-from .export import Export, export_plan
+from ...capture import LayerInfo
+from ...document import fault_texts
+from ...units import counted, format_bytes
+from ..export import Export, export_plan
 from .plan_record import PlanRecord
 from .searched_order import SEARCH
 from .stage_plan import StagePlan

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ..document import ByteCount, Seconds, Value
-from .costs.layer_ranges import TOLERANCE
-from .costs.stage_memory import RecomputeChoice
+from ...document import ByteCount, Seconds, Value
+from ..costs.layer_ranges import TOLERANCE
+from ..costs.stage_memory import RecomputeChoice
 from .searched_order import SEARCH
 
 

@@ -9,12 +9,12 @@ from typing import Self
 import numpy as np
 from pydantic import Field
 
-from ..cluster import Cluster, Device
-from ..document import ByteCount, Seconds, Value
-from ..profiling import Profile
-from .costs.crossings import Crossings
-from .costs.layer_ranges import ChainCosts
-from .costs.stage_memory import Mode, Offload, Recompute, StageSizes, StashCounts
+from ...cluster import Cluster, Device
+from ...document import ByteCount, Seconds, Value
+from ...profiling import Profile
+from ..costs.crossings import Crossings
+from ..costs.layer_ranges import ChainCosts
+from ..costs.stage_memory import Mode, Offload, Recompute, StageSizes, StashCounts
 
 _VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
 

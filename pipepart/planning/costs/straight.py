@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ..cluster import Cluster
+from ...cluster import Cluster
 
 
 class StageLinks:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .plan_document import Plan
-from .straight import StageLinks
+from ..costs.straight import StageLinks
+from .plan import Plan
 
 
 class ValueWay(NamedTuple):

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import schedules
 
-from ..cluster import Cluster
-from .partition.reductions import reduce_seconds
-from .partition.replica_classes import Pair, Route, Routes
+from ...cluster import Cluster
+from ..partition.reductions import reduce_seconds
+from ..partition.replica_classes import Pair, Route, Routes
 from .stage_plan import StagePlan, copy_seconds
 
 

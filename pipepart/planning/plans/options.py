@@ -1,0 +1,48 @@
+"""PlanOptions: the keywords of ``plan``, as a request has them and as the plan keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from ..costs.stage_memory import OffloadChoice, RecomputeChoice
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The keywords of :func:`pipepart.plan`, with its defaults; :func:`~pipepart.replan` uses those of a plan again."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    schedule: str = "auto"
+    micro_batches: int | Literal["auto"] = "auto"
+    recompute: RecomputeChoice = "auto"
+    offload: OffloadChoice = "auto"
+    stages: int | Literal["auto"] = "auto"
+    chunks: int | None = None
+    replicas: int | Literal["auto"] = 1
+    max_micro_batches: int | None = None
+    pin: Mapping[str, int] | None = None
+    colocate: tuple[tuple[str, ...], ...] = ()
+    no_cut_before: tuple[str, ...] = ()
+    cut_before: tuple[str, ...] | None = None
+    allow_split_ties: bool = False
+    reduction: Literal["mean", "sum", "batch"] | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keywords that are not the defaults."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def in_order(given: Any) -> Any:
+    """Return lists and sets, and those inside of them, as tuples; sets sorted, so that equal ones give equal plans."""
+    if not isinstance(given, list | tuple | Set):
+        return given
+    inner = tuple(map(in_order, given))
+    return tuple(sorted(inner, key=str)) if isinstance(given, Set) else inner
