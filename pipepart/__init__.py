@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from . import capture, planning, profiling
     from .capture import CaptureError, LayerGraph
     from .capture.deferred import deferred_init
+    from .checkpoint import CheckpointError, load, save
     from .cluster import Cluster, Device, Link
     from .data.arguments import Arguments
     from .data.split import Whole
@@ -24,6 +25,7 @@ _HOMES = {
     "Arguments": "data.arguments",
     "CaptureError": "capture",
     "CheckReport": "verify",
+    "CheckpointError": "checkpoint",
     "Cluster": "cluster",
     "Device": "cluster",
     "InfeasiblePlanError": "planning",
@@ -41,9 +43,11 @@ _HOMES = {
     "check": "verify",
     "collect_losses": "loss",
     "deferred_init": "capture.deferred",
+    "load": "checkpoint",
     "plan": "planning",
     "profile": "profiling",
     "replan": "planning",
+    "save": "checkpoint",
 }
 _ROOMS = ("capture", "planning", "profiling")
 
@@ -51,6 +55,7 @@ __all__ = [
     "Arguments",
     "CaptureError",
     "CheckReport",
+    "CheckpointError",
     "Cluster",
     "Device",
     "InfeasiblePlanError",
@@ -69,11 +74,13 @@ __all__ = [
     "check",
     "collect_losses",
     "deferred_init",
+    "load",
     "plan",
     "planning",
     "profile",
     "profiling",
     "replan",
+    "save",
 ]
 
 

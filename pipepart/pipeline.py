@@ -15,6 +15,7 @@ from torch import nn
 
 from .autograd import graph_cut
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
+from .checkpoint import finish
 from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
@@ -402,11 +403,16 @@ class Pipeline(AsModule, Observed):
     def close(self) -> None:
         """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
 
-        A step that is running, in another thread or in the layer that calls this, is finished first.
+        A step that is running, in another thread or in the layer that calls this, is finished first, and so is a
+        checkpoint that is written in the background.
+
+        Raises:
+            BaseException: what went wrong with that checkpoint, if nothing has raised it yet.
         """
         self._passes.end("the pipeline is closed")
         self._engine.close("the pipeline is closed")
         self._engine.join()
+        finish(self)
 
     def __enter__(self) -> Self:
         return self

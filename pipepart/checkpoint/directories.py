@@ -1,0 +1,83 @@
+"""The directories of a folder of checkpoints: one for each step, made current by a rename.
+
+::
+
+    step-12.tmp-3f09ab12/   is being written, or was when its process died; never read, removed by a later save
+    step-12/                complete: every file and the directory were flushed before the rename
+    step-13.broken-9b0d/    was found damaged when the training came to its step again; never read, never removed
+    latest -> step-12       a symbolic link, for people and other programs
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from .durable import flush_directory
+
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+_TEMPORARY = re.compile(r"(step-[0-9]+|latest)\.tmp-[0-9a-f]+")
+LATEST = "latest"
+
+
+def step_of(directory: Path) -> int | None:
+    """Return the step of a directory of a checkpoint; None for another name."""
+    match = _STEP.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def steps_in(folder: Path) -> list[tuple[int, Path]]:
+    """Return the steps and directories of complete checkpoints, the newest first."""
+    if not folder.is_dir():
+        return []
+    found = [(step_of(path), path) for path in folder.iterdir() if path.is_dir()]
+    return sorted(((step, path) for step, path in found if step is not None), reverse=True)
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Make a temporary directory for a checkpoint, and the folder if need be.
+
+    Directories that were begun and never published are removed: one process at a time writes into a folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            _remove(path)
+    made = folder / f"step-{step}.tmp-{secrets.token_hex(4)}"
+    made.mkdir()
+    return made
+
+
+def publish(made: Path, keep: int | None) -> Path:
+    """Give a temporary directory its name, point ``latest`` to it, and remove all but the newest ``keep``."""
+    folder = made.parent
+    final = folder / made.name.partition(".")[0]
+    flush_directory(made)
+    made.rename(final)
+    link = folder / f"{LATEST}.tmp-{secrets.token_hex(4)}"
+    link.symlink_to(final.name, target_is_directory=True)
+    link.replace(folder / LATEST)
+    flush_directory(folder)
+    flush_directory(folder.parent)
+    for _, old in steps_in(folder)[keep:] if keep else []:
+        _remove(_renamed(old, "tmp"))
+    return final
+
+
+def put_aside(broken: Path) -> Path:
+    """Rename the directory of a damaged checkpoint, so that its step can be saved again."""
+    return _renamed(broken, "broken")
+
+
+def _renamed(path: Path, why: str) -> Path:
+    return path.rename(path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}"))
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        os.unlink(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

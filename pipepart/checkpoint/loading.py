@@ -1,0 +1,210 @@
+"""Loads a checkpoint into any layout: checked as a whole first, so that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from . import directories
+from .background import finish
+from .contents import check_model, checked_scaler, optimizers_of, schedulers_of
+from .manifest import MANIFEST, CheckpointError, Manifest
+from .model_state import Model, SavedModel, listed
+from .optimizer_state import SavedOptimizers, named_groups
+from .own_state import SavedOwn
+from .ranks import Ranks, agreed, ranks_of
+from .tensor_file import TensorFile
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        path: the directory of the checkpoint.
+        step: its number.
+        data_of_ranks: the data positions that were saved: one, or those of all ranks that saved if they differ and
+            there are more or fewer ranks now.
+    """
+
+    path: Path
+    step: int
+    data_of_ranks: Sequence[Any]
+
+    @property
+    def data(self) -> Any:
+        """The data position that was saved.
+
+        Raises:
+            ValueError: there are several.
+        """
+        if len(self.data_of_ranks) > 1:
+            raise ValueError(
+                f"the {len(self.data_of_ranks)} ranks that saved had different data positions, and there are more or "
+                "fewer ranks now: see data_of_ranks"
+            )
+        return self.data_of_ranks[0]
+
+
+def load(
+    folder: str | PathLike[str],
+    pipe: Model,
+    optimizer: Any = None,
+    *,
+    scheduler: Any = None,
+    scaler: Any = None,
+    random: bool = True,
+) -> Loaded:
+    """Load the newest sound checkpoint of a folder, or the one in a directory ``folder/step-N``.
+
+    The layout may be another than that which was saved: another cut, schedule or number of ranks, or no pipeline.
+    Damaged checkpoints are passed over with a warning. Under ``torchrun`` every rank calls this.
+
+    Args:
+        folder: of checkpoints, or of one.
+        pipe: a pipeline, or a module.
+        optimizer: the optimizer over its parameters, or a list of them; None leaves optimizers as they are.
+            Optimizers of stages are loaded without.
+        scheduler: a learning-rate scheduler, or a list of them.
+        scaler: a ``torch.amp.GradScaler``.
+        random: set the random generators of Python, numpy and torch as they were. With another number of ranks, each
+            gets those of rank 0.
+
+    Returns:
+        The step, the data position and the path of what was loaded.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: there are, and none is sound; names the files that are missing, cut off or changed.
+        TypeError: an argument is of another type.
+        ValueError: the checkpoint is one of another model, optimizer or scheduler. Nothing is changed.
+        RuntimeError: it failed on another rank.
+    """
+    check_model(pipe)
+    finish(pipe)
+    ranks = ranks_of(pipe)
+    path, manifest = _chosen(ranks, Path(folder))
+    request = agreed(ranks, lambda: _Request(path, manifest, ranks, pipe, optimizer, scheduler, scaler))
+    used = ranks.gather(request.used)
+    agreed(
+        ranks,
+        lambda: request.check(
+            *({name for names in one for name in names} for one in zip(*used, strict=True))
+        ),
+    )
+    agreed(ranks, lambda: request.load(random))
+    return Loaded(path, manifest.step, request.own.data)
+
+
+class _Request:
+    """What one rank loads, and where.
+
+    Attributes:
+        own: what belongs to the process.
+        used: the saved tensors, and the saved parameters with optimizer state, that this rank loads.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        ranks: Ranks,
+        pipe: Model,
+        optimizer: Any,
+        scheduler: Any,
+        scaler: Any,
+    ) -> None:
+        self._pipe, self._partial = pipe, ranks.size > 1
+        self._optimizers = optimizers_of(pipe, optimizer)
+        self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
+        self._names = {parameter: name for name, parameter in pipe.named_parameters()}
+        every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
+        self.own = SavedOwn([every[ranks.rank]] if ranks.size == manifest.ranks else every)
+        self._model = SavedModel(
+            [TensorFile(path / name) for name in manifest.files if _is_shard(name)],
+            manifest.tied,
+            {name: value for one in every for name, value in one["extra"].items()},
+        )
+        self._saved = SavedOptimizers(
+            [
+                (_json(path, name), TensorFile(path / name.replace(".json", ".safetensors")))
+                for name in manifest.files
+                if name.startswith("optimizer-") and name.endswith(".json")
+            ]
+        )
+        self._sources = self._model.sources(pipe, self._partial)
+        groups = [group for one in self._optimizers for group in named_groups(one, self._names)]
+        self.used = [sorted(set(self._sources.values())), [name for group in groups for name in group]]
+
+    def check(self, tensors: set[str], optimized: set[str]) -> None:
+        """Check that everything fits; the arguments are what all ranks use. Nothing is changed.
+
+        Raises:
+            ValueError: something does not.
+        """
+        self._model.check(self._pipe, self._partial, self._sources, tensors)
+        self._saved.check(self._optimizers, self._names)
+        if left := [name for name in self._saved.names if optimized and name not in optimized]:
+            raise ValueError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
+        self.own.check(self._schedulers, self._scaler)
+
+    def load(self, random: bool) -> None:
+        """Change the model and the rest."""
+        self._model.load(self._pipe, self._sources)
+        for optimizer in self._optimizers:
+            self._saved.load(optimizer, self._names)
+        self.own.load(self._schedulers, self._scaler, random)
+
+
+def _chosen(ranks: Ranks, folder: Path) -> tuple[Path, Manifest]:
+    """Return the checkpoint to load. Every rank verifies a part of the files.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: none is sound.
+    """
+    passed: list[str] = []
+    for name in ranks.gather([str(path) for path in _candidates(folder)])[0]:
+        path = Path(name)
+        manifest, damage = agreed(ranks, lambda path=path: _verified(ranks, path))
+        damages = [one for one in ranks.gather(damage) if one is not None]
+        if manifest is not None and not damages:
+            if passed:
+                warnings.warn(
+                    f"{name!r} is loaded, as what is newer is damaged: {'; '.join(passed)}", stacklevel=3
+                )
+            return path, manifest
+        passed.append(damages[0])
+    if passed:
+        raise CheckpointError("; ".join(passed))
+    raise FileNotFoundError(f"there is no checkpoint in {str(folder)!r}")
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Return the checkpoints that may be loaded, the newest first."""
+    if (folder / MANIFEST).exists() or (directories.step_of(folder) is not None and folder.is_dir()):
+        return [folder]
+    return [path for _, path in directories.steps_in(folder)]
+
+
+def _verified(ranks: Ranks, path: Path) -> tuple[Manifest | None, str | None]:
+    """Return the manifest, and what is wrong with it or with this rank's part of the files."""
+    try:
+        manifest = Manifest.read(path)
+        manifest.check(path, list(manifest.files)[ranks.rank :: ranks.size])
+    except CheckpointError as error:
+        return None, str(error)
+    return manifest, None
+
+
+def _is_shard(name: str) -> bool:
+    return name.startswith("model-") and name.endswith(".safetensors")
+
+
+def _json(path: Path, name: str) -> Any:
+    return json.loads((path / name).read_bytes())

@@ -1,0 +1,238 @@
+"""Saves a checkpoint: collects it, writes it into a new directory, and makes it current by a rename.
+
+::
+
+    caller's thread                                     the same thread, or one in the background
+    collect and check ─▶ agree on names ─▶ (copy) ────▶ write files ─▶ agree on hashes ─▶ manifest ─▶ rename
+    nothing is written if a rank cannot                 every rank its own                rank 0
+
+Every rank writes the tensors that no lower rank has, the state of their optimizers, and what belongs to the process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..units import is_count
+from . import directories
+from .background import Saving, finish
+from .contents import Contents, check_model
+from .durable import write_file
+from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
+from .model_state import Model
+from .ranks import Ranks, agreed, ranks_of
+from .tensor_file import write_tensors
+
+INDEX = "model.safetensors.index.json"
+_SHARD_BYTES = 4 * 2**30
+
+
+def save(
+    folder: str | PathLike[str],
+    pipe: Model,
+    optimizer: Any = None,
+    *,
+    step: int,
+    scheduler: Any = None,
+    scaler: Any = None,
+    data: Any = None,
+    keep: int | None = None,
+    asynchronous: bool = False,
+) -> Saving:
+    """Save a checkpoint as ``folder/step-N``. It is complete or not there: no file is ever overwritten.
+
+    Under ``torchrun`` every rank calls this, with a folder that all of them see.
+
+    Args:
+        folder: holds the checkpoints of one training; made if need be.
+        pipe: a pipeline, or a module.
+        optimizer: the optimizer over its parameters, or a list of them. Optimizers of stages are saved without.
+        step: the number of this checkpoint, above those in the folder.
+        scheduler: a learning-rate scheduler, or a list of them.
+        scaler: a ``torch.amp.GradScaler``.
+        data: how far the data were read: numbers, text, and lists, tuples and dicts of them. ``load`` returns it.
+        keep: remove all but so many of the newest checkpoints; None to keep all.
+        asynchronous: copy the tensors to the CPU, and write them on a thread. What goes wrong there is raised by the
+            next ``save``, by ``pipe.close()`` or by ``join`` of the result.
+
+    Returns:
+        The checkpoint: its ``path``, and ``join()`` to wait until it is complete.
+
+    Raises:
+        TypeError: safetensors cannot hold a tensor, or JSON another value, which the message names.
+        ValueError: an argument is wrong, or an optimizer has parameters that are not the model's.
+        FileExistsError: the folder has a checkpoint of this step or a later one.
+        OSError: a file cannot be written.
+        RuntimeError: it failed on another rank.
+    """
+    folder = Path(folder)
+    _check_arguments(pipe, step, keep)
+    finish(pipe)
+    ranks = ranks_of(pipe)
+
+    def collected() -> Contents:
+        if ranks.rank == 0:
+            _make_room(folder, step)
+        return Contents.of(pipe, ranks.size > 1, optimizer, scheduler, scaler, data)
+
+    contents = agreed(ranks, collected)
+    contents = contents.without(_names_of_lower_ranks(ranks, contents))
+    made = agreed(ranks, lambda: directories.begin(folder, step) if ranks.rank == 0 else None)
+    writing = _Writing(ranks, Path(ranks.gather(made and str(made))[0]), step, keep, contents)
+    saving = Saving(folder / f"step-{step}", pipe)
+    if asynchronous:
+        saving.start(writing.copied().run)
+    else:
+        writing.run()
+    return saving
+
+
+class _Writing(NamedTuple):
+    """What one rank has to write.
+
+    Attributes:
+        made: the temporary directory.
+        step, keep: as for :func:`save`.
+        contents: those that this rank writes.
+    """
+
+    ranks: Ranks
+    made: Path
+    step: int
+    keep: int | None
+    contents: Contents
+
+    def copied(self) -> _Writing:
+        """Return the same with copies of all tensors."""
+        return self._replace(contents=agreed(self.ranks, self.contents.copied))
+
+    def run(self) -> None:
+        """Write the files, and make the checkpoint current once every rank has.
+
+        Raises:
+            OSError, RuntimeError: as :func:`save` does. The directory is removed.
+        """
+        try:
+            mine = shards(self.contents.model.tensors, _SHARD_BYTES)
+            counts = self.ranks.gather(len(mine))
+            names = [
+                f"model-{number + 1:05d}-of-{sum(counts):05d}.safetensors"
+                for number in range(sum(counts[: self.ranks.rank]), sum(counts[: self.ranks.rank + 1]))
+            ]
+            shards_by_name = dict(zip(names, mine, strict=True))
+            files = agreed(self.ranks, lambda: self._write(shards_by_name))
+            told = self.ranks.gather(
+                {
+                    "files": {name: (record.bytes, record.sha256) for name, record in files.items()},
+                    "weights": {tensor: name for name, shard in shards_by_name.items() for tensor in shard},
+                    "bytes": sum(tensor.nbytes for tensor in self.contents.model.tensors.values()),
+                    "tied": self.contents.model.tied,
+                }
+            )
+            agreed(self.ranks, lambda: self._publish(told) if self.ranks.rank == 0 else None)
+        except BaseException:
+            if self.ranks.rank == 0:
+                shutil.rmtree(self.made, ignore_errors=True)
+            raise
+
+    def _write(self, model: Mapping[str, Sequence[str]]) -> dict[str, FileRecord]:
+        """Write the files of this rank; return their sizes and hashes by name."""
+        tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.ranks.rank
+        found = {
+            name: write_tensors(self.made / name, {tensor: tensors[tensor] for tensor in shard})
+            for name, shard in model.items()
+        }
+        if optimizer is not None:
+            document = {"groups": optimizer.groups, "state": optimizer.state}
+            found[f"optimizer-{rank}.json"] = self._write_json(f"optimizer-{rank}.json", document)
+            name = f"optimizer-{rank}.safetensors"
+            found[name] = write_tensors(self.made / name, optimizer.tensors)
+        own = {**self.contents.own, "extra": self.contents.model.extra}
+        found[f"rank-{rank}.json"] = self._write_json(f"rank-{rank}.json", own)
+        return found
+
+    def _publish(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Write what lists the files of all ranks, and make the checkpoint current."""
+        files: dict[str, FileRecord] = {}
+        for rank, one in enumerate(told):
+            for name, (size, sha256) in one["files"].items():
+                path = self.made / name
+                if not path.is_file() or path.stat().st_size != size:
+                    raise OSError(
+                        f"rank {rank} wrote {str(path)!r}, which rank 0 does not see: share the folder"
+                    )
+                files[name] = FileRecord(bytes=size, sha256=sha256)
+        index = {
+            "metadata": {"total_size": sum(one["bytes"] for one in told)},
+            "weight_map": {tensor: name for one in told for tensor, name in one["weights"].items()},
+        }
+        files[INDEX] = self._write_json(INDEX, index)
+        if self.contents.config is not None:
+            files["config.json"] = self._write_json("config.json", self.contents.config)
+        tied = {name: first for one in told for name, first in one["tied"].items()}
+        manifest = Manifest(step=self.step, ranks=self.ranks.size, tied=tied, files=files).sealed()
+        write_file(self.made / MANIFEST, [manifest.content()])
+        directories.publish(self.made, self.keep)
+
+    def _write_json(self, name: str, value: Any) -> FileRecord:
+        return write_file(self.made / name, [json.dumps(value, indent=1).encode()])
+
+
+def shards(tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
+    """Return the names of the tensors of each file, in order: at most ``most`` bytes, or one tensor."""
+    found: list[list[str]] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if not found or size + tensor.nbytes > most:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += tensor.nbytes
+    return found
+
+
+def _check_arguments(pipe: Any, step: Any, keep: Any) -> None:
+    check_model(pipe)
+    if not is_count(step, 0):
+        raise ValueError(f"step must be a whole number from 0 on, got {step!r}")
+    if keep is not None and not is_count(keep):
+        raise ValueError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
+
+
+def _make_room(folder: Path, step: int) -> None:
+    """Check that no checkpoint of this step or a later one is there; put damaged ones aside.
+
+    Raises:
+        FileExistsError: one is.
+        ValueError: the folder is itself a checkpoint.
+    """
+    if (folder / MANIFEST).exists():
+        raise ValueError(f"{str(folder)!r} is a checkpoint: pass the folder that checkpoints are saved in")
+    for other, path in directories.steps_in(folder):
+        if other < step:
+            return
+        try:
+            Manifest.read(path).check(path)
+        except CheckpointError as error:
+            aside = directories.put_aside(path)
+            warnings.warn(f"a damaged checkpoint is put aside as {aside.name!r}: {error}", stacklevel=5)
+            continue
+        raise FileExistsError(
+            f"{str(folder)!r} has {path.name!r}, and step={step} is not above it: steps go up within a folder. "
+            "To go back, save into another folder, or remove the later checkpoints"
+        )
+
+
+def _names_of_lower_ranks(ranks: Ranks, contents: Contents) -> tuple[set[str], set[str]]:
+    """Return the tensors, and the parameters with optimizer state, that lower ranks write."""
+    optimized = [] if contents.optimizer is None else contents.optimizer.names
+    lower = ranks.gather([list(contents.model.tensors), optimized])[: ranks.rank]
+    return {name for names, _ in lower for name in names}, {name for _, names in lower for name in names}

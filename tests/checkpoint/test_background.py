@@ -1,0 +1,95 @@
+"""A checkpoint that is written in the background has the values of its moment, and its errors are not lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import pipepart
+from tests.checkpoint.training import assert_equal, model, training
+from tests.support.processes import run_script
+
+
+def test_the_values_are_those_of_the_call(tmp_path: Path) -> None:
+    with (made := training()).pipe, (other := training()).pipe:
+        made.train(0, 2)
+        wanted = made.state()
+        saving = pipepart.save(
+            tmp_path, made.pipe, made.optimizer, step=2, scheduler=made.scheduler, asynchronous=True
+        )
+        made.train(2, 4)
+        assert saving.join() == tmp_path / "step-2"
+        assert saving.done
+        pipepart.load(tmp_path, other.pipe, other.optimizer, scheduler=other.scheduler)
+        assert_equal(other.state(), wanted)
+
+
+def test_the_files_are_those_of_a_save_that_waits(tmp_path: Path) -> None:
+    module = model()
+    paths = [
+        pipepart.save(tmp_path / str(asynchronous), module, step=0, asynchronous=asynchronous).join()
+        for asynchronous in (False, True)
+    ]
+    files = [{path.name: path.read_bytes() for path in directory.iterdir()} for directory in paths]
+    assert files[0] == files[1]
+
+
+def failing(folder: Path, pipe: object) -> pipepart.checkpoint.Saving:
+    """Begin a save whose last rename fails, as a directory is in its way."""
+    (folder / "latest").mkdir(parents=True)
+    saving = pipepart.save(folder, pipe, step=1, asynchronous=True)  # type: ignore[arg-type]
+    while not saving.done:
+        pass
+    return saving
+
+
+def test_the_error_reaches_join_and_the_folder_can_be_used_again(tmp_path: Path) -> None:
+    module = model()
+    saving = failing(tmp_path, module)
+    with pytest.raises(OSError, match="latest") as caught:
+        saving.join()
+    assert f"while {str(tmp_path / 'step-1')!r} was written in the background" in caught.value.__notes__
+    pipepart.checkpoint.finish(module)  # it was raised already
+    shutil.rmtree(tmp_path / "latest")
+    assert pipepart.save(tmp_path, module, step=2, asynchronous=True).join().name == "step-2"
+
+
+def test_the_error_reaches_the_next_save_once(tmp_path: Path) -> None:
+    module, other = model(), model()
+    failing(tmp_path, module)
+    pipepart.save(tmp_path / "other", other, step=1)  # of another model
+    with pytest.raises(OSError, match="latest"):
+        pipepart.save(tmp_path / "next", module, step=2)
+    pipepart.save(tmp_path / "next", module, step=2)
+
+
+def test_the_error_reaches_close(tmp_path: Path) -> None:
+    made = training()
+    failing(tmp_path, made.pipe)
+    with pytest.raises(OSError, match="latest"):
+        made.pipe.close()
+    made.pipe.close()
+
+
+SCRIPT = """
+from torch import nn
+from pathlib import Path
+import pipepart
+folder = Path({folder!r})
+if {fails}:
+    (folder / "latest").mkdir()
+module = nn.Linear(500, 500)
+pipepart.save(folder, module, step=1, asynchronous=True)
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_ends_finishes_its_checkpoint_or_tells_why_not(tmp_path: Path, fails: bool) -> None:
+    ended = run_script(SCRIPT.format(folder=str(tmp_path), fails=fails))
+    assert ("IsADirectoryError" in ended.stderr) == fails
+    assert ended.returncode == 0
+    if not fails:
+        assert pipepart.load(tmp_path, nn.Linear(500, 500)).step == 1

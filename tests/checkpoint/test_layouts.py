@@ -1,0 +1,163 @@
+"""A checkpoint loads into any other layout, and the training goes on bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pipepart
+from tests.checkpoint.training import Training, assert_equal, batch, model, training
+from tests.support.plain import micro_batched_step
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"borders": (2, 5)},
+    {"borders": (4,), "schedule": "gpipe"},
+    {"borders": (1, 3, 6), "schedule": "zb-h1"},
+    {"borders": (2, 4, 6), "schedule": "interleaved-1f1b", "chunks": 2},
+    {"borders": (3,), "recompute": "always"},
+]
+
+
+def resumed(folder: Path, made: Training, start: int = 3, end: int = 6) -> dict[str, torch.Tensor]:
+    """Load into a training, run it to its end and return its state."""
+    with made.pipe:
+        torch.manual_seed(123)  # another state of the generator, which loading has to replace
+        found = pipepart.load(folder, made.pipe, made.optimizer, scheduler=made.scheduler)
+        assert (found.step, found.data) == (start, {"batch": start})
+        made.train(start, end)
+        return made.state()
+
+
+@pytest.mark.parametrize("of_stages", [False, True])
+def test_training_goes_on_as_undisturbed_in_every_other_layout(tmp_path, of_stages):
+    for number, layout in enumerate(LAYOUTS):
+        folder = tmp_path / str(number)
+        with (made := training(of_stages=of_stages, **layout)).pipe:
+            made.train(0, 3)
+            pipepart.save(
+                folder, made.pipe, made.optimizer, step=3, scheduler=made.scheduler, data={"batch": 3}
+            )
+            made.train(3, 6)
+            wanted = made.state()
+        for other in LAYOUTS:
+            assert_equal(resumed(folder, training(of_stages=of_stages, **other)), wanted)
+
+
+@pytest.mark.parametrize("of_stages", [False, True])
+def test_the_optimizers_of_stages_and_one_over_all_have_the_same_files(tmp_path, of_stages):
+    with (made := training(of_stages=of_stages)).pipe, (other := training(of_stages=not of_stages)).pipe:
+        made.train(0, 2)
+        pipepart.save(tmp_path, made.pipe, made.optimizer, step=2)
+        pipepart.load(tmp_path, other.pipe, other.optimizer)
+        assert_equal(other.state(), made.state())
+        made = made._replace(scheduler=None)
+        other = other._replace(scheduler=None)
+        made.train(2, 4)
+        pipepart.load(tmp_path, other.pipe, other.optimizer)
+        other.train(2, 4)
+        assert_equal(other.state(), made.state())
+
+
+def test_a_plain_module_and_a_plain_optimizer_go_on(tmp_path):
+    with (made := training()).pipe:
+        made.train(0, 3)
+        pipepart.save(tmp_path, made.pipe, made.optimizer, step=3, scheduler=made.scheduler)
+        made.train(3, 5)
+        wanted = made.state()
+    plain = model()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7])
+    pipepart.load(tmp_path, plain, optimizer, scheduler=scheduler)
+    for number in (3, 4):
+        micro_batched_step(plain, *batch(number), torch.nn.MSELoss(), 4, drawing=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    found = {name: value for name, value in plain.state_dict().items() if name in wanted}
+    assert_equal(found, {name: wanted[name] for name in found})
+
+
+def test_a_module_is_saved_like_its_pipeline(tmp_path):
+    with (made := training()).pipe:
+        made.train(0, 1)
+        pipepart.save(tmp_path / "pipe", made.pipe, made.optimizer, step=1)
+        pipepart.save(tmp_path / "module", made.pipe.module, made.optimizer, step=1)
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / which / "latest").iterdir()}
+        for which in ("pipe", "module")
+    ]
+    assert files[0] == files[1]
+
+
+def test_groups_of_parameters_may_be_in_another_order(tmp_path):
+    def grouped(module: torch.nn.Module, swapped: bool) -> torch.optim.Optimizer:
+        named = list(module.named_parameters())
+        decayed = {"params": [one for name, one in named if "weight" in name], "weight_decay": 0.1}
+        free = {"params": [one for name, one in named if "bias" in name][::-1], "lr": 0.3}
+        return torch.optim.SGD([free, decayed] if swapped else [decayed, free], lr=0.1, momentum=0.9)
+
+    one, other = model(), model()
+    optimizers = grouped(one, False), grouped(other, True)
+    for number in range(2):
+        one(batch(number)[0]).sum().backward()
+        optimizers[0].step()
+    optimizers[0].param_groups[1]["lr"] = 0.7
+    pipepart.save(tmp_path, one, optimizers[0], step=1)
+    pipepart.load(tmp_path, other, optimizers[1])
+    assert [group["lr"] for group in optimizers[1].param_groups] == [0.7, 0.1]
+    for name, parameter in other.named_parameters():
+        wanted = optimizers[0].state[one.get_parameter(name)]["momentum_buffer"]
+        assert optimizers[1].state[parameter]["momentum_buffer"].equal(wanted)
+
+
+def test_state_keeps_its_dtype_beside_parameters_of_another(tmp_path):
+    module = torch.nn.Linear(3, 3).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for parameter in module.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.randn(parameter.shape)
+    pipepart.save(tmp_path, module, optimizer, step=0)
+    other = torch.nn.Linear(3, 3).to(torch.bfloat16)
+    loaded = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    pipepart.load(tmp_path, other, loaded)
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        assert one.equal(two)
+        assert loaded.state[two]["momentum_buffer"].equal(optimizer.state[one]["momentum_buffer"])
+
+
+def test_a_weight_saved_once_loads_into_layers_that_do_not_share_it(tmp_path):
+    tied, free = model(), model(tied=False)
+    pipepart.save(tmp_path, tied, step=0)
+    pipepart.load(tmp_path, free)
+    last = free.get_parameter("7.weight")
+    assert last is not free.get_parameter("0.weight")
+    assert last.equal(tied.get_parameter("0.weight"))
+    with torch.no_grad():
+        last.add_(1)
+    pipepart.save(tmp_path, free, step=1)
+    with pytest.raises(ValueError, match=r"saved with different values are 0\.weight and 7\.weight"):
+        pipepart.load(tmp_path, tied)
+
+
+def test_scaler_and_random_generators_are_restored(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    pipepart.save(tmp_path, module, step=0, scaler=scaler)
+    drawn = draws()
+    other = torch.amp.GradScaler("cpu")
+    pipepart.load(tmp_path, module, scaler=other)
+    assert other.state_dict() == scaler.state_dict()
+    assert draws() == drawn
+    pipepart.load(tmp_path, module, random=False)
+    assert draws() != drawn
+
+
+def draws() -> list[float]:
+    import random
+
+    import numpy as np
+
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()]

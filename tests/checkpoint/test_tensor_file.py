@@ -1,0 +1,115 @@
+"""Files of tensors against the safetensors package, both ways of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart.checkpoint.saving import shards
+from pipepart.checkpoint.tensor_file import TensorFile, write_tensors
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+FLOAT8 = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+INTEGERS = [
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+]
+
+
+def tensors() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    found = {str(dtype): torch.randn(3, 5).to(dtype) for dtype in (*FLOATS, *FLOAT8)}
+    found |= {str(dtype): torch.randint(0, 100, (7,)).to(dtype) for dtype in INTEGERS}
+    return found | {
+        "bool": torch.rand(3) > 0.5,
+        "complex64": torch.randn(2, 2, dtype=torch.complex64),
+        "conjugated": torch.randn(2, 3, dtype=torch.complex64).conj(),
+        "transposed": torch.randn(4, 3).t(),
+        "strided": torch.randn(10)[::3],
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "number": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        'a name of any kind: é " \\': torch.ones(1),
+    }
+
+
+def test_the_package_reads_what_is_written_and_the_same_is_read_here(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "t.safetensors", tensors()
+    record = write_tensors(path, wanted)
+    assert record.bytes == path.stat().st_size
+    assert record.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    theirs, ours = safetensors.torch.load_file(path), TensorFile(path)
+    assert theirs.keys() == set(ours.names) == wanted.keys()
+    for name, tensor in wanted.items():
+        for found in (theirs[name], ours.window(name)):
+            assert found.dtype == tensor.dtype
+            assert found.shape == tensor.shape == ours.shape(name)
+            # float8 has no comparison of its own
+            assert torch.equal(found.contiguous().flatten().view(torch.uint8), bits(tensor)), name
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().contiguous().flatten().view(torch.uint8)
+
+
+def test_a_file_without_tensors(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "none", {})
+    assert TensorFile(tmp_path / "none").names == []
+
+
+def test_files_are_never_overwritten(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "one", {})
+    with pytest.raises(FileExistsError):
+        write_tensors(tmp_path / "one", {})
+
+
+def test_tensors_are_packed_into_files_of_at_most_so_many_bytes() -> None:
+    sizes = {"a": 3, "b": 5, "c": 20, "d": 1, "e": 7}
+    made = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    assert shards(made, 8) == [["a", "b"], ["c"], ["d", "e"]]
+    assert shards({}, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), "view_as_real"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "meta device"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path, tensor: Tensor, words: str) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    module[1].register_buffer("odd", tensor)
+    with pytest.raises(TypeError, match=rf"1\.odd.*{words}"):
+        pipepart.save(tmp_path / "run", module, step=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_index_is_that_of_sharded_models(tmp_path: Path) -> None:
+    module = nn.Linear(3, 2)
+    path = pipepart.save(tmp_path, module, step=4).path
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * (6 + 2)
+    assert index["weight_map"] == dict.fromkeys(("weight", "bias"), "model-00001-of-00001.safetensors")
+    found = safetensors.torch.load_file(path / index["weight_map"]["weight"])
+    assert found["weight"].equal(module.weight)

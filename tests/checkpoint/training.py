@@ -1,0 +1,97 @@
+"""A small training whose state has a bit of everything: a shared weight, statistics, draws, momentum, a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests.support.chains import plan_by_hand
+
+LAYERS = 8
+
+
+def model(tied: bool = True) -> nn.Sequential:
+    """Eight layers. The first and the last linear layer share a weight."""
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        nn.Linear(6, 6),
+        nn.Tanh(),
+        nn.Linear(6, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.Dropout(0.3),
+        nn.Linear(6, 6),
+        nn.Tanh(),
+        nn.Linear(6, 6),
+    )
+    if tied:
+        made[7].weight = made[0].weight
+    return made
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    """The mini-batch of a step."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(8, 6, generator=generator), torch.randn(8, 6, generator=generator)
+
+
+class Training(NamedTuple):
+    """What a training loop has."""
+
+    pipe: Pipeline
+    optimizer: torch.optim.Optimizer | None
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+
+    def train(self, first: int, end: int) -> None:
+        """Run the steps from ``first`` to before ``end``."""
+        for number in range(first, end):
+            x, y = batch(number)
+            self.pipe.step(x, target=y)
+            if self.optimizer is not None:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if self.scheduler is not None:
+                self.scheduler.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the model's state, and of the optimizer's."""
+        found = {name: value.clone() for name, value in self.pipe.state_dict().items()}
+        optimizers = self.pipe.optimizers if self.optimizer is None else [self.optimizer]
+        names: dict[Any, str] = {parameter: name for name, parameter in self.pipe.named_parameters()}
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    found[f"{names[parameter]}.{key}"] = torch.as_tensor(value).clone()
+        return found
+
+
+def training(
+    borders: Sequence[int] = (2, 5),
+    of_stages: bool = False,
+    module: nn.Sequential | None = None,
+    **how: Any,
+) -> Training:
+    """A pipeline of four micro-batches, with an optimizer over all or one for each stage."""
+    module = model() if module is None else module
+    plan = plan_by_hand([str(layer) for layer in range(LAYERS)], borders, micro_batches=4, **how)
+    if of_stages:
+        return Training(Pipeline(module, plan, nn.MSELoss(), optimizer=adam), None, None)
+    pipe = Pipeline(module, plan, nn.MSELoss())
+    optimizer = adam(pipe.parameters())
+    return Training(pipe, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]))
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """Adam with a state of three entries."""
+    return torch.optim.AdamW(parameters, lr=0.05, amsgrad=True)
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Both have the same names and the same bits."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype, name
+        assert value.equal(other[name]), name
