@@ -45,6 +45,7 @@ from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step import Step
 from .runtime.step_gradients import StepGradients, scaled
+from .workers.ranks import Ranks
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -399,6 +400,19 @@ class Pipeline(AsModule, Observed):
         """
         first, last = self._stages[0].device, self._stages[len(self._plan.stages) - 1].device
         return Prefetch(loader, CopyAhead(first, last, target), self._passes, depth)
+
+    def meet(self, call: str) -> Ranks | None:
+        """Return the processes of the pipeline, all of which make the call of this name now; None for one process.
+
+        For what needs all ranks beside the steps, as :func:`pipepart.save` does.
+
+        Raises:
+            RuntimeError: another rank makes another call, has failed, or is lost.
+        """
+        if self._joined is None:
+            return None
+        self._joined.meeting.meet(call)
+        return self._joined.meeting.ranks
 
     def close(self) -> None:
         """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -30,11 +30,11 @@ class Contents(NamedTuple):
     config: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, pipe: Model, partial: bool, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> Self:
+    def of(cls, pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> Self:
         """Collect what is saved.
 
         Args:
-            pipe, partial: as for :func:`model_state`.
+            pipe: a pipeline or a module.
             optimizer, scheduler, scaler, data: as for :func:`pipepart.save`.
 
         Raises:
@@ -44,21 +44,10 @@ class Contents(NamedTuple):
         names = {parameter: name for name, parameter in pipe.named_parameters()}
         optimizers = optimizers_of(pipe, optimizer)
         return cls(
-            model_state(pipe, partial),
+            model_state(pipe),
             optimizer_state(optimizers, names) if optimizers else None,
             own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
             _config(pipe),
-        )
-
-    def without(self, names: tuple[Collection[str], Collection[str]]) -> Self:
-        """Return the contents without some tensors, and without the optimizer state of some parameters."""
-        tensors, optimized = names
-        model, optimizer = self.model, self.optimizer
-        return self._replace(
-            model=model._replace(
-                tensors={name: one for name, one in model.tensors.items() if name not in tensors}
-            ),
-            optimizer=optimizer and optimizer.without(optimized),
         )
 
     def copied(self) -> Self:

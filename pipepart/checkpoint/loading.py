@@ -17,7 +17,7 @@ from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
-from .ranks import Ranks, agreed, ranks_of
+from .ranks import Peers, agreed, check_alike, peers_of
 from .tensor_file import TensorFile
 
 
@@ -86,18 +86,14 @@ def load(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
+    peers = peers_of(pipe, "load")
     finish(pipe)
-    ranks = ranks_of(pipe)
-    path, manifest = _chosen(ranks, Path(folder))
-    request = agreed(ranks, lambda: _Request(path, manifest, ranks, pipe, optimizer, scheduler, scaler))
-    used = ranks.gather(request.used)
-    agreed(
-        ranks,
-        lambda: request.check(
-            *({name for names in one for name in names} for one in zip(*used, strict=True))
-        ),
-    )
-    agreed(ranks, lambda: request.load(random))
+    check_alike(peers, folder=str(Path(folder).absolute()), random=random)
+    path, manifest = _chosen(peers, Path(folder))
+    request = agreed(peers, lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
+    used = peers.gather(request.used)
+    agreed(peers, lambda: request.check(used))
+    agreed(peers, lambda: request.load(random))
     return Loaded(path, manifest.step, request.own.data)
 
 
@@ -113,18 +109,18 @@ class _Request:
         self,
         path: Path,
         manifest: Manifest,
-        ranks: Ranks,
+        peers: Peers,
         pipe: Model,
         optimizer: Any,
         scheduler: Any,
         scaler: Any,
     ) -> None:
-        self._pipe, self._partial = pipe, ranks.size > 1
+        self._pipe = pipe
         self._optimizers = optimizers_of(pipe, optimizer)
         self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
-        self.own = SavedOwn([every[ranks.rank]] if ranks.size == manifest.ranks else every)
+        self.own = SavedOwn([every[peers.rank]] if peers.size == manifest.ranks else every)
         self._model = SavedModel(
             [TensorFile(path / name) for name in manifest.files if _is_shard(name)],
             manifest.tied,
@@ -137,17 +133,18 @@ class _Request:
                 if name.startswith("optimizer-") and name.endswith(".json")
             ]
         )
-        self._sources = self._model.sources(pipe, self._partial)
+        self._sources = self._model.sources(pipe)
         groups = [group for one in self._optimizers for group in named_groups(one, self._names)]
         self.used = [sorted(set(self._sources.values())), [name for group in groups for name in group]]
 
-    def check(self, tensors: set[str], optimized: set[str]) -> None:
-        """Check that everything fits; the arguments are what all ranks use. Nothing is changed.
+    def check(self, used: Sequence[Sequence[Sequence[str]]]) -> None:
+        """Check that everything fits; ``used`` is that of all ranks. Nothing is changed.
 
         Raises:
             ValueError: something does not.
         """
-        self._model.check(self._pipe, self._partial, self._sources, tensors)
+        tensors, optimized = ({name for names in one for name in names} for one in zip(*used, strict=True))
+        self._model.check(self._pipe, self._sources, tensors)
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
             raise ValueError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
@@ -161,7 +158,7 @@ class _Request:
         self.own.load(self._schedulers, self._scaler, random)
 
 
-def _chosen(ranks: Ranks, folder: Path) -> tuple[Path, Manifest]:
+def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
     """Return the checkpoint to load. Every rank verifies a part of the files.
 
     Raises:
@@ -169,10 +166,10 @@ def _chosen(ranks: Ranks, folder: Path) -> tuple[Path, Manifest]:
         CheckpointError: none is sound.
     """
     passed: list[str] = []
-    for name in ranks.gather([str(path) for path in _candidates(folder)])[0]:
+    for name in peers.gather([str(path) for path in _candidates(folder)])[0]:
         path = Path(name)
-        manifest, damage = agreed(ranks, lambda path=path: _verified(ranks, path))
-        damages = [one for one in ranks.gather(damage) if one is not None]
+        manifest, damage = agreed(peers, lambda path=path: _verified(peers, path))
+        damages = [one for one in peers.gather(damage) if one is not None]
         if manifest is not None and not damages:
             if passed:
                 warnings.warn(
@@ -192,11 +189,11 @@ def _candidates(folder: Path) -> list[Path]:
     return [path for _, path in directories.steps_in(folder)]
 
 
-def _verified(ranks: Ranks, path: Path) -> tuple[Manifest | None, str | None]:
+def _verified(peers: Peers, path: Path) -> tuple[Manifest | None, str | None]:
     """Return the manifest, and what is wrong with it or with this rank's part of the files."""
     try:
         manifest = Manifest.read(path)
-        manifest.check(path, list(manifest.files)[ranks.rank :: ranks.size])
+        manifest.check(path, list(manifest.files)[peers.rank :: peers.size])
     except CheckpointError as error:
         return None, str(error)
     return manifest, None

@@ -19,7 +19,7 @@ class Model(Protocol):
     """What is saved and loaded: a pipeline or a module."""
 
     def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> Any: ...
+    def load_state_dict(self, state: Mapping[str, Any], /, *, strict: bool) -> Any: ...
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
 
@@ -37,19 +37,18 @@ class ModelState(NamedTuple):
     extra: dict[str, Any]
 
 
-def model_state(model: Model, partial: bool) -> ModelState:
+def model_state(model: Model) -> ModelState:
     """Return the state of a model.
 
     Args:
         model: a pipeline or a module.
-        partial: whether other processes have the tensors that are on the meta device here.
 
     Raises:
         TypeError: safetensors cannot hold a tensor, or JSON an extra state; the message names it.
     """
     first = _first_names(model)
     found = ModelState({}, {}, {})
-    for name, value in _own_entries(model, partial).items():
+    for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             found.extra[name] = encode(value, name)
         elif first.get(name, name) != name:
@@ -76,24 +75,24 @@ class SavedModel:
         self._tied = tied
         self._extra = extra
 
-    def sources(self, model: Model, partial: bool) -> dict[str, str]:
+    def sources(self, model: Model) -> dict[str, str]:
         """Return under which name each entry of the model's state dict is saved, for those that are.
 
         Args:
-            model, partial: as for :func:`model_state`.
+            model: a pipeline or a module.
         """
         found: dict[str, str] = {}
-        for group in _tied_groups(model, partial):
+        for group in _tied_groups(model):
             saved = {name: source for name in group if (source := self._source(name)) is not None}
             if saved:
                 found.update((name, saved.get(name, next(iter(saved.values())))) for name in group)
         return found
 
-    def check(self, model: Model, partial: bool, sources: Mapping[str, str], used: Collection[str]) -> None:
+    def check(self, model: Model, sources: Mapping[str, str], used: Collection[str]) -> None:
         """Check that the checkpoint is one of the model. Nothing is changed.
 
         Args:
-            model, partial: as for :func:`model_state`.
+            model: a pipeline or a module.
             sources: a result of :meth:`sources`.
             used: the saved names that any rank uses.
 
@@ -101,7 +100,7 @@ class SavedModel:
             ValueError: names entries that are missing, that the model does not have, or of other shapes or dtypes, and
                 tensors with several names that were saved with different values.
         """
-        own = _own_entries(model, partial)
+        own = model.state_dict()
         faults = {
             "it lacks": [name for name in own if name not in sources],
             "the model does not have": [name for name in (*self._files, *self._extra) if name not in used],
@@ -110,7 +109,7 @@ class SavedModel:
                 for name, source in sources.items()
                 if (fault := self._fault(name, own[name], source)) is not None
             ],
-            "tied in the model and saved with different values are": self._differing(model, partial, sources),
+            "tied in the model and saved with different values are": self._differing(model, sources),
         }
         if any(faults.values()):
             text = "; ".join(f"{what} {listed(which)}" for what, which in faults.items() if which)
@@ -126,7 +125,7 @@ class SavedModel:
             window = self._files[source].window(source)
             # load_state_dict copies tensors, but hands over extra state, which the module may keep.
             state[name] = window.clone() if name.endswith(_EXTRA_STATE) else window
-        model.load_state_dict(state)
+        model.load_state_dict(state, strict=False)  # which it would be for the whole model only
 
     def _source(self, name: str) -> str | None:
         source = self._tied.get(name, name)
@@ -142,9 +141,9 @@ class SavedModel:
         saved, wanted = (file.shape(source), file.dtype(source)), (tuple(value.shape), value.dtype)
         return None if saved == wanted else f"{name} {_kind(*saved)} in place of {_kind(*wanted)}"
 
-    def _differing(self, model: Model, partial: bool, sources: Mapping[str, str]) -> list[str]:
+    def _differing(self, model: Model, sources: Mapping[str, str]) -> list[str]:
         found: list[str] = []
-        for group in _tied_groups(model, partial):
+        for group in _tied_groups(model):
             several = sorted({sources[name] for name in group if sources.get(name) in self._files})
             windows = [self._files[source].window(source) for source in several]
             if any(not _same_bytes(windows[0], other) for other in windows[1:]):
@@ -158,21 +157,11 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _own_entries(model: Model, partial: bool) -> dict[str, Any]:
-    """Return the entries of the state dict that this process has."""
-    state = model.state_dict()
-    return {
-        name: value
-        for name, value in state.items()
-        if not (partial and isinstance(value, Tensor) and value.is_meta)
-    }
-
-
-def _tied_groups(model: Model, partial: bool) -> list[list[str]]:
+def _tied_groups(model: Model) -> list[list[str]]:
     """Return the names of the entries that this process has; those of one tensor together."""
     first = _first_names(model)
     groups: dict[str, list[str]] = {}
-    for name in _own_entries(model, partial):
+    for name in model.state_dict():
         groups.setdefault(first.get(name, name), []).append(name)
     return list(groups.values())
 

@@ -67,8 +67,8 @@ class SavedOwn:
     @property
     def data(self) -> list[Any]:
         """The data positions: one, if all are equal."""
-        found = [decode(state["data"]) for state in self._states]
-        return found if self._differ("data") else found[:1]
+        found = [state["data"] for state in self._states] if self._differ("data") else [self._common("data")]
+        return decode(found)
 
     def _schedulers(self, count: int) -> Sequence[Mapping[str, Any]]:
         saved = self._common("schedulers")
@@ -85,10 +85,12 @@ class SavedOwn:
             raise ValueError(
                 f"the {key} of the {len(self._states)} ranks that saved differ: load with as many ranks, or without"
             )
-        return self._states[0][key]
+        return next((state[key] for state in self._states if state[key]), None)
 
     def _differ(self, key: str) -> bool:
-        return any(state[key] != self._states[0][key] for state in self._states)
+        """Return whether the ranks had different values; those of stages without parameters may have none."""
+        given = [state[key] for state in self._states if state[key]]
+        return any(one != given[0] for one in given)
 
 
 def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+import torch.distributed as dist
+
+from ..workers.ranks import Ranks
+
 T = TypeVar("T")
+_LONGEST = timedelta(days=1)  # that one rank may write or read longer than another
 
 
-class Ranks(Protocol):
-    """The processes of a training. All call :meth:`gather` equally often, in the same order."""
+class Peers(Protocol):
+    """The processes of a checkpoint. All call :meth:`gather` equally often, in the same order."""
 
     @property
     def rank(self) -> int:
@@ -22,7 +29,7 @@ class Ranks(Protocol):
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes in the order of the ranks; ``value`` is this one's, plain JSON."""
+        """Return the values of all processes in the order of the ranks; ``value`` is this one's."""
         ...
 
 
@@ -37,7 +44,51 @@ class OneProcess:
         return [value]
 
 
-def agreed(ranks: Ranks, work: Callable[[], T]) -> T:
+class Beside:
+    """The processes of a pipeline, with connections of their own: a thread may use them while steps run.
+
+    Args:
+        ranks: of the pipeline. All make this at the same point of their scripts.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        self._lost = ranks.lost
+        self._group = dist.new_group(backend="gloo", timeout=_LONGEST)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes.
+
+        Raises:
+            RankError: another rank has failed, or is lost.
+        """
+        found: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(found, value, group=self._group)
+        except RuntimeError as error:  # a connection broke
+            raise self._lost(error) from error
+        return found
+
+
+_beside: weakref.WeakKeyDictionary[object, Beside] = weakref.WeakKeyDictionary()
+
+
+def peers_of(pipe: object, call: str) -> Peers:
+    """Return the processes of a pipeline, all of which make the call of this name; a module has one.
+
+    Raises:
+        RuntimeError: another rank makes another call, has failed, or is lost.
+    """
+    meet = getattr(pipe, "meet", None)
+    ranks: Ranks | None = meet and meet(call)
+    if ranks is None:
+        return OneProcess()
+    if pipe not in _beside:
+        _beside[pipe] = Beside(ranks)
+    return _beside[pipe]
+
+
+def agreed(peers: Peers, work: Callable[[], T]) -> T:
     """Run ``work`` on every rank; return its result on this one, once it has succeeded on all.
 
     Raises:
@@ -47,14 +98,22 @@ def agreed(ranks: Ranks, work: Callable[[], T]) -> T:
     try:
         result = work()
     except Exception as error:
-        ranks.gather(f"{type(error).__name__}: {error}")
+        peers.gather(f"{type(error).__name__}: {error}")
         raise
-    for rank, failure in enumerate(ranks.gather(None)):
+    for rank, failure in enumerate(peers.gather(None)):
         if failure is not None:
             raise RuntimeError(f"rank {rank} failed: {failure}")
     return result
 
 
-def ranks_of(pipe: object) -> Ranks:
-    """Return the processes that a pipeline runs in; a module has one."""
-    return getattr(pipe, "ranks", None) or OneProcess()
+def check_alike(peers: Peers, **arguments: Any) -> None:
+    """Check that all ranks were given equal arguments.
+
+    Raises:
+        ValueError: names one that differs.
+    """
+    everyone = peers.gather(arguments)
+    for rank, given in enumerate(everyone):
+        for name, value in given.items():
+            if value != everyone[0][name]:
+                raise ValueError(f"rank {rank} has {name}={value!r}, and rank 0 {name}={everyone[0][name]!r}")

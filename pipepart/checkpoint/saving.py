@@ -6,7 +6,7 @@
     collect and check ─▶ agree on names ─▶ (copy) ────▶ write files ─▶ agree on hashes ─▶ manifest ─▶ rename
     nothing is written if a rank cannot                 every rank its own                rank 0
 
-Every rank writes the tensors that no lower rank has, the state of their optimizers, and what belongs to the process.
+Every rank writes the tensors of its stages, the state of their optimizers, and what belongs to the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .contents import Contents, check_model
 from .durable import write_file
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model
-from .ranks import Ranks, agreed, ranks_of
+from .ranks import Peers, agreed, check_alike, peers_of
 from .tensor_file import write_tensors
 
 INDEX = "model.safetensors.index.json"
@@ -73,20 +73,13 @@ def save(
         OSError: a file cannot be written.
         RuntimeError: it failed on another rank.
     """
-    folder = Path(folder)
-    _check_arguments(pipe, step, keep)
+    peers = peers_of(pipe, "save")
     finish(pipe)
-    ranks = ranks_of(pipe)
-
-    def collected() -> Contents:
-        if ranks.rank == 0:
-            _make_room(folder, step)
-        return Contents.of(pipe, ranks.size > 1, optimizer, scheduler, scaler, data)
-
-    contents = agreed(ranks, collected)
-    contents = contents.without(_names_of_lower_ranks(ranks, contents))
-    made = agreed(ranks, lambda: directories.begin(folder, step) if ranks.rank == 0 else None)
-    writing = _Writing(ranks, Path(ranks.gather(made and str(made))[0]), step, keep, contents)
+    contents = agreed(peers, lambda: _checked(folder, pipe, optimizer, step, scheduler, scaler, data, keep))
+    folder = Path(folder).absolute()
+    check_alike(peers, folder=str(folder), step=step, keep=keep, asynchronous=asynchronous)
+    made = agreed(peers, lambda: _begun(folder, step) if peers.rank == 0 else "")
+    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, contents)
     saving = Saving(folder / f"step-{step}", pipe)
     if asynchronous:
         saving.start(writing.copied().run)
@@ -104,7 +97,7 @@ class _Writing(NamedTuple):
         contents: those that this rank writes.
     """
 
-    ranks: Ranks
+    peers: Peers
     made: Path
     step: int
     keep: int | None
@@ -112,7 +105,7 @@ class _Writing(NamedTuple):
 
     def copied(self) -> _Writing:
         """Return the same with copies of all tensors."""
-        return self._replace(contents=agreed(self.ranks, self.contents.copied))
+        return self._replace(contents=agreed(self.peers, self.contents.copied))
 
     def run(self) -> None:
         """Write the files, and make the checkpoint current once every rank has.
@@ -122,30 +115,31 @@ class _Writing(NamedTuple):
         """
         try:
             mine = shards(self.contents.model.tensors, _SHARD_BYTES)
-            counts = self.ranks.gather(len(mine))
+            counts = self.peers.gather(len(mine))
             names = [
                 f"model-{number + 1:05d}-of-{sum(counts):05d}.safetensors"
-                for number in range(sum(counts[: self.ranks.rank]), sum(counts[: self.ranks.rank + 1]))
+                for number in range(sum(counts[: self.peers.rank]), sum(counts[: self.peers.rank + 1]))
             ]
             shards_by_name = dict(zip(names, mine, strict=True))
-            files = agreed(self.ranks, lambda: self._write(shards_by_name))
-            told = self.ranks.gather(
+            files = agreed(self.peers, lambda: self._write(shards_by_name))
+            told = self.peers.gather(
                 {
                     "files": {name: (record.bytes, record.sha256) for name, record in files.items()},
                     "weights": {tensor: name for name, shard in shards_by_name.items() for tensor in shard},
                     "bytes": sum(tensor.nbytes for tensor in self.contents.model.tensors.values()),
                     "tied": self.contents.model.tied,
+                    "extra": self.contents.model.extra,
                 }
             )
-            agreed(self.ranks, lambda: self._publish(told) if self.ranks.rank == 0 else None)
+            agreed(self.peers, lambda: self._publish(told) if self.peers.rank == 0 else None)
         except BaseException:
-            if self.ranks.rank == 0:
+            if self.peers.rank == 0:
                 shutil.rmtree(self.made, ignore_errors=True)
             raise
 
     def _write(self, model: Mapping[str, Sequence[str]]) -> dict[str, FileRecord]:
         """Write the files of this rank; return their sizes and hashes by name."""
-        tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.ranks.rank
+        tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.peers.rank
         found = {
             name: write_tensors(self.made / name, {tensor: tensors[tensor] for tensor in shard})
             for name, shard in model.items()
@@ -163,6 +157,10 @@ class _Writing(NamedTuple):
         """Write what lists the files of all ranks, and make the checkpoint current."""
         files: dict[str, FileRecord] = {}
         for rank, one in enumerate(told):
+            if one["extra"] != told[0]["extra"]:
+                raise ValueError(
+                    f"rank {rank} has other extra state of modules than rank 0, which cannot be saved"
+                )
             for name, (size, sha256) in one["files"].items():
                 path = self.made / name
                 if not path.is_file() or path.stat().st_size != size:
@@ -178,7 +176,7 @@ class _Writing(NamedTuple):
         if self.contents.config is not None:
             files["config.json"] = self._write_json("config.json", self.contents.config)
         tied = {name: first for one in told for name, first in one["tied"].items()}
-        manifest = Manifest(step=self.step, ranks=self.ranks.size, tied=tied, files=files).sealed()
+        manifest = Manifest(step=self.step, ranks=self.peers.size, tied=tied, files=files).sealed()
         write_file(self.made / MANIFEST, [manifest.content()])
         directories.publish(self.made, self.keep)
 
@@ -199,12 +197,29 @@ def shards(tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
     return found
 
 
-def _check_arguments(pipe: Any, step: Any, keep: Any) -> None:
+def _checked(
+    folder: Any, pipe: Any, optimizer: Any, step: Any, scheduler: Any, scaler: Any, data: Any, keep: Any
+) -> Contents:
+    """Return what this rank saves, once all arguments of :func:`save` are known to be right."""
+    if not isinstance(folder, str | PathLike):
+        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
     check_model(pipe)
     if not is_count(step, 0):
         raise ValueError(f"step must be a whole number from 0 on, got {step!r}")
     if keep is not None and not is_count(keep):
         raise ValueError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
+    return Contents.of(pipe, optimizer, scheduler, scaler, data)
+
+
+def _begun(folder: Path, step: int) -> str:
+    """Return a new temporary directory.
+
+    Raises:
+        FileExistsError, ValueError: as :func:`_make_room` does.
+        OSError: it cannot be made.
+    """
+    _make_room(folder, step)
+    return str(directories.begin(folder, step))
 
 
 def _make_room(folder: Path, step: int) -> None:
@@ -223,16 +238,9 @@ def _make_room(folder: Path, step: int) -> None:
             Manifest.read(path).check(path)
         except CheckpointError as error:
             aside = directories.put_aside(path)
-            warnings.warn(f"a damaged checkpoint is put aside as {aside.name!r}: {error}", stacklevel=5)
+            warnings.warn(f"a damaged checkpoint is put aside as {aside.name!r}: {error}", stacklevel=6)
             continue
         raise FileExistsError(
             f"{str(folder)!r} has {path.name!r}, and step={step} is not above it: steps go up within a folder. "
             "To go back, save into another folder, or remove the later checkpoints"
         )
-
-
-def _names_of_lower_ranks(ranks: Ranks, contents: Contents) -> tuple[set[str], set[str]]:
-    """Return the tensors, and the parameters with optimizer state, that lower ranks write."""
-    optimized = [] if contents.optimizer is None else contents.optimizer.names
-    lower = ranks.gather([list(contents.model.tensors), optimized])[: ranks.rank]
-    return {name for names, _ in lower for name in names}, {name for _, names in lower for name in names}

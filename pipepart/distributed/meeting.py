@@ -130,6 +130,17 @@ class Meeting:
                 batch = make(*shapes, target)
         return Agreed(batch, (call, form, tuple(one.state for one in everyone)), everyone[0].seed)
 
+    def meet(self, call: str) -> None:
+        """Check that all ranks make a call that takes no mini-batch.
+
+        Raises:
+            RankError: another rank is lost.
+            RuntimeError: the ranks make different calls.
+        """
+        mine = _Hello((call, self._calls), "", "", "", "", "", 0)
+        self._calls += 1
+        _check_calls(self.ranks.gather(mine))
+
     def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
         """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
 
@@ -197,13 +208,8 @@ class Meeting:
         for rank, one in enumerate(everyone):
             if one.refusal:
                 raise RankError(f"rank {rank} refuses the arguments of {one.call[0]}: {one.refusal}")
+        _check_calls(everyone)
         first = everyone[0]
-        for rank, one in enumerate(everyone):
-            if one.call != first.call:
-                raise RuntimeError(
-                    f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
-                    f"{first.call[1]}): all ranks make the same calls in the same order"
-                )
         for rank, what in ((self._first, "runs the first stage"), (self.last, "runs the last stage")):
             if not everyone[rank].form and not (rank == self.last and everyone[rank].target):
                 raise ValueError(f"rank {rank} {what} and was given no mini-batch")
@@ -234,6 +240,16 @@ class Meeting:
             mine = pytree.tree_map_only(Tensor, _Shape.of, given)
         found = self.ranks.gather(mine)[source]
         return pytree.tree_map_only(_Shape, _Shape.made, found)
+
+
+def _check_calls(everyone: Sequence[_Hello]) -> None:
+    first = everyone[0]
+    for rank, one in enumerate(everyone):
+        if one.call != first.call:
+            raise RuntimeError(
+                f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
+                f"{first.call[1]}): all ranks make the same calls in the same order"
+            )
 
 
 @dataclass(frozen=True)
