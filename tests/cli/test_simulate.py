@@ -233,6 +233,16 @@ def test_a_mistake_is_told_in_a_line(run: Run, planned: Plan, directory: Path, l
     assert not result.stdout
 
 
+def test_a_schedule_that_torch_wrote_is_played_on_a_plan(run: Run, planned: Plan, directory: Path) -> None:
+    ours = schedules.insert_reduce_grad(schedules.insert_messages(schedules.build("1f1b", 2, 2)))
+    rows = [f"{row}UNSHARD,{cells},{row}RESHARD" for row, cells in enumerate(ours.to_csv().splitlines())]
+    (directory / "torch.csv").write_text("\n".join(rows))
+    found = figures(run("simulate plan.json --schedule-file torch.csv --json"))
+    named = figures(run("simulate plan.json --schedule 1f1b --micro-batches 2 --json"))
+    assert found["makespan_seconds"] == pytest.approx(named["makespan_seconds"])
+    assert "UNSHARD" not in str(found["actions"])
+
+
 @pytest.fixture
 def with_replicas(planned: Plan, directory: Path) -> Plan:
     """The two stages and a copy of them on further devices, in ``plan.json``."""
