@@ -447,6 +447,7 @@ class Pipeline(AsModule, Observed):
         self.check_layers()
         if self._joined is None:
             return Agreed(self._parts(args, kwargs, target))
+        call += " with a trace" if self._traces.wanted else ""
         return self._joined.begin(call, args, kwargs, target, self._parts)
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
@@ -457,6 +458,8 @@ class Pipeline(AsModule, Observed):
         if self._joined is not None:
             gradients = [one.grad for one in self.parameters() if scaled and one.grad is not None]
             self._joined.meeting.end(step.sink, step.keys, gradients)
+            if step.recorder is not None:
+                self._joined.complete(step.recorder)
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(sink.outputs)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..capture import Chain
 from ..planning import Plan
+from ..runtime.observe.recorder import Recorder
 from ..runtime.transport.ranks import Links
 from ..workers.ranks import RankError, Ranks, join_ranks
 from .meeting import Agreed, Make, Meeting
@@ -40,6 +41,7 @@ class Joined:
         first, *_, last = (*self.ownership.rank_of_stage, self.ownership.rank_of_stage[-1])
         self.meeting = Meeting(ranks, chain.model, first, last)
         self._ranks = ranks
+        self._offset: float | None = None
         self._plan = plan
 
     @contextmanager
@@ -79,6 +81,12 @@ class Joined:
         agreed = self.meeting.begin(call, args, kwargs, target, make)
         self.part.share_tied()
         return agreed
+
+    def complete(self, recorder: Recorder) -> None:
+        """Give every rank the times of all workers, on the clock of rank 0. All ranks call this after a traced run."""
+        if self._offset is None:
+            self._offset = self._ranks.clock_offset()
+        recorder.adopt(self._ranks.gather(recorder.share(self.links.local, self._offset)))
 
 
 def join(plan: Plan, chain: Chain, timeout: float | None, strict: bool) -> Joined | None:

@@ -85,6 +85,7 @@ class Step:
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
         held: what each stage held when it was raised.
+        recorder: of the times of actions and messages, if they are taken.
         guards: of the stages, if they are guarded against numbers that are not finite.
         skips: the transport, if live values go past stages.
     """
@@ -155,6 +156,7 @@ class Step:
         for stage in stages:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
+        self.recorder = recorder
         self.keys = forward.keys if forward else RngKeys(seed)
         self.runs = (
             forward.runs

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 _POLL_SECONDS = 0.1  # between two looks into the store
+_CLOCK_ROUNDS = 8
 _STORY_SECONDS = 3.0  # for the story of a rank that was lost to arrive
 _numbers = itertools.count()  # of the pipelines of this process, made in the same order on all ranks
 
@@ -101,6 +102,19 @@ class Ranks:
             RankError, TimeoutError: as :meth:`gather`.
         """
         return self._apart(lambda: dist.broadcast(tensor, source, group=self._control), tensor)
+
+    def clock_offset(self) -> float:
+        """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.
+
+        Each rank asks rank 0 for the time, as NTP does (RFC 5905), and takes the answer of the shortest round trip: the
+        error is at most half of that.
+
+        Raises:
+            RankError, TimeoutError: as :meth:`gather`.
+        """
+        found: list[float] = []
+        self._apart(lambda: found.append(_offset(self.rank, self.size, self._control)), None)
+        return found[0]
 
     def check(self) -> None:
         """Raise if a rank has failed.
@@ -224,6 +238,23 @@ def join_ranks(timeout: float | None = None) -> Ranks | None:
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return Ranks(timeout)
+
+
+def _offset(rank: int, size: int, group: dist.ProcessGroup) -> float:
+    moment = torch.empty(1, dtype=torch.float64)
+    if rank == 0:
+        for _ in range((size - 1) * _CLOCK_ROUNDS):
+            asking = dist.recv(moment, group=group)
+            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), asking, group=group)
+        return 0.0
+    answers = []
+    for _ in range(_CLOCK_ROUNDS):
+        sent = time.perf_counter()
+        dist.send(moment, 0, group=group)
+        dist.recv(moment, 0, group=group)
+        back = time.perf_counter()
+        answers.append((back - sent, float(moment) - (sent + back) / 2))
+    return min(answers)[1]
 
 
 def _gloo_group() -> dist.ProcessGroup:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
@@ -36,6 +36,20 @@ _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 
 Part = Callable[..., Any]  # see pipepart.runtime.step.PARTS
 Parts = Mapping[Kind, tuple[Part, Part, Part]]  # recv, compute and send, of each kind of action
+
+
+class RankRecord(NamedTuple):
+    """What the workers of one rank have recorded, on the clock of rank 0.
+
+    Attributes:
+        times: by row of the schedule, starts and ends of its actions.
+        sent: messages that its stages have sent.
+        peaks: by row, the most bytes that were kept, and the place of the action.
+    """
+
+    times: dict[int, tuple[list[float], ...]]
+    sent: list[tuple[int, int, Key, int]]
+    peaks: dict[int, tuple[int, int]]
 
 
 class Recorder:
@@ -59,14 +73,44 @@ class Recorder:
         homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
+        self._rows: Sequence[Sequence[Sequence[float]]] = ()
+
+    def share(self, rows: Sequence[int], offset: float) -> RankRecord:
+        """Return what the workers of one rank have recorded; waits for devices that still compute.
+
+        Args:
+            rows: of the schedule, those of the workers.
+            offset: seconds to add to the times of this rank's clock to have those of rank 0.
+        """
+        times = {
+            row: tuple([at + offset for at in own] for own in times)
+            for row, times in enumerate(self._own_rows())
+            if row in rows
+        }
+        peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
+        return RankRecord(times, self.sent, peaks)
+
+    def adopt(self, records: Sequence[RankRecord]) -> None:
+        """Take over what the workers of all ranks have recorded."""
+        self._rows = [
+            next(record.times[row] for record in records if row in record.times)
+            for row in range(self.schedule.devices)
+        ]
+        self.sent = [message for record in records for message in record.sent]
+        for record in records:
+            for row, (peak, place) in record.peaks.items():
+                self.kept[row].peak, self.kept[row].peak_place = peak, place
+
+    def _own_rows(self) -> list[tuple[list[float], ...]]:
+        return [
+            tuple(list(map(clock.seconds, moments)) for moments in (clock.starts, clock.ends))
+            for clock in self.clocks
+        ]
 
     @cached_property
     def timeline(self) -> Timeline:
         """Return the timeline of the run, starting at 0 s; waits for devices that still compute."""
-        rows = [
-            [list(map(clock.seconds, moments)) for moments in (clock.starts, clock.ends)]
-            for clock in self.clocks
-        ]
+        rows = self._rows or self._own_rows()
         origin = min(start for starts, _ in rows for start in starts)
         starts, ends = ([[at - origin for at in row[which]] for row in rows] for which in (0, 1))
         clocks = {clock.device: clock for clock in self.clocks}

@@ -116,6 +116,11 @@ class Traces:
         """Return the last step that was traced."""
         return self._last and self._last.timeline
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a run that begins now is recorded."""
+        return self._always or bool(self._open)
+
     @contextmanager
     def opened(self, memory: bool) -> Iterator[Trace]:
         """Open a trace of the steps that run within the block."""
@@ -130,7 +135,7 @@ class Traces:
         self, schedule: schedules.Schedule, stages: Sequence[Stage], mini_batch: Any = None
     ) -> Recorder | None:
         """Return a recorder for a run that begins; None if no trace is open."""
-        if not self._always and not self._open:
+        if not self.wanted:
             return None
         counted = any(trace.memory for trace in self._open)
         return Recorder(schedule, stages, mini_batch if counted else None)
