@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.contender import Contender, Course
-from benchmarks.peers.distributed import DistributedPipelining, Ranks
+from benchmarks.peers.distributed import OnRanks, Ranks
 from benchmarks.peers.plain import Plain
 from benchmarks.peers.torchgpipe_threads import TorchGPipe
 from benchmarks.proof import require_equal
@@ -42,7 +42,7 @@ def ranks() -> Iterator[Ranks]:
 @pytest.mark.alone
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_distributed_pipelining(ranks: Ranks, schedule: str):
-    contender = DistributedPipelining(COURSE, ranks, schedule)
+    contender = OnRanks.of_torch(COURSE, ranks, schedule)
     assert_steps_like_plain(contender)
     before = contender.cpu_seconds()
     contender.step()
@@ -55,8 +55,8 @@ def test_distributed_pipelining(ranks: Ranks, schedule: str):
 def test_a_failing_rank_says_why_and_goes_on_serving(ranks: Ranks):
     wrong = Course(models.build("tiny"), (("0", "1"), ("no such layer",)), micro_batches=4)
     with pytest.raises(RuntimeError, match="no such layer"):
-        DistributedPipelining(wrong, ranks, "gpipe")
-    assert_steps_like_plain(DistributedPipelining(COURSE, ranks, "gpipe"))
+        OnRanks.of_torch(wrong, ranks, "gpipe")
+    assert_steps_like_plain(OnRanks.of_torch(COURSE, ranks, "gpipe"))
 
 
 def test_threads_of_the_caller_are_left_alone():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
-from pipepart.planning import stage_plan
+from pipepart.planning.plans import stage_plan
 from pipepart.profiling import Costs, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
 from pipepart.runtime.observe import recorder
