@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..autograd import graph_cut
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..runtime.loss_sink import LossSink, Share
@@ -155,7 +156,8 @@ class Meeting:
             RankError: another rank has failed or is lost.
         """
         overflow = not all(bool(gradient.isfinite().all()) for gradient in scaled)
-        mine = sink.share(is_last=self.ranks.rank == self.last), keys.drawn, overflow
+        share = pytree.tree_map_only(Tensor, Tensor.cpu, sink.share(is_last=self.ranks.rank == self.last))
+        mine = share, keys.drawn, overflow
         found: list[tuple[Share, bool, bool]] = self.ranks.gather(mine)
         keys.drawn = any(drawn for _, drawn, _ in found)
         keys.finish()
@@ -177,7 +179,7 @@ class Meeting:
         if is_last:
             try:
                 made = make()
-                form, buffers = pack(made)
+                form, buffers = pack(graph_cut.move(made, torch.device("cpu")))
             except Exception as error:
                 failure = error
         found, why = self.ranks.gather((form, failure and f"{type(failure).__name__}: {failure}"))[self.last]

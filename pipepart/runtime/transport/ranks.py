@@ -29,6 +29,7 @@ from torch import Tensor
 
 from schedules import Kind, Schedule
 
+from ...autograd import graph_cut
 from ...capture import Live, Recording
 from ...workers.ranks import Ranks
 from .threads import Key, ThreadTransport, Transport
@@ -38,6 +39,9 @@ _AHEAD = 4  # receives that are posted before their messages are needed
 _MOST = 32  # forms of steps that are kept
 _PARTS = 32  # tags of one message: the length of its form, the form, and its buffers
 _LARGEST_TAG = 2**31 - 1
+_HOST = torch.device(
+    "cpu"
+)  # messages of accelerators go through its memory; a stage moves what it gets to its device
 _KINDS = (Kind.F, Kind.B, Kind.OPT_STEP)  # of keys; a shared parameter has its number
 
 Fail = Callable[[BaseException], None]
@@ -168,7 +172,7 @@ class RankTransport:
         if rank == self._links.ranks.rank:
             self._inner.send(sender, receiver, key, message)
             return
-        form, buffers = pack(message)
+        form, buffers = pack(graph_cut.move(message, _HOST))
         if len(buffers) > _PARTS - 2:
             raise TypeError(
                 f"stage {sender} passes {len(buffers)} tensors to another rank, at most {_PARTS - 2} can be passed"
