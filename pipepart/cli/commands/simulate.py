@@ -16,9 +16,8 @@ from ..options import option
 if TYPE_CHECKING:
     from schedules import Schedule, StageCosts, Timeline
 
-    from ...cluster import Device
-
-_MOST_ROWS = 64  # of a table; above it one replica of each class of alike ones is shown
+_COSTS = ("forward", "backward_input", "backward_weight", "stash")
+_OF_CLUSTER = ("replicas", "message", "gradients")
 _PER_STAGE = "one number, or one per stage as in 1,2,1"
 
 
@@ -49,10 +48,28 @@ def simulate_command(
         ),
     ] = None,
     micro_batches: Annotated[
-        int | None, option("N", "Number of micro-batches, each of the same size.", min=1)
+        int | None, option("N", "Number of micro-batches, each of the same size; of all replicas.", min=1)
     ] = None,
     chunks: Annotated[int | None, option("N", "Stages per device; the plan's if not given.", min=1)] = None,
-    devices: Annotated[int | None, option("N", "Number of devices, without a plan.", min=1)] = None,
+    devices: Annotated[
+        int | None, option("N", "Number of devices of a replica, without a plan.", min=1)
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        option(
+            "FILE", "Without a plan: put the stages on the devices of this cluster, made by Cluster.save."
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        option("N", "Replicas of the stages on --cluster, each with a part of the micro-batches.", min=1),
+    ] = None,
+    message: Annotated[
+        str | None, option("SIZE", "What a stage sends to the next for a micro-batch, on --cluster.")
+    ] = None,
+    gradients: Annotated[
+        str | None, option("SIZE", "Gradients of a stage that replicas sum, on --cluster.")
+    ] = None,
     forward: Annotated[
         Any, option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs)
     ] = "1",
@@ -87,120 +104,76 @@ def simulate_command(
     With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
     Without: stages described by numbers, as in
     `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
+    With --cluster these stages run on its devices and links, and --replicas of them train together.
     """
-    import schedules
-
+    from ...cluster import Cluster
     from ...planning import Plan
     from ...reporting import drawn_timeline, idle_table, simulation_summary
+    from ..described_stages import DescribedStages, built
     from ..files import read, read_schedule
     from ..output import check_writable, deliver, write_text
-    from ..what_if import reordered, simulate_order
+    from ..played import play_numbers, play_plan
 
     check_writable(trace, csv, output)
-    if schedule_file is not None and (
-        ignored := options.given(context, "schedule", "devices", "micro_batches", "chunks")
+    for source, cannot_change in (
+        (schedule_file, ("schedule", "devices", "micro_batches", "chunks", "cluster")),
+        (plan, ("devices", *_COSTS, "latency", "cluster", *_OF_CLUSTER)),
+        (cluster, ("latency",)),
     ):
-        raise UsageError(f"{', '.join(ignored)}: the schedule in {schedule_file} says that")
+        if source is not None and (ignored := options.given(context, *cannot_change)):
+            raise UsageError(f"{', '.join(ignored)} cannot change {source}: leave out one or the other")
+    if cluster is None and (ignored := options.given(context, *_OF_CLUSTER)):
+        raise UsageError(f"{', '.join(ignored)} goes with --cluster FILE")
     order = read_schedule(schedule_file) if schedule_file else None
-    own, names, needs, limits = None, [], [], []
+    stages = DescribedStages(forward, backward_input, backward_weight, stash)
+    made, own = None, None
     if plan is not None:
-        described = ("devices", "forward", "backward_input", "backward_weight", "latency", "stash")
-        if ignored := options.given(context, *described):
-            raise UsageError(
-                f"{', '.join(ignored)} cannot change {plan}: leave them out, or leave the plan out"
-            )
         made = read(Plan, plan)
         if made.profile is None:
             raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
         own = made.simulate()
-        if order is None:
-            moved = reordered(made, schedule, micro_batches, chunks)
-            timeline = moved.simulate()
-        else:
-            moved, timeline = simulate_order(made, order)
-        costs = moved.stage_costs()
-        names = [device.name for device in moved.workers]
-        shown, rows, drawn = moved, names, timeline
-        if order is None and len(names) > _MOST_ROWS and moved.replicas > 1:
-            shown, classes = moved.one_of_each()
-            drawn = moved.simulate_shown(shown, classes)
-            rows = _with_sizes(shown.workers, classes.sizes)
-        needs = list(shown.device_bytes().values())
-        limits = [device.memory_bytes for device in shown.workers]
+        played = play_plan(made, order, schedule, micro_batches, chunks)
+    elif cluster is not None:
+        where = read(Cluster, cluster)
+        devices = devices or len(where) // (replicas or 1)
+        made = stages.on_cluster(
+            where, *_needed(schedule, devices, micro_batches), chunks, replicas or 1, message, gradients
+        )
+        played = play_plan(made, None, None, None, None)
     else:
-        if order is None:
-            order = _built(schedule, devices, micro_batches, chunks)
-        costs = _stage_costs(order.model_stages, forward, backward_input, backward_weight, latency, stash)
-        if schedule == "search":
-            order = schedules.search(costs, order.devices, order.micro_batches)
-        timeline = schedules.simulate(order, costs)
-        names = rows = [str(row) for row in range(order.devices)]
-        drawn = timeline
-    bound = _bound(timeline.schedule, costs)
+        order = order or built(*_needed(schedule, devices, micro_batches), chunks)
+        played = play_numbers(stages, order, latency, search=schedule == "search")
+    timeline = played.timeline
+    bound = _bound(timeline.schedule, played.costs)
     if trace is not None:
         write_text(trace, json.dumps(timeline.to_trace()))
     if csv is not None:
         write_text(csv, timeline.schedule.to_csv())
     deliver(
-        _as_json(timeline, names, bound) if as_json or output else "",
+        _as_json(timeline, played.names, bound) if as_json or output else "",
         lambda: [
             simulation_summary(timeline, bound, own),
-            idle_table(drawn, rows, counted=own is None and stash is None, needs=needs, limits=limits),
-            drawn_timeline(drawn, devices=rows if own else ()),
+            idle_table(
+                played.drawn,
+                played.rows,
+                counted=made is None and stash is None,
+                needs=played.needs,
+                limits=played.limits,
+            ),
+            drawn_timeline(played.drawn, devices=played.rows if made else ()),
         ],
         as_json=as_json,
         path=output,
     )
 
 
-def _with_sizes(workers: Sequence[Device], sizes: Sequence[int]) -> list[str]:
-    """Return the names of the devices of one replica of each class, with the number of replicas that are like it."""
-    each = len(workers) // len(sizes)
-    counts = [size for size in sizes for _ in range(each)]
-    return [
-        device.name if size == 1 else f"{device.name} (1 of {size} alike)"
-        for device, size in zip(workers, counts, strict=True)
-    ]
-
-
-def _built(name: str | None, devices: int | None, micro_batches: int | None, chunks: int | None) -> Schedule:
-    """Build the schedule of stages that numbers describe; for a search, one of the same stages."""
-    import schedules
-
-    if name is None or devices is None or micro_batches is None:
+def _needed(schedule: str | None, devices: int | None, micro_batches: int | None) -> tuple[str, int, int]:
+    """Return the options that described stages need."""
+    if schedule is None or devices is None or micro_batches is None:
         raise UsageError(
             "give a saved plan, or describe the stages: --schedule 1f1b --devices 4 --micro-batches 8"
         )
-    if name == "search":
-        return schedules.build("looped-bfs", devices, micro_batches, chunks or 1)
-    return schedules.build(name, devices, micro_batches, chunks)
-
-
-def _stage_costs(
-    stages: int,
-    forward: Sequence[float],
-    backward_input: Sequence[float],
-    backward_weight: Sequence[float],
-    latency: float,
-    stash: str | None,
-) -> StageCosts:
-    """Return the costs of ``stages`` stages. Without stash sizes each stash is 1: it counts micro-batches in flight."""
-    from schedules import StageCosts
-
-    from ...units import parse_bytes
-
-    def per_stage(option: str, numbers: Sequence[float]) -> list[float]:
-        if len(numbers) not in (1, stages):
-            raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
-        return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)
-
-    return StageCosts(
-        forward=per_stage("--forward", forward),
-        backward_input=per_stage("--backward-input", backward_input),
-        backward_weight=per_stage("--backward-weight", backward_weight),
-        latency=latency,
-        stash_bytes=per_stage("--stash", [parse_bytes(size) for size in stash.split(",")] if stash else [1]),
-    )
+    return schedule, devices, micro_batches
 
 
 def _bound(schedule: Schedule, costs: StageCosts) -> float:

@@ -1,0 +1,150 @@
+"""Stages that are described by numbers on the command line: their costs, their schedule, and a plan on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import schedules
+from schedules import Schedule, StageCosts
+
+from ..capture import LayerInfo
+from ..cluster import Cluster
+from ..planning import Plan, plan
+from ..profiling import Costs, LayerCost, Profile, SavedTensor, Timing
+from ..units import parse_bytes
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class DescribedStages:
+    """Options with the costs of stages, each one number for all stages or one per stage.
+
+    Attributes:
+        forward, backward_input, backward_weight: seconds.
+        stash: sizes as text, with commas between them; None if not given.
+    """
+
+    forward: Sequence[float]
+    backward_input: Sequence[float]
+    backward_weight: Sequence[float]
+    stash: str | None
+
+    def costs(self, stages: int, latency: float) -> StageCosts:
+        """Return the costs of ``stages`` stages. Without stash sizes each stash is 1."""
+        forward, backward_input, backward_weight = self._seconds(stages)
+        return StageCosts(
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=backward_weight,
+            latency=latency,
+            stash_bytes=self._stash_bytes(stages) or [1.0] * stages,
+        )
+
+    def on_cluster(
+        self,
+        cluster: Cluster,
+        schedule: str,
+        devices: int,
+        micro_batches: int,
+        chunks: int | None,
+        replicas: int,
+        message: str | None,
+        gradients: str | None,
+    ) -> Plan:
+        """Return the plan of these stages on the devices of a cluster that run them fastest.
+
+        Args:
+            cluster: its speeds, links and memory count.
+            schedule: its name, or "search".
+            devices: of one replica.
+            micro_batches: of all replicas.
+            chunks: stages per device; None for those of the schedule.
+            replicas: of all stages, whose gradients are summed.
+            message: size of what a stage sends to the next one for a micro-batch; None for nothing.
+            gradients: size of a stage's gradients; None for nothing.
+
+        Raises:
+            UsageError: the cluster has too few devices, or there is another number of costs than stages.
+            ValueError: the schedule does not exist for these numbers, or the cluster has too little memory.
+        """
+        wanted = max(devices, 1) * replicas
+        if wanted > len(cluster):
+            raise UsageError(f"{replicas} replicas need {wanted} devices, and the cluster has {len(cluster)}")
+        order = built(schedule, devices, -(-micro_batches // replicas), chunks)
+        stages = order.model_stages
+        sent, summed = (0 if size is None else parse_bytes(size) for size in (message, gradients))
+        names = [f"stage {number}" for number in range(stages)]
+        timings = [[Timing(seconds=each) for each in seconds] for seconds in self._seconds(stages)]
+        profile = Profile(
+            model="stages",
+            batch=micro_batches,
+            inputs=(),
+            outputs=(),
+            layers=tuple(
+                LayerInfo(
+                    name=name, kind="Stage", description="", parameter_bytes=summed, gradient_bytes=summed
+                )
+                for name in names
+            ),
+            costs=(
+                Costs(
+                    micro_batches=micro_batches,
+                    samples=1,
+                    layers=tuple(
+                        LayerCost(
+                            forward=forward,
+                            backward_input=backward_input,
+                            backward_weight=backward_weight,
+                            output_bytes=sent,
+                        )
+                        for forward, backward_input, backward_weight in zip(*timings, strict=True)
+                    ),
+                    saved=tuple(
+                        SavedTensor(bytes=int(size), layers=(number,))
+                        for number, size in enumerate(self._stash_bytes(stages))
+                    ),
+                ),
+            ),
+            optimizer="sgd",
+            device="cpu",
+            threads=None,
+            torch_version="none",
+        )
+        return plan(
+            profile,
+            cluster,
+            schedule=schedule,
+            micro_batches=micro_batches,
+            recompute="never",
+            offload="never",
+            stages=stages,
+            chunks=None if schedule == "search" else stages // devices,
+            replicas=replicas,
+            cut_before=names[1:],
+        )
+
+    def _seconds(self, stages: int) -> tuple[list[float], list[float], list[float]]:
+        return (
+            _per_stage("--forward", self.forward, stages),
+            _per_stage("--backward-input", self.backward_input, stages),
+            _per_stage("--backward-weight", self.backward_weight, stages),
+        )
+
+    def _stash_bytes(self, stages: int) -> list[float]:
+        if self.stash is None:
+            return []
+        return _per_stage("--stash", [parse_bytes(size) for size in self.stash.split(",")], stages)
+
+
+def built(name: str, devices: int, micro_batches: int, chunks: int | None) -> Schedule:
+    """Build the schedule of described stages; for a search, one of the same stages."""
+    if name == "search":
+        return schedules.build("looped-bfs", devices, micro_batches, chunks or 1)
+    return schedules.build(name, devices, micro_batches, chunks)
+
+
+def _per_stage(option: str, numbers: Sequence[float], stages: int) -> list[float]:
+    if len(numbers) not in (1, stages):
+        raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
+    return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)

@@ -1,0 +1,100 @@
+"""A simulated step with all that is shown beside it: names of devices, their memory, the costs of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import schedules
+from schedules import Schedule, StageCosts, Timeline
+
+from ..cluster import Device
+from ..planning import Plan
+from .described_stages import DescribedStages
+from .what_if import reordered, simulate_order
+
+_MOST_ROWS = 64  # of a table; above it one replica of each class of alike ones is shown
+
+
+@dataclass(frozen=True)
+class Played:
+    """A simulated step.
+
+    Attributes:
+        timeline: of all devices.
+        costs: of its stages.
+        names: of the devices.
+        drawn: the timeline of the devices that are shown: one replica of each class of alike ones if there are many.
+        rows: names of the devices that are shown.
+        needs, limits: bytes of these devices; empty without a plan.
+    """
+
+    timeline: Timeline
+    costs: StageCosts
+    names: Sequence[str]
+    drawn: Timeline
+    rows: Sequence[str]
+    needs: Sequence[int] = ()
+    limits: Sequence[int | None] = ()
+
+
+def play_plan(
+    plan: Plan, order: Schedule | None, schedule: str | None, micro_batches: int | None, chunks: int | None
+) -> Played:
+    """Play the stages of a plan.
+
+    Args:
+        plan: with a profile.
+        order: the order of its actions; None for that of the other arguments.
+        schedule, micro_batches, chunks: None for those of the plan.
+
+    Raises:
+        UsageError: the stages do not fit the order.
+    """
+    if order is None:
+        moved = reordered(plan, schedule, micro_batches, chunks)
+        timeline = moved.simulate()
+    else:
+        moved, timeline = simulate_order(plan, order)
+    names = [device.name for device in moved.workers]
+    shown, rows, drawn = moved, names, timeline
+    if order is None and len(names) > _MOST_ROWS and moved.replicas > 1:
+        shown, classes = moved.one_of_each()
+        drawn = moved.simulate_shown(shown, classes)
+        rows = _with_sizes(shown.workers, classes.sizes)
+    return Played(
+        timeline,
+        moved.stage_costs(),
+        names,
+        drawn,
+        rows,
+        needs=list(shown.device_bytes().values()),
+        limits=[device.memory_bytes for device in shown.workers],
+    )
+
+
+def play_numbers(stages: DescribedStages, order: Schedule, latency: float, search: bool) -> Played:
+    """Play described stages.
+
+    Args:
+        stages: their costs.
+        order: of their actions.
+        latency: seconds that a message between devices takes.
+        search: look for a faster order of the same stages.
+    """
+    costs = stages.costs(order.model_stages, latency)
+    if search:
+        order = schedules.search(costs, order.devices, order.micro_batches)
+    timeline = schedules.simulate(order, costs)
+    names = [str(row) for row in range(order.devices)]
+    return Played(timeline, costs, names, timeline, names)
+
+
+def _with_sizes(workers: Sequence[Device], sizes: Sequence[int]) -> list[str]:
+    """Return the names of the devices of one replica of each class, with the number of replicas that are like it."""
+    each = len(workers) // len(sizes)
+    counts = [size for size in sizes for _ in range(each)]
+    return [
+        device.name if size == 1 else f"{device.name} (1 of {size} alike)"
+        for device, size in zip(workers, counts, strict=True)
+    ]
