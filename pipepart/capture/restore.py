@@ -33,13 +33,19 @@ def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> I
             parameter: _shadow(parameter, device) for parameter in model.parameters()
         }
         shadows |= {buffer: copied(buffer, device) for buffer in model.buffers()}
-        try:
-            _exchange(model, shadows)
-            with bindings_restored(model):
-                _make_attributes_real(model, device)
-                yield
-        finally:
-            _exchange(model, {shadow: original for original, shadow in shadows.items()})
+        with exchanged(model, shadows), bindings_restored(model):
+            _make_attributes_real(model, device)
+            yield
+
+
+@contextmanager
+def exchanged(model: nn.Module, tensors: dict[Tensor, Tensor]) -> Iterator[None]:
+    """Have a model hold other parameters and buffers within the block, by those that they take the place of."""
+    try:
+        _exchange(model, tensors)
+        yield
+    finally:
+        _exchange(model, {other: original for original, other in tensors.items()})
 
 
 @contextmanager

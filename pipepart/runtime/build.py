@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -11,7 +11,7 @@ from ..cluster import Device
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .failure.nonfinite import StageGuard
-from .placing import InitialValues, move
+from .placing import InitialValues, Places, move, release
 from .stage import Stage
 from .state.replicas import replicate
 from .state.shadow import Layers
@@ -24,6 +24,7 @@ def build_stages(
     compile: CompileOptions = False,
     apart: bool = False,
     values: InitialValues | None = None,
+    local: Collection[int] | None = None,
 ) -> list[Stage]:
     """Return the stages of the plan, with their layers moved to their devices.
 
@@ -33,6 +34,8 @@ def build_stages(
         compile: whether layers are compiled, or keywords for torch.compile.
         apart: whether each virtual device has tensors of its own, although all share the host's memory.
         values: of a model that is on the meta device.
+        local: the stages of the plan that this process runs; None for all. The layers of the others have no memory
+            afterwards: their parameters and buffers are on the meta device.
 
     Raises:
         TypeError: ``compile`` has keywords unknown to torch.compile.
@@ -48,9 +51,12 @@ def build_stages(
     groups = [layers[start:end] for start, end in pairwise(starts)]
     check_shared(groups, plan.asynchronous)
     homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
+    here = range(len(groups)) if local is None else sorted(local)
+    places = Places.of(groups, homes, here)
     if values is not None:
-        values.fill(groups, homes)
-    move(groups, homes)
+        values.fill(places)
+    release(groups, places.foreign)
+    move([groups[stage] for stage in here], [homes[stage] for stage in here])
     shared: Sequence[SharedParameters] = share_parameters(
         groups, homes, _names(plan.devices) if apart else None
     )

@@ -24,7 +24,7 @@ from .replay.counting import counting, with_another_sample
 from .replay.given import Env, same_value
 from .replay.layers import Live, held, recorded_layer
 from .replay.recording import Group, Recording
-from .verification import Runs, verify
+from .verification import Runs, changed, verify
 
 Verify = Literal["first", "never", "always"]
 
@@ -54,6 +54,9 @@ class RecordedChain(Chain):
             outermost ModuleLists and Sequentials, of which one that is too coarse to balance stages is opened.
         verify: whether replays are compared with the model: of each recording the first, none, or all.
         split_loss: whether a loss that the model returns is computed after the last layer, to be weighed.
+        partial: whether this process has only some of the layers, and the others are on the meta device. The model is
+            then recorded without values. In place of a comparison with the model it is recorded twice, to find out
+            what changes from forward to forward.
 
     Attributes:
         opening: which modules stay whole.
@@ -67,13 +70,20 @@ class RecordedChain(Chain):
         layers: Sequence[str] | None = None,
         verify: Verify = "first",
         split_loss: bool = True,
+        partial: bool = False,
     ) -> None:
+        if partial and verify == "always":
+            raise ValueError(
+                'verify="always" runs the whole model in each step, and each process has only some of its layers: '
+                "leave it out, and compare the model and its pipeline in one process, by pipepart.check"
+            )
         super().__init__(model, ())
         self.opening = Opening(model, layers) if groups is None else _opening_of(model, groups)
         self._may_open = layers is None and groups is None
         self._surroundings = Surroundings(model)
         self._verify = verify
         self._split_loss = split_loss
+        self._partial = partial
         self._groups: list[Group] = []
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
         self._states: dict[Hashable, int] = {}
@@ -130,14 +140,21 @@ class RecordedChain(Chain):
                 self._recordings.popitem(last=False)
         if found.fresh and not found.on_meta:
             if self._verify != "never":
-                run = Runs(self.model, found, args, kwargs, self.opening, self._surroundings)
-                way = tuple([(call.name, call.line, call.grad) for call in found.calls])
-                known_way = self._verify == "first" and way in self._compared
-                verify(run, lambda: self._again(args, kwargs), known_way)
-                self._compared.add(way)
+                self._compare(found, args, kwargs)
             found.fresh = self._verify == "always"
         found.result = None
         return self._entered(found, passed)
+
+    def _compare(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare the first replay of a recording with the model, or the recording with another one."""
+        way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
+        known_way = self._verify == "first" and way in self._compared
+        if not self._partial:
+            run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
+            verify(run, lambda: self._again(args, kwargs), known_way)
+        elif not known_way and (why := changed(recording, self._again(args, kwargs))):
+            raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
+        self._compared.add(way)
 
     def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:
         if recording.on_meta:
@@ -149,9 +166,9 @@ class RecordedChain(Chain):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        recording = record(self.model, args, kwargs, self.opening, self._surroundings)
+        recording = self._record(args, kwargs, self.opening)
         while self._split_loss and (path := recording.module_of_loss()) and self.opening.open_loss(path):
-            recording = record(self.model, args, kwargs, self.opening, self._surroundings)
+            recording = self._record(args, kwargs, self.opening)
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, args, kwargs)
         recording.settle(self._split_loss)
@@ -181,9 +198,12 @@ class RecordedChain(Chain):
             calls[place].counts = True
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        recording = record(self.model, args, kwargs, self.opening.copy(), self._surroundings)
+        recording = self._record(args, kwargs, self.opening.copy())
         recording.settle(self._split_loss)
         return recording
+
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
+        return record(self.model, args, kwargs, opening, self._surroundings, without_values=self._partial)
 
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -202,7 +222,7 @@ class RecordedChain(Chain):
             tried = self.opening.copy()
             try:
                 if tried.open(path, why, alone=True):
-                    recording = record(self.model, args, kwargs, tried, self._surroundings)
+                    recording = self._record(args, kwargs, tried)
                     self.opening = tried
                     continue
             except CaptureError:

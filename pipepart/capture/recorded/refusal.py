@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from .valueless import asks_for_values
+
 _HERE = Path(__file__).parent
 _OURS = (_HERE, _HERE.parent / "deferred", _HERE.parents[1] / "loss")
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
@@ -54,10 +56,15 @@ def values_refused(layer: str) -> Iterator[None]:
     except CaptureError:
         raise
     except (RuntimeError, TypeError) as error:
+        if asks_for_values(error):
+            raise CaptureError(
+                f"layer {layer!r} reads values of tensors ({error}), and a model of which each process has only some "
+                "layers is recorded without values. Compute with tensors, as by torch.where, or train it in one process"
+            ) from error
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
         why = textwrap.shorten(text.splitlines()[0].rstrip(".!"), 120)
-        if "expected device" in why:
+        if "expected device" in why or "two different devices" in why:
             raise CaptureError(
                 f"layer {layer!r} uses tensors of the meta device and of another one: {why}. Tensors in closures, "
                 "globals and objects are not found: hold them as buffers of the module"

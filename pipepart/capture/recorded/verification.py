@@ -59,9 +59,7 @@ def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
     # The forward may ask whether gradients are enabled, as they were when it was recorded.
     if not parted and torch.is_grad_enabled() and run.same(run.model_with_gradients(), found):
         return
-    why = (
-        _changed(run.recording, again()) or _first_difference(run) or f"They differ now and then: {_CHANGES}"
-    )
+    why = changed(run.recording, again()) or _first_difference(run) or f"They differ now and then: {_CHANGES}"
     raise CaptureError(
         f"a replay of {type(run.on).__name__} gives other numbers than the model. {why}. {_ELSE}"
     )
@@ -202,7 +200,7 @@ class _Watch:
         return result
 
 
-def _changed(first: Recording, second: Recording) -> str:
+def changed(first: Recording, second: Recording) -> str:
     """Name the first call that two recordings of the same forward do not have in common; empty if there is none."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if (one.name, one.line) != (other.name, other.line):

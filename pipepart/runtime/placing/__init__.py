@@ -2,5 +2,7 @@
 
 from .initial_values import InitialValues
 from .moving import move
+from .places import Places
+from .releasing import release
 
-__all__ = ["InitialValues", "move"]
+__all__ = ["InitialValues", "Places", "move", "release"]

@@ -1,6 +1,9 @@
-"""Gives a tensor values on another device, for all who hold it."""
+"""Gives a tensor other memory, for all who hold it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,3 +37,33 @@ def in_place_of(tensor: Tensor, values: Tensor) -> Tensor:
     if is_parameter:  # a swap would not move them
         now._backward_hooks, now._post_accumulate_grad_hooks = hooks  # type: ignore[attr-defined]
     return now
+
+
+def rebind(modules: Iterable[tuple[str, nn.Module]], replaced: Mapping[Tensor, Tensor]) -> list[str]:
+    """Bind new tensors where modules have one that could not stay the same object; return the names they are bound to.
+
+    Args:
+        modules: with their paths.
+        replaced: the new tensors, by those that they take the place of.
+    """
+    names = []
+    for path, module in modules:
+        own = {**module._parameters, **module._buffers, **vars(module)}
+        for name, value in own.items():
+            if isinstance(value, Tensor) and value in replaced:
+                setattr(module, name, replaced[value])
+                names.append(f"{path}.{name}" if path else name)
+    return names
+
+
+@contextmanager
+def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Have the recurrent layers of torch let go of their parameters, which could not be exchanged otherwise."""
+    recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for module in recurrent:
+            module._init_flat_weights()

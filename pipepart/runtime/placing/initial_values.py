@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import NamedTuple, Self
 
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import deferred, holds_meta
-from ..state.shadow import Layers
-from .exchange import in_place_of
+from .exchange import in_place_of, rebind, without_weak_references
+from .places import Places
 from .weights import WeightFiles
 
 Weights = str | PathLike[str]
@@ -75,16 +74,12 @@ class InitialValues:
             found._files.check(found._read)
         return found
 
-    def fill(self, groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
-        """Compute or read each tensor, and put it on the device of the first stage that uses it.
+    def fill(self, places: Places) -> None:
+        """Compute or read each tensor, and put it on its device.
 
-        What no stage uses goes to the CPU. The host holds about one tensor at a time, beside those that stay there.
-
-        Args:
-            groups: the layers of each stage.
-            homes: where each stage runs.
+        What no stage uses goes to the CPU. What only other processes use gets no values. The host holds about one
+        tensor at a time, beside those that stay there.
         """
-        places = _places(groups, homes)
         replaced: dict[Tensor, Tensor] = {}
 
         def put(tensor: Tensor, values: Tensor) -> None:
@@ -92,35 +87,28 @@ class InitialValues:
                 with torch.no_grad():
                     tensor.copy_(values)
                 return
-            home = places.get(tensor, torch.device("cpu"))
+            home = places.homes.get(tensor, torch.device("cpu"))
             deferred.unseal(tensor)
             now = in_place_of(tensor, values.to(home))
             if now is not tensor:
                 replaced[tensor] = now
 
-        for tensor in self._computed:
+        computed = [tensor for tensor in self._computed if tensor not in places.foreign]
+        for tensor in computed:
             if tensor.grad_fn is not None and not tensor._is_view():
                 tensor.detach_()  # as the weight of nn.utils.weight_norm, whose graph would hold its parameters
-        with _without_weak_references(self._model):
-            deferred.values_of(self._computed, put)
+        with without_weak_references(self._model.modules()):
+            deferred.values_of(computed, put)
             if self._files is not None:
-                self._files.read(self._read, places, put)
-            if replaced:
-                self._replace(replaced)
-
-    def _replace(self, replaced: Mapping[Tensor, Tensor]) -> None:
-        """Bind new tensors wherever a module has one that could not stay the same object."""
-        for path, module in self._model.named_modules():
-            own = {**module._parameters, **module._buffers, **vars(module)}
-            for name, value in own.items():
-                if isinstance(value, Tensor) and value in replaced:
-                    setattr(module, name, replaced[value])
-                    warnings.warn(
-                        f"{path + '.' if path else ''}{name} is another tensor since it has values, as a graph or a "
-                        "weak reference holds the one without: if it is a parameter, make the optimizer now, as one "
-                        "that was made before has the wrong tensor",
-                        stacklevel=5,
-                    )
+                read = {tensor: names for tensor, names in self._read.items() if tensor not in places.foreign}
+                self._files.read(read, places.homes, put)
+            for name in rebind(self._model.named_modules(), replaced):
+                warnings.warn(
+                    f"{name} is another tensor since it has values, as a graph or a weak reference holds the one "
+                    "without: if it is a parameter, make the optimizer now, as one that was made before has the wrong "
+                    "tensor",
+                    stacklevel=4,
+                )
 
 
 def _held(model: nn.Module) -> Iterator[_Held]:
@@ -135,29 +123,3 @@ def _held(model: nn.Module) -> Iterator[_Held]:
                 yield _Held("buffer", prefix + key, tensor, key not in hidden)
         for key, tensor in deferred.attributes_of(module):
             yield _Held("attribute", prefix + key, tensor, False)
-
-
-def _places(groups: Sequence[Layers], homes: Sequence[torch.device]) -> dict[Tensor, torch.device]:
-    """Return the device of each tensor that stages use: that of the first of them."""
-    found: dict[Tensor, torch.device] = {}
-    for home, layers in zip(homes, groups, strict=True):
-        for _, layer in layers:
-            for part in layer.modules():
-                own = (*part._parameters.values(), *part._buffers.values())
-                for tensor in (*own, *(tensor for _, tensor in deferred.attributes_of(part))):
-                    if tensor is not None:
-                        found.setdefault(tensor, home)
-    return found
-
-
-@contextmanager
-def _without_weak_references(model: nn.Module) -> Iterator[None]:
-    """Have the recurrent layers of torch let go of their parameters, which could not be exchanged otherwise."""
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    for module in recurrent:
-        module._flat_weight_refs = []
-    try:
-        yield
-    finally:
-        for module in recurrent:
-            module._init_flat_weights()

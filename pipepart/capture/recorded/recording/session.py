@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
 from ..replay.joining import joined
 from ..replay.recording import Recording
+from ..valueless import Fakes, has_values, on_fakes
 from .changes import Change, Holders, Watch, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
@@ -32,18 +33,36 @@ def record(
     kwargs: dict[str, Any],
     opening: Opening,
     surroundings: Surroundings,
+    without_values: bool = False,
 ) -> Recording:
     """Record one forward. Modules are opened or left whole until it can be replayed.
+
+    Args:
+        model, args, kwargs: that are called.
+        opening: which modules are whole; changed until the forward can be recorded.
+        surroundings: what the model's code uses beside what the model holds.
+        without_values: record it on fake tensors.
 
     Raises:
         CaptureError: it cannot be replayed however modules are opened.
         Exception: whatever the model raises.
     """
+    with on_fakes(model) if without_values else nullcontext() as fakes:
+        return _recorded(model, (args, kwargs), opening, surroundings, fakes)
+
+
+def _recorded(
+    model: nn.Module,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+    opening: Opening,
+    surroundings: Surroundings,
+    fakes: Fakes | None,
+) -> Recording:
     tracking = False
     while True:
         opened = dict(opening.opened())
         try:
-            return _Session(model, args, kwargs, opening, surroundings, tracking).recording()
+            return _Session(model, given, opening, surroundings, fakes, tracking).recording()
         except LeftAsideError as error:
             why = str(error)
             if error.culprit is None and not tracking:
@@ -77,14 +96,14 @@ class _Session:
     def __init__(
         self,
         model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: tuple[tuple[Any, ...], dict[str, Any]],
         opening: Opening,
         surroundings: Surroundings,
+        fakes: Fakes | None,
         tracking: bool,
     ) -> None:
-        self._model, self._given, self._opening = model, (args, kwargs), opening
-        self._surroundings, self._tracking = surroundings, tracking
+        self._model, self._given, self._opening = model, given, opening
+        self._surroundings, self._fakes, self._tracking = surroundings, fakes, tracking
         self._holders = Holders(model, opening, surroundings)
 
     def recording(self) -> Recording:
@@ -100,11 +119,12 @@ class _Session:
         assert isinstance(run, _Run)
         recorder, model = run.recorder, self._model
         devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
+        originals = {} if self._fakes is None else self._fakes.originals()
         return Recording(
             calls=recorder.calls,
             inputs=[recorder.number(tensor) for tensor in run.inputs],
             state=recorder.state,
-            constants=recorder.constants,
+            constants={number: originals.get(held, held) for number, held in recorder.constants.items()},
             output=run.output,
             output_spec=run.spec,
             joined=joined(recorder.calls, recorder.aliases, recorder.state, run.output),
@@ -144,8 +164,9 @@ class _Session:
     def _run(self, before: Snapshot, watched: Collection[Place], again: bool = False) -> _Run:
         model, opening = self._model, self._opening
         values = tensors(self._given)
-        on_meta = is_on_meta(model)
-        args, kwargs = own_copy(self._given, lambda t: t.to("meta") if on_meta else t.clone())
+        fakes, on_meta = self._fakes, is_on_meta(model)
+        copy = fakes.like if fakes is not None else lambda t: t.to("meta") if on_meta else t.clone()
+        args, kwargs = own_copy(self._given, copy)
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = Watch(watched, self._holders, again) if watched else None
         recorder = Recorder(
@@ -154,9 +175,10 @@ class _Session:
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
             number = recorder.input(tensor)
-            if tensor.is_meta and not value.is_meta:
+            if has_values(value) and not has_values(tensor):
                 recorder.values[number] = value
-        with called_whole(recorder, model, opening.whole), patched_functions(recorder), recorder:
+        mode = nullcontext() if fakes is None else fakes.mode
+        with called_whole(recorder, model, opening.whole), patched_functions(recorder), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:

@@ -1,0 +1,41 @@
+"""Gives back the memory of layers that other processes run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import deferred
+from ..state.shadow import Layers
+from .exchange import in_place_of, rebind, without_weak_references
+
+
+def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
+    """Leave tensors without memory: each stays the same object, with its shape and dtype, on the meta device.
+
+    Gradients of parameters are dropped. A parameter that a graph holds is replaced in the layers by another object.
+
+    Args:
+        groups: the layers of all stages.
+        tensors: those that no stage of this process uses. None of them has values or a construction afterwards.
+    """
+    if not tensors:
+        return
+    modules = [
+        found for layers in groups for name, layer in layers for found in layer.named_modules(prefix=name)
+    ]
+    replaced: dict[Tensor, Tensor] = {}
+    for tensor in tensors:
+        if tensor.grad_fn is not None and not tensor._is_view():
+            tensor.detach_()
+    with without_weak_references(module for _, module in modules):
+        for tensor in tensors:
+            deferred.unseal(tensor)
+            if isinstance(tensor, nn.Parameter):
+                tensor.grad = None
+            now = in_place_of(tensor, torch.empty_like(tensor.detach(), device="meta"))
+            if now is not tensor:
+                replaced[tensor] = now
+        rebind(modules, replaced)
