@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from .any_module import capture, chain_of
 from .chain import Chain, Whole
 from .describing import describe, tensor_specs
+from .grouped_product import grouped_product
 from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .made_up import copied, is_made_up, mark_made_up
@@ -44,6 +45,7 @@ __all__ = [
     "fingerprint",
     "finish",
     "flatten",
+    "grouped_product",
     "has_hooks",
     "holds_meta",
     "is_made_up",

@@ -58,7 +58,7 @@ def build_stages(
     release(groups, places.foreign)
     move([groups[stage] for stage in here], [homes[stage] for stage in here])
     shared: Sequence[SharedParameters] = share_parameters(
-        groups, homes, _names(plan.devices) if apart else None
+        groups, homes, _names(plan.devices) if apart else None, local
     )
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     schedule, workers = plan.build_schedule(), plan.workers

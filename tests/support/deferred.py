@@ -38,9 +38,9 @@ def assert_same_values(make: Callable[[], nn.Module]) -> None:
 
 def twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
     """Return a plain model and a deferred one that is constructed from the same seed."""
-    _seed()
+    seed()
     plain = make()
-    _seed()
+    seed()
     with deferred_init():
         return plain, make()
 
@@ -57,7 +57,7 @@ def pipelines(
     return Pipeline(chain, plan, loss_fn), Pipeline(same, plan, loss_fn, **options)  # type: ignore[arg-type]
 
 
-def _seed() -> None:
+def seed() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,10 +58,7 @@ def values_refused(layer: str) -> Iterator[None]:
         raise
     except (RuntimeError, TypeError) as error:
         if asks_for_values(error):
-            raise CaptureError(
-                f"layer {layer!r} reads values of tensors ({error}), and a model of which each process has only some "
-                "layers is recorded without values. Compute with tensors, as by torch.where, or train it in one process"
-            ) from error
+            raise unknown_value(f"layer {layer!r}", _line_of(error)) from error
         if not _OF_META_TENSORS.search(text := str(error)):
             raise
         why = textwrap.shorten(text.splitlines()[0].rstrip(".!"), 120)
@@ -75,17 +73,41 @@ def values_refused(layer: str) -> Iterator[None]:
         ) from error
 
 
+def unknown_value(who: str, line: str) -> CaptureError:
+    """Return the error for a read, at a line of the user's code, of a value that this process does not have."""
+    return CaptureError(
+        f"{who} reads values of tensors at {line}, or makes tensors whose shapes depend on them. This "
+        "process has only some layers of the model, so while it is recorded only the arguments, and what is computed "
+        "from them alone, have values. If it reads an argument, pass that in every process; otherwise compute with "
+        "tensors, as by torch.where, or train the model in one process"
+    )
+
+
 def line_of_user() -> str:
     """Return file and line of the innermost frame that is neither torch's nor of this package's recorder or losses.
 
     While a recorded call is replayed, this is the line that was recorded.
     """
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame is not None and _is_ours(frame.f_code.co_filename):
         if frame.f_code.co_filename == _CALLS and frame.f_code.co_name == "run":
             return frame.f_locals["self"].line
         frame = frame.f_back
     if frame is None:
         return "an unknown line"
-    # Two parts of the path: there are many files modeling.py and __init__.py.
-    return f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
+    return _place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return file and line of the innermost frame of the user's code that an error went through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    return _place(frames[-1].filename, frames[-1].lineno) if frames else "an unknown line"
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_NOT_THE_USERS)
+
+
+def _place(file: str, line: int | None) -> str:
+    """Return a line with two parts of the path of its file: there are many files modeling.py and __init__.py."""
+    return f"{'/'.join(Path(file).parts[-2:])}:{line}"

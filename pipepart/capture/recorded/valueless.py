@@ -1,7 +1,13 @@
-"""Runs a model without values: on fake tensors, which have a shape, a dtype and a device, and no memory.
+"""Runs a model of which this process has only some layers: no layer computes, and shapes come out as if all did.
 
-Under several processes each has only the layers of its own stages, and the others are on the meta device. All of them
-are recorded with fake tensors in place of their own, so that every process finds the same recording.
+::
+
+    parameters, buffers         fake tensors: a shape, a dtype and a device, and no memory
+    arguments, constants        real tensors
+    operations on real ones     run, so that code may read values of the arguments: ``if mask.all(): ...``
+    operations on any fake one  give fake tensors, whose values cannot be read
+
+So each process finds the recording that the whole model would give.
 """
 
 from __future__ import annotations
@@ -20,40 +26,45 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from ...autograd.dispatch_mode import DispatchMode
+from ...autograd.own_copy import tensors
+from ..grouped_product import grouped_product
 from ..restore import bindings_restored, exchanged
 from ..sequential import state_of
 
+_GROUPED = torch.ops.aten._grouped_mm.default
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 class Fakes:
-    """Fake tensors, all on one device, and what they stand for.
+    """Fake tensors, all on one device, and the tensors of a model that they stand for.
 
     Args:
         device: that the forward finds them on.
-
-    Attributes:
-        mode: under which a forward runs on them.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._device = device
         self._made: dict[Tensor, Tensor] = {}
 
-    def like(self, tensor: Tensor) -> Tensor:
-        """Return a new fake tensor like another, which needs no gradient."""
-        with self.mode:
-            return torch.empty_like(tensor.detach(), device=self._device)
-
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the fake tensor that stands for a tensor of the model, always the same one."""
+        """Return the fake tensor that stands for a tensor, always the same one."""
         if tensor not in self._made:
-            fake = self.like(tensor)
+            with self._mode:
+                fake = torch.empty_like(tensor.detach(), device=self._device)
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake)
             self._made[tensor] = fake.requires_grad_(tensor.requires_grad)
         return self._made[tensor]
+
+    def if_on_meta(self, tensor: Tensor) -> Tensor:
+        """Return the fake tensor for a tensor on the meta device, and any other tensor as it is."""
+        return self.of(tensor) if tensor.is_meta else tensor
+
+    def in_use(self) -> DispatchMode:
+        """Return a context in which operations take fake and real tensors together."""
+        return _Mixing(self._mode)
 
     def originals(self) -> dict[Tensor, Tensor]:
         """Return what each fake tensor stands for."""
@@ -64,28 +75,78 @@ class Fakes:
 def on_fakes(model: nn.Module) -> Iterator[Fakes]:
     """Have a model hold fake tensors within the block, in place of its parameters and buffers.
 
-    Attributes of modules on the meta device are replaced as well. Other tensors stay what they are: a forward may read
-    their values.
+    Attributes of modules are replaced as well if they are on the meta device.
     """
     real = (tensor.device for tensor in state_of(model) if not tensor.is_meta)
     fakes = Fakes(next(real, torch.device("cpu")))
     with exchanged(model, {tensor: fakes.of(tensor) for tensor in state_of(model)}), bindings_restored(model):
         for module in model.modules():
             for name, value in vars(module).items():
-                if name not in _TABLES and any(map(_is_on_meta, pytree.tree_leaves(value))):
-                    vars(module)[name] = pytree.tree_map_only(_is_on_meta, fakes.of, value)
+                leaves = () if name in _TABLES else pytree.tree_leaves(value)
+                if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
+                    vars(module)[name] = pytree.tree_map_only(Tensor, fakes.if_on_meta, value)
         yield fakes
 
 
 def asks_for_values(error: BaseException) -> bool:
-    """Return True for an error that an operation raises because its result depends on values of fake tensors."""
+    """Return True for the error of an operation whose result depends on values of fake tensors."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
-def has_values(tensor: Tensor) -> bool:
-    """Return True unless a tensor is fake or on the meta device."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+class _Mixing(DispatchMode):
+    """Runs an operation on fake tensors if any of its arguments is one, or has lost its values.
+
+    A real tensor into which a fake one is written has lost them: its memory keeps what was there before.
+
+    Args:
+        mode: makes fake tensors of real ones.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+        self._lost: dict[int, torch.UntypedStorage] = {}  # kept, so that no other gets its address
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = tensors((args, kwargs))
+        if not any(map(self._has_no_values, given)):
+            return func(*args, **kwargs)
+        for tensor in _written(func, args, kwargs):
+            if not isinstance(tensor, FakeTensor):
+                storage = tensor.untyped_storage()
+                self._lost[storage._cdata] = storage
+        originals: dict[int, Tensor] = {}
+
+        def fake(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, FakeTensor):
+                return tensor
+            made = self._mode.from_tensor(tensor)
+            originals[id(made)] = tensor
+            return made
+
+        args, kwargs = pytree.tree_map_only(Tensor, fake, (args, kwargs))
+        with self._mode:
+            result = (grouped_product if func is _GROUPED else func)(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, lambda t: originals.get(id(t), t), result)
+
+    def _has_no_values(self, tensor: Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return True
+        return (
+            bool(self._lost)
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage()._cdata in self._lost
+        )
 
 
-def _is_on_meta(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operation writes, by its schema."""
+    places = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return list(tensors(places))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.own_copy import tensors
-from ...capture import shadow_parameters
+from ...capture import grouped_product, shadow_parameters
 
 META = torch.device("meta")
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
@@ -78,23 +78,8 @@ class _Moving(DispatchMode):
             # As kernels do. Otherwise the result has the strides of this gradient.
             args = (args[0].contiguous(), *args[1:])
         if func is _aten._grouped_mm.default and True in on_meta:
-            return _grouped_product(*args, **kwargs)
+            return grouped_product(*args, **kwargs)
         return func(*args, **kwargs)
-
-
-def _grouped_product(
-    one: Tensor,
-    other: Tensor,
-    offsets: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the products of groups of rows or columns, as of experts; torch's kernel takes one dtype only."""
-    if one.dim() == other.dim() == 2:
-        groups = () if offsets is None else tuple(offsets.shape)
-        return one.new_empty((*groups, one.shape[0], other.shape[1]), dtype=out_dtype)
-    batch = (one.shape[0],) if one.dim() == other.dim() else ()
-    return one.new_empty((*batch, one.shape[-2], other.shape[-1]), dtype=out_dtype)
 
 
 def _moved(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from stage to stage in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,7 +104,10 @@ class SharedParameters:
 
 
 def share_parameters(
-    groups: Sequence[Layers], devices: Sequence[torch.device], names: Sequence[str] | None = None
+    groups: Sequence[Layers],
+    devices: Sequence[torch.device],
+    names: Sequence[str] | None = None,
+    local: Collection[int] | None = None,
 ) -> list[SharedParameters]:
     """Return the layers of each stage, with replicas of what an earlier stage uses as well.
 
@@ -114,12 +117,13 @@ def share_parameters(
         groups: the layers of each stage.
         devices: where each stage runs.
         names: of the devices, if devices of different names share no memory; None if equal torch devices do.
+        local: the stages that run in this process, None for all; the layers of others have no replicas.
     """
     users = users_of(groups)
     found = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True)):
         replicas = {}
-        for tensor, (first, *others) in users.items():
+        for tensor, (first, *others) in users.items() if local is None or stage in local else ():
             apart = names is not None and names[first] != names[stage]
             if stage in others and (apart or isinstance(tensor, nn.Parameter) or tensor.device != device):
                 replicas[tensor] = ReplicaParam(tensor, device, apart)

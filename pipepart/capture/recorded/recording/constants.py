@@ -1,7 +1,6 @@
-"""Computes what a model reads from tensors while it is recorded without values, on the meta device or on fake tensors.
+"""Computes what a model on the meta device reads from tensors, which have no values there.
 
-Known are the values of inputs of which the caller has passed real tensors, of tensors that the model holds in
-attributes, and what is computed from them alone.
+Known are the values of inputs of which the caller has passed real tensors, and what is computed from them alone.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..refusal import CaptureError, line_of_user
 from ..replay.calls import Call
@@ -20,12 +18,12 @@ from ..replay.numbers import Ref
 
 
 def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mapping[int, Tensor]) -> Any:
-    """Return the result of a call on tensors without values that reads these, by computing them on the CPU.
+    """Return the result of a call on meta tensors that reads their values, by computing these on the CPU.
 
     Args:
         func, given: the call.
         calls: those before it.
-        values: those that are known, by their numbers.
+        values: the known inputs, by their numbers.
 
     Raises:
         CaptureError: the values depend on an unknown input, a module, a parameter, a draw or a write in place.
@@ -41,10 +39,9 @@ def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mappin
             call = made.get(number)
             if call is None or call.module or call.draws or call.writes or number in written:
                 raise CaptureError(
-                    f"the model reads a value at {line_of_user()}, and it is recorded without values, as it is on the "
-                    "meta device or each process has only some of its layers. If it is that of an argument, pass a "
-                    "real tensor (in every process), or leave that argument out. Otherwise compute with tensors, as by "
-                    "torch.where, or record the whole model on a real device"
+                    f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have. If it "
+                    "is that of an argument, pass the sample on the CPU, or leave that argument out. Otherwise record "
+                    "the model on a real device"
                 )
             own = call.given.settled()
             compute(own.numbers())
@@ -54,10 +51,9 @@ def computed_on_cpu(func: Any, given: Any, calls: Sequence[Call], values: Mappin
                     known[out.number] = leaf
 
     given = given.settled()
-    with _disable_current_modes():
-        compute(given.numbers())
-        args, kwargs = given.filled(known, _on_cpu)
-        return func(*args, **kwargs)
+    compute(given.numbers())
+    args, kwargs = given.filled(known, _on_cpu)
+    return func(*args, **kwargs)
 
 
 def _on_cpu(leaf: Any) -> Any:

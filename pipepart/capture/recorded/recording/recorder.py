@@ -32,11 +32,18 @@ from ....autograd.in_place import version
 from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
 from ..placing import at, home, together
-from ..refusal import CaptureError, LeftAsideError, SkeletonError, line_of_user, values_refused
+from ..refusal import (
+    CaptureError,
+    LeftAsideError,
+    SkeletonError,
+    line_of_user,
+    unknown_value,
+    values_refused,
+)
 from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given
 from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
-from ..valueless import asks_for_values, has_values
+from ..valueless import asks_for_values
 from .changes import Watch
 from .conditions import Conditions
 from .constants import computed_on_cpu
@@ -59,7 +66,7 @@ class Recorder(TorchFunctionMode):
         state: path of each parameter and buffer that was used, by its number.
         constants: other tensors of the model that were used, by their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
-        values: of inputs that are recorded without values: real tensors, from which reads are answered.
+        values: of inputs whose tensors are on the meta device: real ones, from which reads are answered.
     """
 
     def __init__(
@@ -169,10 +176,11 @@ class Recorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if not asks_for_values(error) and not any(tensor.is_meta for tensor in passed):
+            if asks_for_values(error):
+                raise unknown_value(name, line_of_user()) from error
+            if not any(tensor.is_meta for tensor in passed):
                 raise
-            known = {number: held for number, held in self.constants.items() if has_values(held)}
-            result = computed_on_cpu(func, given, self.calls, self.values | known)
+            result = computed_on_cpu(func, given, self.calls, self.values)
         written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])

@@ -19,7 +19,7 @@ from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
 from ..replay.joining import joined
 from ..replay.recording import Recording
-from ..valueless import Fakes, has_values, on_fakes
+from ..valueless import Fakes, on_fakes
 from .changes import Change, Holders, Watch, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
@@ -165,8 +165,9 @@ class _Session:
         model, opening = self._model, self._opening
         values = tensors(self._given)
         fakes, on_meta = self._fakes, is_on_meta(model)
-        copy = fakes.like if fakes is not None else lambda t: t.to("meta") if on_meta else t.clone()
-        args, kwargs = own_copy(self._given, copy)
+        args, kwargs = own_copy(self._given, lambda t: t.to("meta") if on_meta else t.clone())
+        if fakes is not None:
+            args, kwargs = pytree.tree_map_only(Tensor, fakes.if_on_meta, (args, kwargs))
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = Watch(watched, self._holders, again) if watched else None
         recorder = Recorder(
@@ -175,9 +176,9 @@ class _Session:
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
             number = recorder.input(tensor)
-            if has_values(value) and not has_values(tensor):
+            if tensor.is_meta and not value.is_meta:
                 recorder.values[number] = value
-        mode = nullcontext() if fakes is None else fakes.mode
+        mode = nullcontext() if fakes is None else fakes.in_use()
         with called_whole(recorder, model, opening.whole), patched_functions(recorder), mode, recorder:
             try:
                 result = model(*args, **kwargs)

@@ -1,0 +1,217 @@
+"""A process that runs some stages records the whole model by itself, and replays its own layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Arguments, CaptureError
+from pipepart.capture import RecordedChain, chain_of, fingerprint
+from pipepart.data.recorded import entered
+from pipepart.data.split import micro_batches_of
+from tests.capture.families import FAMILIES
+from tests.pipeline.deferred.test_training import Tied
+from tests.support.chains import plan_by_hand
+from tests.support.deferred import twins
+from tests.support.local_stages import Process, deferred, output, process
+from tests.support.recorded import borders_of, chain_for
+
+
+def processes(make: Callable[[], nn.Module], sample: Any, stages: int = 3, **options: Any) -> tuple[Any, ...]:
+    """Return the chain of the whole model, a plan with a stage for each process, and the processes."""
+    whole = chain_for(twins(make)[0], sample, parts=1)
+    layers = [name for name, _ in whole.layers]
+    plan = plan_by_hand(layers, borders_of(len(layers), stages), micro_batches=1)
+    found = [
+        process(deferred(make), plan, {stage}, groups=whole.groups, **options) for stage in range(stages)
+    ]
+    return whole, plan, found
+
+
+def record(chain: Any, sample: Any) -> Any:
+    batch = micro_batches_of(Arguments.of(sample).input, None, 1)
+    return entered(chain, batch).inputs[0].recording
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", "resnet"])
+def test_families(family):
+    make, make_sample = FAMILIES[family]
+    sample = make_sample()
+    whole, plan, found = processes(make, sample)
+    assert len({fingerprint(record(one.chain, sample)) for one in (Process(whole.model, whole), *found)}) == 1
+    torch.manual_seed(1)
+    expected = output([Process(whole.model, whole)] * 3, plan, sample)
+    torch.manual_seed(1)
+    got = output(found, plan, sample)
+    assert all(map(torch.equal, got.tensors, expected.tensors))
+    start = 0
+    for stage, one in zip(plan.stages, found, strict=True):
+        own = one.chain.layers[start : start + len(stage.layers)]
+        used = {id(tensor) for _, layer in own for tensor in layer.parameters()}
+        assert all(tensor.is_meta is (id(tensor) not in used) for tensor in one.model.parameters())
+        start += len(stage.layers)
+
+
+def test_a_model_with_tied_weights_and_an_attribute():
+    sample = torch.randint(12, (8,))
+    whole, plan, found = processes(Tied, sample)
+    expected = output([Process(whole.model, whole)] * 3, plan, sample)
+    assert torch.equal(output(found, plan, sample), expected)
+
+
+def test_the_recording_is_that_of_the_whole_model_under_autocast():
+    make, make_sample = FAMILIES["llama"]
+    sample = make_sample()
+    whole, plan, found = processes(make, sample, stages=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = output([Process(whole.model, whole)] * 2, plan, sample)
+        assert all(map(torch.equal, output(found, plan, sample).tensors, expected.tensors))
+
+
+class Block(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+class Blocks(nn.Module):
+    """Calls its blocks one after the other."""
+
+    block: type[nn.Module] = Block
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.block() for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class AsksForMask(Blocks):
+    """Takes another way if its argument has zeros."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None
+        x = x * 2 if bool(mask.all()) else x * mask.unsqueeze(1)
+        return super().forward(x)
+
+
+class AsksBetween(Blocks):
+    """Reads what a block has computed."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x) if x.sum() > 0 else -block(x)
+        return x
+
+
+class AsksWhatItWrote(Blocks):
+    """Reads a tensor of its own, into which it has written what a block computed."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        total = torch.zeros(1)
+        for block in self.blocks:
+            x = block(x)
+            total += x.sum()
+        return x * 2 if total > 0 else x
+
+
+class Sorting(Block):
+    """Computes only the positive samples: how many these are is known from values only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.sum(1).gt(0).nonzero()[:, 0]
+        return input.index_add(0, rows, super().forward(input[rows]))
+
+
+class ReadsWithin(Blocks):
+    block = Sorting
+
+
+def partial(model: nn.Module, groups: Any = None, **options: Any) -> RecordedChain:
+    chain = chain_of(model, split_loss=False, partial=True, **options)
+    assert isinstance(chain, RecordedChain)
+    return chain
+
+
+@pytest.mark.parametrize("mask", [torch.ones(4), torch.tensor([1.0, 0, 1, 1])])
+def test_code_may_read_arguments(mask):
+    sample = Arguments(torch.randn(4, 4), mask)
+    whole, plan, found = processes(AsksForMask, sample, split_loss=False)
+    expected = output([Process(whole.model, whole)] * 3, plan, sample)
+    assert torch.equal(output(found, plan, sample), expected)
+
+
+def test_a_process_may_know_no_more_than_shapes():
+    chain = partial(Blocks())
+    known = record(chain, torch.randn(4, 4))
+    assert fingerprint(record(chain, torch.randn(4, 4, device="meta"))) == fingerprint(known)
+    with pytest.raises(
+        CaptureError, match=r"bool.* reads values .*test_recorded.py.*pass that in every process"
+    ):
+        record(partial(AsksForMask()), Arguments(torch.randn(4, 4), torch.ones(4, device="meta")))
+
+
+@pytest.mark.parametrize("make", [AsksBetween, AsksWhatItWrote])
+def test_values_of_layers_cannot_be_read_between_them(make):
+    with pytest.raises(CaptureError, match=r"bool.* reads values of tensors at .*test_recorded\.py:\d+"):
+        record(partial(make()), torch.randn(4, 4))
+
+
+def test_values_cannot_be_read_in_a_layer():
+    with pytest.raises(
+        CaptureError, match=r"layer 'blocks\.1' reads values of tensors at .*recorded\.py:\d+"
+    ):
+        record(partial(ReadsWithin()), torch.randn(4, 4))
+
+
+def test_nothing_is_left_in_the_model():
+    model = Tied()
+    before = {name: (tensor, tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}
+    record(partial(model), torch.randint(12, (8,)))
+    now = model.state_dict(keep_vars=True)
+    assert all(
+        now[name] is tensor and tensor._version == version for name, (tensor, version) in before.items()
+    )
+    assert type(model.table) is Tensor
+
+
+class Alternating(Blocks):
+    """Changes its way from forward to forward, by a counter that is out of sight."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        TURNS.append(len(TURNS))
+        return super().forward(x) * (2 + TURNS.turn())
+
+
+class _Hidden(list[int]):
+    """A list that no snapshot looks into, as it is none of Python's own classes."""
+
+    def turn(self) -> int:
+        return len(self) % 2
+
+
+TURNS = _Hidden()
+
+
+def test_forwards_that_take_different_ways_are_refused():
+    with pytest.raises(CaptureError, match=r"two recordings of Alternating differ.*given \d in one forward"):
+        record(partial(Alternating()), torch.randn(4, 4))
+    record(partial(Alternating(), verify="never"), torch.randn(4, 4))
+
+
+def test_each_replay_cannot_be_compared():
+    with pytest.raises(ValueError, match=r'verify="always" runs the whole model.*pipepart\.check'):
+        partial(Blocks(), verify="always")
+
+
+def test_recordings_that_differ_have_other_fingerprints():
+    prints = [
+        fingerprint(record(partial(AsksForMask()), Arguments(torch.randn(4, 4), mask)))
+        for mask in (torch.ones(4), torch.zeros(4))
+    ]
+    prints.append(fingerprint(record(partial(Blocks()), torch.randn(4, 4))))
+    assert len(set(prints)) == 3

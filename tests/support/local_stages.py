@@ -1,0 +1,72 @@
+"""Stands for several processes in one: each has a model of its own, with the layers of its stages only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from pipepart import Arguments, Plan, deferred_init
+from pipepart.capture import Chain, Live, RecordedChain, chain_of, state_of
+from pipepart.data.recorded import entered
+from pipepart.data.split import micro_batches_of
+from pipepart.runtime.build import build_stages
+from pipepart.runtime.placing import InitialValues
+from tests.support.deferred import seed
+
+
+class Process(NamedTuple):
+    """The model of one process, and its chain."""
+
+    model: nn.Module
+    chain: Chain
+
+
+def process(
+    model: nn.Module,
+    plan: Plan,
+    local: Collection[int],
+    *,
+    groups: Any = None,
+    weights: Any = None,
+    **options: Any,
+) -> Process:
+    """Give a model the layers of some stages.
+
+    Args:
+        groups: of a chain that has recorded the same model; None for an ``nn.Sequential``.
+        options: of :class:`RecordedChain`.
+    """
+    chain = chain_of(model) if groups is None else RecordedChain(model, groups, partial=True, **options)
+    build_stages(chain.layers, plan, values=InitialValues.of(model, weights), local=local)
+    return Process(model, chain)
+
+
+def deferred(make: Callable[[], nn.Module]) -> nn.Module:
+    """Construct a model without memory, from the seed of :func:`tests.support.deferred.twins`."""
+    seed()
+    with deferred_init():
+        return make()
+
+
+def output(processes: list[Process], plan: Plan, sample: Any) -> Any:
+    """Run the forward of a mini-batch as one micro-batch, each stage in its process; return what the last layer did.
+
+    Each process records the model by itself. From one to the next only tensors are sent.
+    """
+    batch = micro_batches_of(Arguments.of(sample).input, None, 1)
+    inputs = [entered(one.chain, batch).inputs[0] for one in processes]
+    value, place = inputs[0], 0
+    for stage, one, own in zip(plan.stages, processes, inputs, strict=True):
+        if isinstance(own, Live):
+            value = Live(own.recording, value.tensors)
+        for _, layer in one.chain.layers[place : place + len(stage.layers)]:
+            value = layer(value)
+        place += len(stage.layers)
+    return value
+
+
+def has_memory(layers: Any) -> bool:
+    """Return True if a parameter or buffer of layers has memory."""
+    return any(not tensor.is_meta for _, layer in layers for tensor in state_of(layer))
