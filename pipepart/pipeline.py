@@ -145,8 +145,11 @@ class Pipeline(AsModule, Observed):
         self._traces = Traces(plan, always=trace)
         self._joined = joined = join(plan, chain, timeout, strict)
         with joined.making() if joined else nullcontext():
+            if joined and isinstance(chain, RecordedChain):
+                chain.part()
             values = InitialValues.of(chain.model, weights)
-            self._stages = build_stages(chain.layers, plan, compile, strict, values)
+            local = joined and joined.ownership.stages
+            self._stages = build_stages(chain.layers, plan, compile, strict, values, local)
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)
             here = joined.ownership.stages if joined else range(len(plan.stages))

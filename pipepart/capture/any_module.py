@@ -30,7 +30,6 @@ def chain_of(
     layers: Sequence[str] | None = None,
     verify: Verify = "first",
     split_loss: bool = True,
-    partial: bool = False,
 ) -> Chain:
     """Return the chain of layers of a model.
 
@@ -38,7 +37,7 @@ def chain_of(
         model: the user's. An ``nn.Sequential`` is taken as it is; any other module is recorded when it is first called.
         infos: the layers that the chain of a recorded model must have, as a profile has them.
         layers: as for :class:`RecordedChain`; ``[""]`` makes the model one layer, without recording it.
-        verify, split_loss, partial: as for :class:`RecordedChain`.
+        verify, split_loss: as for :class:`RecordedChain`.
 
     Raises:
         TypeError, ValueError: ``model`` is no module, or has no layers.
@@ -64,7 +63,7 @@ def chain_of(
     if [*groups.values()] == [WHOLE]:
         return Whole(model)
     known = groups if any(group.modules or group.tensors for group in groups.values()) else None
-    return RecordedChain(model, known, layers=layers, verify=verify, split_loss=split_loss, partial=partial)
+    return RecordedChain(model, known, layers=layers, verify=verify, split_loss=split_loss)
 
 
 def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:

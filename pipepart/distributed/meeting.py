@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..capture import Live, fingerprint
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..runtime.loss_sink import LossSink, Share
@@ -126,9 +127,8 @@ class Meeting:
         self._check(everyone)
         form = next(one.form for one in everyone if one.form)
         if batch is None or not all(one.form for one in everyone):
-            shapes = self._shapes((args, kwargs), everyone)
-            if batch is None:
-                batch = make(*shapes, target)
+            args, kwargs = self._shapes((args, kwargs), everyone)
+            batch = self._everywhere(batch, form, lambda: make(args, kwargs, target))
         return Agreed(batch, (call, form, tuple(one.state for one in everyone)), everyone[0].seed)
 
     def meet(self, call: str) -> None:
@@ -216,7 +216,7 @@ class Meeting:
             if not everyone[rank].form and not (rank == self.last and everyone[rank].target):
                 raise ValueError(f"rank {rank} {what} and was given no mini-batch")
         for field, what in (
-            ("form", "of other shapes"),
+            ("form", "of other shapes, or its code between layers takes another way,"),
             ("values", "with other values"),
             ("target", "with another target"),
         ):
@@ -233,6 +233,35 @@ class Meeting:
                     f"the model of rank {rank} is in another mode than that of rank 0, or other parameters are frozen, "
                     "or gradients or autocast are set differently: set them alike on all ranks"
                 )
+
+    def _everywhere(
+        self, batch: MicroBatches | None, form: str, make: Callable[[], MicroBatches]
+    ) -> MicroBatches:
+        """Return the micro-batches of this rank, which are made here if it was given no mini-batch.
+
+        Raises:
+            RankError: that fails on another rank.
+            ValueError: a rank would run the model in another way than those with a mini-batch.
+        """
+        failure: Exception | None = None
+        if batch is None:
+            try:
+                batch = make()
+            except Exception as error:
+                failure = error
+        mine = failure and f"{type(failure).__name__}: {failure}", batch and _digest(_forms(batch.inputs))
+        for rank, (why, own) in enumerate(self.ranks.gather(mine)):
+            if failure is not None:
+                raise failure
+            if why:
+                raise RankError(f"rank {rank} cannot run without the values of the mini-batch: {why}")
+            if own != form:
+                raise ValueError(
+                    f"on rank {rank}, which was given no mini-batch, the model calls other functions than on the ranks "
+                    "that were: give the mini-batch to all ranks"
+                )
+        assert batch is not None
+        return batch
 
     def _shapes(self, given: Any, everyone: Sequence[_Hello]) -> tuple[Any, Any]:
         """Return the arguments of the call on the meta device, from the first rank that has them."""
@@ -279,7 +308,7 @@ def _forms(nests: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for nest in nests:
         leaves, spec = pytree.tree_flatten(nest)
-        found.append(str(spec))
+        found.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout

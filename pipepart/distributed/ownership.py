@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from torch import Tensor, nn
@@ -43,27 +44,30 @@ class Ownership:
                 "plan with replicas=1"
             )
         self.rank_of = [worker * size // workers for worker in range(workers)]
-        self._rank = rank
+        self._plan, self._chain, self._rank = plan, chain, rank
         device_of = plan.build_schedule().device_of
         self.rank_of_stage = [self.rank_of[device_of[stage]] for stage in range(len(plan.stages))]
         self.stages = frozenset(stage for stage, own in enumerate(self.rank_of_stage) if own == rank)
-        ends = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
-        self._owner: dict[Tensor, int] = {}
-        self.shared: dict[Tensor, list[int]] = {}
-        users: dict[Tensor, list[int]] = {}
+
+    @cached_property
+    def _users(self) -> dict[Tensor, list[int]]:
+        """The ranks whose layers use each tensor; found at the first use, as making the stages may replace tensors."""
+        ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
+        found: dict[Tensor, dict[int, None]] = {}
         for (start, end), owner in zip(pairwise(ends), self.rank_of_stage, strict=True):
-            for _, layer in chain.layers[start:end]:
+            for _, layer in self._chain.layers[start:end]:
                 for tensor in state_of(layer):
-                    self._owner.setdefault(tensor, owner)
-                    users.setdefault(tensor, []).append(owner)
-        # Tensors that layers on several ranks use, with these ranks, the owner first.
-        self.shared = {
-            tensor: list(dict.fromkeys(ranks)) for tensor, ranks in users.items() if len(set(ranks)) > 1
-        }
+                    found.setdefault(tensor, {})[owner] = None
+        return {tensor: list(ranks) for tensor, ranks in found.items()}
+
+    @cached_property
+    def shared(self) -> dict[Tensor, list[int]]:
+        """The tensors that layers on several ranks use, with these ranks, the owner first."""
+        return {tensor: ranks for tensor, ranks in self._users.items() if len(ranks) > 1}
 
     def owner_of(self, tensor: Tensor) -> int:
         """Return the rank that a parameter or buffer belongs to."""
-        return self._owner.get(tensor, 0)
+        return self._users.get(tensor, [0])[0]
 
     def is_mine(self, tensor: Tensor) -> bool:
         """Return whether a parameter or buffer belongs to this rank."""

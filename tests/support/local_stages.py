@@ -38,7 +38,9 @@ def process(
         groups: of a chain that has recorded the same model; None for an ``nn.Sequential``.
         options: of :class:`RecordedChain`.
     """
-    chain = chain_of(model) if groups is None else RecordedChain(model, groups, partial=True, **options)
+    chain = chain_of(model) if groups is None else RecordedChain(model, groups, **options)
+    if isinstance(chain, RecordedChain):
+        chain.part()
     build_stages(chain.layers, plan, values=InitialValues.of(model, weights), local=local)
     return Process(model, chain)
 

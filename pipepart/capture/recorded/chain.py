@@ -54,9 +54,6 @@ class RecordedChain(Chain):
             outermost ModuleLists and Sequentials, of which one that is too coarse to balance stages is opened.
         verify: whether replays are compared with the model: of each recording the first, none, or all.
         split_loss: whether a loss that the model returns is computed after the last layer, to be weighed.
-        partial: whether this process has only some of the layers, and the others are on the meta device. The model is
-            then recorded without values. In place of a comparison with the model it is recorded twice, to find out
-            what changes from forward to forward.
 
     Attributes:
         opening: which modules stay whole.
@@ -70,20 +67,14 @@ class RecordedChain(Chain):
         layers: Sequence[str] | None = None,
         verify: Verify = "first",
         split_loss: bool = True,
-        partial: bool = False,
     ) -> None:
-        if partial and verify == "always":
-            raise ValueError(
-                'verify="always" runs the whole model in each step, and each process has only some of its layers: '
-                "leave it out, and compare the model and its pipeline in one process, by pipepart.check"
-            )
         super().__init__(model, ())
         self.opening = Opening(model, layers) if groups is None else _opening_of(model, groups)
         self._may_open = layers is None and groups is None
         self._surroundings = Surroundings(model)
         self._verify = verify
         self._split_loss = split_loss
-        self._partial = partial
+        self._partial = False
         self._groups: list[Group] = []
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
         self._states: dict[Hashable, int] = {}
@@ -107,6 +98,22 @@ class RecordedChain(Chain):
     def groups(self) -> dict[str, Group]:
         """What each layer calls, by its name."""
         return {name: group for (name, _), group in zip(self.layers, self._groups, strict=True)}
+
+    def part(self) -> None:
+        """From now on take it that this process has only some layers, and that the others are on the meta device.
+
+        The model is then recorded without values. In place of a comparison with the model it is recorded twice, to find
+        out what changes from forward to forward.
+
+        Raises:
+            ValueError: each replay is to be compared with the model.
+        """
+        if self._verify == "always":
+            raise ValueError(
+                'verify="always" runs the whole model in each step, and each process has only some of its layers: '
+                "leave it out, and compare the model and its pipeline in one process, by pipepart.check"
+            )
+        self._partial = True
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
         """Find or make the recording for these arguments.

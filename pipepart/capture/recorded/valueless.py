@@ -110,11 +110,10 @@ class _Mixing(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        given = tensors((args, kwargs))
-        if not any(map(self._has_no_values, given)):
-            return func(*args, **kwargs)
-        for tensor in _written(func, args, kwargs):
+        named = kwargs or {}
+        if not any(map(self._has_no_values, tensors((args, named)))):
+            return func(*args, **named)
+        for tensor in _written(func, args, named):
             if not isinstance(tensor, FakeTensor):
                 storage = tensor.untyped_storage()
                 self._lost[storage._cdata] = storage
@@ -127,9 +126,9 @@ class _Mixing(DispatchMode):
             originals[id(made)] = tensor
             return made
 
-        args, kwargs = pytree.tree_map_only(Tensor, fake, (args, kwargs))
+        args, named = pytree.tree_map_only(Tensor, fake, (args, named))
         with self._mode:
-            result = (grouped_product if func is _GROUPED else func)(*args, **kwargs)
+            result = (grouped_product if func is _GROUPED else func)(*args, **named)
         return pytree.tree_map_only(Tensor, lambda t: originals.get(id(t), t), result)
 
     def _has_no_values(self, tensor: Tensor) -> bool:

@@ -132,8 +132,9 @@ class ReadsWithin(Blocks):
 
 
 def partial(model: nn.Module, groups: Any = None, **options: Any) -> RecordedChain:
-    chain = chain_of(model, split_loss=False, partial=True, **options)
+    chain = chain_of(model, split_loss=False, **options)
     assert isinstance(chain, RecordedChain)
+    chain.part()
     return chain
 
 

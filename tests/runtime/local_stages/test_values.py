@@ -24,6 +24,7 @@ class Positions(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(4, 4)
+        self.table: Tensor
         self.register_buffer("table", torch.linspace(0, 1, 4).cos() * torch.rand(4), persistent=False)
         self.scale = torch.rand(4)
         nn.init.trunc_normal_(self.weight)
@@ -43,7 +44,7 @@ def varied() -> nn.Sequential:
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
         Positions(),
     )
-    model.apply(lambda part: nn.init.orthogonal_(part.weight) if type(part) is nn.Linear else None)
+    nn.init.orthogonal_(model.get_parameter("0.weight"))
     return model.to(torch.float64)
 
 

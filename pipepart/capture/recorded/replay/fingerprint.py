@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import _pytree as pytree
@@ -12,6 +13,7 @@ from .given import Slice
 from .numbers import Ref, plain
 from .recording import Recording
 
+_known: WeakKeyDictionary[Recording, str] = WeakKeyDictionary()
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, Ref, Slice)
 
 
@@ -21,6 +23,12 @@ def fingerprint(recording: Recording) -> str:
     It is the same in all processes that recorded the same code with arguments of the same shapes. Devices and objects,
     such as functions among the arguments, do not count.
     """
+    if recording not in _known:
+        _known[recording] = _digest(recording)
+    return _known[recording]
+
+
+def _digest(recording: Recording) -> str:
     calls = [
         (call.name, _compared(call.given.values), _compared(call.outs), sorted(call.writes), call.grad)
         for part in (*recording.parts, recording.end)
