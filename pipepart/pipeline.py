@@ -327,7 +327,9 @@ class Pipeline(AsModule, Observed):
             except LossError:
                 gradients.take_back()
                 raise
-            found = (scaled(gradient, factor) for part in step.input_gradients for gradient in part)
+            found = [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
+            if self._joined and any(graph_cut.leaves(one) for one in batch.inputs):
+                found = self._joined.meeting.from_one(self._joined.meeting.first, partial(list, found))
             graph_cut.backward_of_caller(batch.inputs, found)
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
@@ -471,4 +473,6 @@ class Pipeline(AsModule, Observed):
 
     def _from_last(self, make: Callable[[], Any]) -> Any:
         """Return what the process of the last stage makes."""
-        return make() if self._joined is None else self._joined.meeting.from_last(make)
+        return (
+            make() if self._joined is None else self._joined.meeting.from_one(self._joined.meeting.last, make)
+        )

@@ -71,7 +71,7 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
                     "parameters": own,
                 }
             )
-            for name, number in zip(own, group["params"], strict=True):
+            for name, number in zip(own, group["params"], strict=bool(own)):
                 if number in left:
                     found.state[name] = encode(left.pop(number), f"optimizer state of {name}", store)
         if left:
@@ -141,7 +141,8 @@ class SavedOptimizers:
             if own:
                 saved, tensors = self._groups[own[0]]
                 packed_group.update(decode(saved["settings"], _copies(tensors)))
-            for parameter, number, name in zip(group["params"], packed_group["params"], own, strict=True):
+            params = group["params"], packed_group["params"]
+            for parameter, number, name in zip(*params, own, strict=bool(own)):
                 if name in self._state:
                     state, tensors = self._state[name]
                     packed["state"][number] = decode(state, _copies(tensors))
@@ -160,19 +161,22 @@ class SavedOptimizers:
 
 
 def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:
-    """Return the names of the parameters of each group.
+    """Return the names of the parameters of each group; none for the empty one of a rank without parameters.
 
     Raises:
         ValueError: a parameter is not the model's.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter not in names:
+            if parameter not in names and parameter.numel():
                 raise ValueError(
                     f"the {type(optimizer).__name__} has a parameter of shape {tuple(parameter.shape)} that is not the "
                     "model's: make it of pipe.parameters(), after the pipeline"
                 )
-    return [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    return [
+        [names[parameter] for parameter in group["params"] if parameter in names]
+        for group in optimizer.param_groups
+    ]
 
 
 def _copies(tensors: TensorFile) -> Callable[[str], Tensor]:

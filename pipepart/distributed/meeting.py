@@ -84,8 +84,7 @@ class Meeting:
 
     def __init__(self, ranks: Ranks, model: nn.Module, first: int, last: int) -> None:
         self.ranks = ranks
-        self.last = last
-        self._first = first
+        self.first, self.last = first, last
         self._model = model
         self._calls = 0
 
@@ -167,32 +166,36 @@ class Meeting:
             scaled[0].view(-1)[:1] = float("inf")
         sink.adopt([share for share, *_ in found], self.last)
 
-    def from_last(self, make: Callable[[], Any]) -> Any:
-        """Return on every rank what the rank of the last stage makes, such as the output.
+    def from_one(self, source: int, make: Callable[[], Any]) -> Any:
+        """Return on every rank what one makes, such as the output of the last stage.
+
+        Args:
+            source: the rank that makes it.
+            make: makes a nest of tensors and plain values.
 
         Raises:
             Exception: what ``make`` raises, on that rank.
             RankError: it has raised there, or another rank is lost.
         """
-        is_last = self.ranks.rank == self.last
+        is_source = self.ranks.rank == source
         made, buffers, failure, form = None, [], None, None
-        if is_last:
+        if is_source:
             try:
                 made = make()
                 form, buffers = pack(graph_cut.move(made, torch.device("cpu")))
             except Exception as error:
                 failure = error
-        found, why = self.ranks.gather((form, failure and f"{type(failure).__name__}: {failure}"))[self.last]
+        found, why = self.ranks.gather((form, failure and f"{type(failure).__name__}: {failure}"))[source]
         if failure is not None:
             raise failure
         if why:
-            raise RankError(f"rank {self.last} failed: {why}")
-        if not is_last:
+            raise RankError(f"rank {source} failed: {why}")
+        if not is_source:
             buffers = [torch.empty(size, dtype=torch.uint8) for size in found.buffers]
         for buffer in buffers:
             if len(buffer):
-                self.ranks.broadcast(buffer, self.last)
-        return made if is_last else unpack(found, buffers, None)
+                self.ranks.broadcast(buffer, source)
+        return made if is_source else unpack(found, buffers, None)
 
     def _state(self) -> str:
         modes = Modes.current()
@@ -212,7 +215,7 @@ class Meeting:
                 raise RankError(f"rank {rank} refuses the arguments of {one.call[0]}: {one.refusal}")
         _check_calls(everyone)
         first = everyone[0]
-        for rank, what in ((self._first, "runs the first stage"), (self.last, "runs the last stage")):
+        for rank, what in ((self.first, "runs the first stage"), (self.last, "runs the last stage")):
             if not everyone[rank].form and not (rank == self.last and everyone[rank].target):
                 raise ValueError(f"rank {rank} {what} and was given no mini-batch")
         for field, what in (

@@ -26,12 +26,17 @@ class RankPart(ModelPart):
         super().__init__(model)
         self._ownership = ownership
         self._ranks = ranks
+        self._empty = nn.Parameter(torch.empty(0))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of this rank."""
         for name, parameter in self.model.named_parameters():
             if self._ownership.is_mine(parameter):
                 yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of this rank; an empty one if it has none, as torch's optimizers refuse that."""
+        yield from [parameter for _, parameter in self.named_parameters()] or [self._empty]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's stages."""

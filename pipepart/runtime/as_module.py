@@ -59,8 +59,8 @@ class AsModule:
         return self._model
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters; under torchrun those of this rank's stages."""
-        return (parameter for _, parameter in self._part.named_parameters())
+        """The model's parameters; under torchrun those of this rank's stages, or an empty one if these have none."""
+        return self._part.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters with their names in the model; under torchrun those of this rank's stages."""

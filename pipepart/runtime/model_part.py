@@ -22,6 +22,10 @@ class ModelPart:
         """Yield the parameters with their names in the model."""
         yield from self.model.named_parameters()
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters for an optimizer."""
+        return (parameter for _, parameter in self.named_parameters())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state under its names in the model."""
         return self.model.state_dict()

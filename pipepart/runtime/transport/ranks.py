@@ -177,7 +177,7 @@ class RankTransport:
             raise TypeError(
                 f"stage {sender} passes {len(buffers)} tensors to another rank, at most {_PARTS - 2} can be passed"
             )
-        tag = self._tag(key)
+        tag = self._tag(key, sender)
         known = self._table.sent.get(key)
         if known is None:
             self._table.sent[key] = form
@@ -232,13 +232,13 @@ class RankTransport:
             return self._schedule.stages - 1
         return stage + 1 if isinstance(kind, Kind) else self._follower(kind, stage)
 
-    def _tag(self, key: Key) -> int:
+    def _tag(self, key: Key, sender: int) -> int:
         """Return the first tag of a message, the same on both ranks; no other one in the step has it."""
         kind, stage, micro_batch = key[:3]
         kinds = _KINDS.index(kind) if isinstance(kind, Kind) else len(_KINDS) + kind
         stages = self._schedule.stages
         number = (kinds * stages + stage) * self._schedule.micro_batches + (micro_batch or 0)
-        tag = (number * stages + self._sender(key)) * _PARTS
+        tag = (number * stages + sender) * _PARTS
         if tag > _LARGEST_TAG - _PARTS:
             raise RuntimeError(
                 f"{stages} stages and {self._schedule.micro_batches} micro-batches have more messages than gloo has "
@@ -248,7 +248,7 @@ class RankTransport:
 
     def _receive_new(self, worker: int, sender: int, key: Key) -> None:
         """Receive a message of unknown form, on the arrivals thread."""
-        rank, tag = self._rank_of(sender), self._tag(key)
+        rank, tag = self._rank_of(sender), self._tag(key, sender)
         try:
             length = torch.empty(1, dtype=torch.int64)
             self._links.post(length, rank, tag).wait()
@@ -280,7 +280,7 @@ class RankTransport:
             self._fail(self._links.ranks.lost(error, rank))
 
     def _posted(self, key: Key, sender: int, form: Form) -> tuple[list[Tensor], list[dist.Work]]:
-        rank, tag = self._rank_of(sender), self._tag(key)
+        rank, tag = self._rank_of(sender), self._tag(key, sender)
         buffers = [torch.empty(size, dtype=torch.uint8) for size in form.buffers]
         works = [
             self._links.post(buffer, rank, place)

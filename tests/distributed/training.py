@@ -1,0 +1,73 @@
+"""Trains a pipeline for some steps and returns all that another number of processes must give as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests.support.pieces import WIDTH
+from tests.support.ranks import Own
+
+TIMEOUT = 10.0  # seconds that a rank of these tests waits for the others
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def drawn_batches(sizes: Sequence[int], width: int = WIDTH, **kind: Any) -> list[tuple[Tensor, Tensor]]:
+    """Mini-batches of these numbers of samples, the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(size: int) -> Tensor:
+        return torch.randn(size, width, generator=generator, dtype=torch.float64).to(**kind)
+
+    return [(draw(size), draw(size)) for size in sizes]
+
+
+def trained(
+    pipe: Pipeline,
+    batches: Sequence[tuple[Any, Any]],
+    optimizer: Optimizer | None = adam,
+    max_norm: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train on the mini-batches, one step each; then evaluate the last. Closes the pipeline.
+
+    Args:
+        pipe: a pipeline.
+        batches: inputs and targets.
+        optimizer: of the parameters of a rank; None if stages have their own.
+        max_norm: clip gradients to it.
+        options: for each step.
+    """
+    found: dict[str, Any] = {"losses": [], "norms": [], "inputs": []}
+    with pipe:
+        steps = optimizer(pipe.parameters()) if optimizer else None
+        for x, y in batches:
+            if steps:
+                steps.zero_grad()
+            found["losses"].append(pipe.step(x, target=y, **options))
+            if max_norm is not None:
+                found["norms"].append(pipe.clip_grad_norm_(max_norm))
+            found["gradients"] = gradients(pipe)
+            if steps:
+                steps.step()
+        with torch.no_grad():
+            found["output"] = pipe(batches[-1][0])
+        found["evaluated"] = pipe.evaluate(batches[-1][0], target=batches[-1][1])
+        found["state"] = pipe.full_state_dict()
+        found["own state"] = Own(pipe.state_dict())
+    found["generator"] = torch.get_rng_state()
+    return found
+
+
+def gradients(pipe: Pipeline) -> Own:
+    """Gradients of the parameters by name."""
+    return Own({name: None if p.grad is None else p.grad.clone() for name, p in pipe.named_parameters()})
