@@ -85,6 +85,7 @@ class DeviceEmulation:
         """
         if self._strict is None:
             return
+        torch.clear_autocast_cache()  # casts of weights that the caller has used, which live in the host's memory
         for stage in range(len(self._stages)):
             for module in self._modules(stage):
                 self._assign(stage, (*module._parameters.values(), *module._buffers.values()), PARAMETERS)
