@@ -119,8 +119,9 @@ class ChainCosts:
         self.skips = Skips(costs, may_relay)
         self._saved = tuple(piece for piece in costs.saved if not piece.passed_by)
         self._saved_bytes = np.array([piece.bytes for piece in self._saved], dtype=np.int64)
+        deferred = _deferred(profile, costs)
         # What the layer behind keeps for W is not kept twice where a layer has saved it as well.
-        deferred_behind = np.r_[[layer.deferred_bytes for layer in costs.layers[1:]], 0]
+        deferred_behind = np.r_[deferred[1:], 0]
         self._kept_twice = np.zeros(self.layers, dtype=np.int64)
         for piece in self._saved:
             for layer, behind in pairwise(piece.layers):
@@ -135,7 +136,7 @@ class ChainCosts:
         ]
         self._static_sums = np.cumsum([0, *static])
         self._gradient_sums = np.cumsum([0, *gradients])
-        self._deferred_sums = np.cumsum([0, *(layer.deferred_bytes for layer in costs.layers)])
+        self._deferred_sums = np.cumsum([0, *deferred])
         self.trained = np.cumsum(gradients) > 0
         # A profile made by hand may have seconds of a backward and no gradient bytes.
         self.has_backward = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
@@ -271,6 +272,8 @@ class ChainCosts:
         trains = self.has_backward[ends - 1]
         deferred = self._deferred_sums[ends] - self._deferred_sums[start]
         gradient = np.where(ends < self.layers, np.maximum(self._output_gradient[ends - 1] - passing, 0), 0)
+        if len(self._shared):
+            gradient = gradient + self._shared_gradients(start, ends)
         kept = np.empty((len(ends), 1, 3))
         kept[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
         kept[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
@@ -321,11 +324,16 @@ class ChainCosts:
 
     def _copied(self, start: int, end: int) -> NDArray[np.int64]:
         """Bytes that a stage from ``start`` on copies from earlier stages, for each end up to ``end``."""
-        layer, previous, size = self._shared.T
+        layer, previous, size, _ = self._shared.T
         copied = (previous < start) & (start <= layer) & (layer < end)
         sizes = np.zeros(end - start, dtype=np.int64)
         np.add.at(sizes, layer[copied] - start, size[copied])
         return np.cumsum(sizes)
+
+    def _shared_gradients(self, start: int, ends: Ints) -> Ints:
+        """Bytes of the gradients of shared tensors that a stage gets from later ones for a micro-batch, for each end."""
+        layer, previous, _, size = self._shared.T[:, :, None]
+        return (size * ((start <= previous) & (previous < ends) & (ends <= layer))).sum(axis=0)
 
 
 class _Uses:
@@ -360,9 +368,10 @@ def _workspaces(costs: Costs) -> Ints:
 
 
 def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64]:
-    """[uses, 3]: each layer that uses a tensor of an earlier layer, the previous user of it, and its bytes.
+    """[uses, 4]: each layer that uses a tensor of an earlier layer, the previous user of it, its bytes and its gradient's.
 
-    A stage copies the tensor once: at its first user in the stage, if the previous user is in an earlier stage.
+    A stage copies the tensor once: at its first user in the stage, if the previous user is in an earlier stage. It sends
+    the gradient of its copy to the stage of the previous user.
     """
     latest: dict[tuple[str, str], int] = {}
     table = []
@@ -371,5 +380,14 @@ def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64
             key = tensor.layer, tensor.name
             previous = latest.get(key, index[tensor.layer])
             latest[key] = position
-            table.append((position, previous, tensor.bytes + tensor.gradient_bytes))
-    return np.array(table, dtype=np.int64).reshape(-1, 3)
+            table.append((position, previous, tensor.bytes + tensor.gradient_bytes, tensor.gradient_bytes))
+    return np.array(table, dtype=np.int64).reshape(-1, 4)
+
+
+def _deferred(profile: Profile, costs: Costs) -> Ints:
+    """[layers]: the bytes that each keeps from I to W. Gradients of weights that layers share are not deferred."""
+    pairs = zip(profile.layers, costs.layers, strict=True)
+    return np.array(
+        [0 if info.shared and not info.gradient_bytes else layer.deferred_bytes for info, layer in pairs],
+        dtype=np.int64,
+    )
