@@ -13,8 +13,10 @@ from ..core.schedule import Schedule
 from .memory import is_recomputed, largest
 
 # The columns of a table of moments.
-STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W = range(9)
-COLUMNS = 9
+STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W, RUNS_FIRST_B, OF_WEIGHTS = (
+    range(11)
+)
+COLUMNS = 11
 
 _RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I, Kind.W: RUNS_W}
 
@@ -33,17 +35,21 @@ def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
     and a backward in its first half, so messages count that are sent before then. A forward that will be repeated has
     the full stash while it runs.
 
+    The weights of a stage have gradients from an earlier step. Only stages of further replicas, and all of an
+    asynchronous schedule, have none before their first backward, and none between an OPT_STEP and the next backward.
+
     Returns:
-        One array per device, of shape (moments, stages of the device, 9). The numbers count:
+        One array per device, of shape (moments, stages of the device, 11). The numbers count:
 
         - micro-batches with their full stash, with their input alone, and with what W needs,
         - inputs that wait, and gradients of outputs that wait,
-        - 1 for the stage that runs F (or RECOMPUTE), B, I or W at that moment.
+        - 1 for the stage that runs F (or RECOMPUTE), B, I, W, or a B that makes the gradients of the weights,
+        - -1 for a stage whose weights have no gradients when the action begins.
 
     >>> from schedules import StageCosts, build, simulate
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
     >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
-    [[[1, 0, 0, 1, 0, 0, 1, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0]]]
+    [[[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]]
     """
     schedule = timeline.schedule
     found = dependencies(schedule)
@@ -67,6 +73,10 @@ def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
             of_kind = np.flatnonzero(found.is_kind(kind)[first:last])
             table[of_kind, column[of_kind], runs] = 1
         table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, found, device, ends, peaks)
+        missing = _without_gradients(schedule, found, device, first, last)
+        table[:, :, OF_WEIGHTS] = -missing
+        table[:, :, RUNS_FIRST_B] = table[:, :, RUNS_B] * missing
+        table[:, :, RUNS_B] -= table[:, :, RUNS_FIRST_B]
         tables.append(largest(table))
     return tuple(tables)
 
@@ -84,6 +94,24 @@ def _changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
     releases[found.is_kind(Kind.I)] = (-1, 0, 1)
     releases[found.is_kind(Kind.W)] = (0, 0, -1)
     return adds, releases
+
+
+def _without_gradients(
+    schedule: Schedule, found: Dependencies, device: int, first: int, last: int
+) -> np.ndarray:
+    """Return 1 for each stage whose weights have no gradients when an action begins: [actions, stages]."""
+    stages = schedule.stages_of(device)
+    missing = np.zeros((last - first, len(stages)), dtype=np.int64)
+    for column, stage in enumerate(stages):
+        if not schedule.versions and stage < schedule.model_stages:
+            continue
+        own = found.stage[first:last] == stage
+        makes = own & found.is_kind(Kind.B, Kind.I, Kind.W)[first:last]
+        clears = own & found.is_kind(Kind.OPT_STEP)[first:last]
+        made = np.cumsum(makes)
+        cleared = np.maximum.accumulate(np.where(clears, made, 0))
+        missing[:, column] = made - makes == np.r_[0, cleared[:-1]]
+    return missing
 
 
 def _waiting(

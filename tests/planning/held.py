@@ -20,6 +20,7 @@ class Moment(NamedTuple):
     input_messages: int
     gradient_messages: int
     runs: str
+    has_gradients: bool
 
 
 def moments(schedule: Schedule, row: int) -> list[dict[int, Moment]]:
@@ -32,7 +33,8 @@ def moments(schedule: Schedule, row: int) -> list[dict[int, Moment]]:
     ends = {action: step.span(action)[1] for actions in schedule.actions for action in actions}
     actions, own = schedule.actions[row], schedule.stages_of(row)
     again = {(a.stage, a.micro_batch) for a in actions if a.kind is Kind.RECOMPUTE}
-    now = {stage: Moment(0, 0, 0, 0, 0, "") for stage in own}
+    keeps = not schedule.versions  # gradients of the weights, from an earlier step
+    now = {stage: Moment(0, 0, 0, 0, 0, "", keeps and stage < schedule.model_stages) for stage in own}
     found = []
     for place, action in enumerate(actions):
         kind, stage = action.kind, action.stage
@@ -43,6 +45,7 @@ def moments(schedule: Schedule, row: int) -> list[dict[int, Moment]]:
             held = held._replace(full=held.full + 1, inputs=held.inputs - (kind is Kind.RECOMPUTE))
         now[stage] = held
         runs = "F" if kind is Kind.RECOMPUTE else str(kind.value)
+        runs = "first B" if kind is Kind.B and not held.has_gradients else runs
         moment = {one: value._replace(runs=runs if one == stage else "") for one, value in now.items()}
         for later in actions[place + 1 :]:
             if later.kind not in (Kind.F, Kind.B, Kind.I):
@@ -60,8 +63,12 @@ def moments(schedule: Schedule, row: int) -> list[dict[int, Moment]]:
         if kind is Kind.F and (stage, action.micro_batch) in again:
             now[stage] = held._replace(full=held.full - 1, inputs=held.inputs + 1)
         if kind in (Kind.B, Kind.I):
-            held = held._replace(full=held.full - 1, deferred=held.deferred + (kind is Kind.I))
+            held = held._replace(
+                full=held.full - 1, deferred=held.deferred + (kind is Kind.I), has_gradients=True
+            )
             now[stage] = held
+        if kind is Kind.OPT_STEP:
+            now[stage] = held._replace(has_gradients=keeps)
         if kind is Kind.W:
             now[stage] = held._replace(deferred=held.deferred - 1)
     return found
@@ -85,7 +92,8 @@ class Held:
         """The bytes at a moment."""
         kept = moment.full * self.stash + moment.inputs * self.given + moment.deferred * self.waiting
         messages = moment.input_messages * self.message + moment.gradient_messages * self.arriving
-        return self.static + kept + messages + self.needs.get(moment.runs, 0)
+        static = self.static - (0 if moment.has_gradients else self.gradients)
+        return static + kept + messages + self.needs.get(moment.runs, 0)
 
 
 def held_by(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0) -> Held:
@@ -107,7 +115,7 @@ def held_by(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0)
         return Held(static, sum(weights), 0, 0, 0, 0, message, False, {"F": max(peaks) + message})
     waits = [layer.waiting for layer in inside]
     needs = {"F": max(map(sum, zip(stashes, peaks, strict=True))) - stash, "W": max(peaks)}
-    for name, left in (("B", [0] * len(inside)), ("I", waits)):
+    for name, left in (("B", [0] * len(inside)), ("I", waits), ("first B", weights)):
         levels = [
             stashes[place]
             + peaks[place]

@@ -86,7 +86,7 @@ class CutCosts:
 
     @cached_property
     def _counts_of_devices(self) -> list[Ints]:
-        """Per device [modes, moments, stages, 10]; needed only if a device has a limit."""
+        """Per device [modes, moments, stages, 11]; needed only if a device has a limit."""
         modes = self.counts.values()
         return [_stacked([kept.by_device[row] for kept in modes]) for row in range(len(self._own))]
 

@@ -104,7 +104,7 @@ class ChainCosts:
             self.output_bytes,
             [one or 0 for one in gradients_of_output],
         )
-        self._gathered: Ints = np.zeros(4, dtype=np.int64)
+        self._gathered: Ints = np.zeros(5, dtype=np.int64)
         self._saved_by_loss = 0
         if gathers_outputs:
             # The loss of the mini-batch runs in the last forward, on all outputs as one tensor. Its workspace grows
@@ -293,25 +293,26 @@ class ChainCosts:
     def _transient(
         self, start: int, stop: int, stash: Floats, gradient: Ints, passing: Ints | int, which: slice
     ) -> Floats:
-        """[ends, 4]: the most that F, B, I and W need besides what is kept while they run.
+        """[ends, 5]: the most that F, B, I, W and a first B need besides what is kept while they run.
 
         ::
 
             F   stash up to the layer + its workspace                           as the layers run, the stash grows
             B   stash up to the layer + its workspace + gradient of its output  ... and shrinks
             I   the same + what the layers behind it keep for W
+            first B     as B + the gradients of the weights of the layers behind it
 
         The gradient of the stage's own output is there during the whole backward.
         """
         layers = slice(start, stop)
         forward, backward, inputs, weights = self._workspace[:, layers]
         incoming = self._output_gradient[layers]
-        deferred = self._deferred_sums[start + 1 : stop + 1]
+        deferred, made = self._deferred_sums[start + 1 : stop + 1], self._gradient_sums[start + 1 : stop + 1]
         goes_back = self.has_backward[layers]
-        found = np.empty((len(goes_back[which]), 4))
+        found = np.empty((len(goes_back[which]), 5))
         keeps = np.maximum.accumulate(stash + forward) - stash
         found[:, 0] = np.where(goes_back, keeps, np.maximum.accumulate(forward))[which]
-        for column, own, gone in ((1, backward, 0), (2, inputs, deferred)):
+        for column, own, gone in ((1, backward, 0), (2, inputs, deferred), (4, backward, made)):
             # The layers before the last one of the stage, whose output gradient is that of the stage.
             shared = self._kept_twice[layers] if column == 2 else 0
             needs = np.where(goes_back, stash + own - gone, -np.inf)

@@ -52,7 +52,8 @@ class StageSizes:
         per_micro_batch: [cuts, stages, 3]: the full stash, the input only (before a recompute), and what the weight
             gradients need between I and W.
         messages: [cuts, stages, 2]: the input, and the gradient of the output.
-        transient: [cuts, stages, 4]: the most that F, B, I and W need besides what is kept while they run.
+        transient: [cuts, stages, 5]: the most that F, B, I, W, and a B that makes the gradients of the weights, need
+            besides what is kept while they run.
     """
 
     static: Floats
@@ -69,7 +70,7 @@ class StageSizes:
 
     @property
     def table(self) -> Floats:
-        """[cuts, stages, 2 + 10]: static and version, then what the columns of a moment count."""
+        """[cuts, stages, 2 + 11]: static and version, then what the columns of a moment count."""
         fixed = np.stack([self.static, self.version], axis=-1)
         parts = [fixed, self.per_micro_batch, self.messages, self.transient, self.version[..., None]]
         return np.concatenate(parts, axis=-1)
@@ -77,7 +78,7 @@ class StageSizes:
     @classmethod
     def of_table(cls, table: Floats) -> StageSizes:
         """Return the sizes with this ``table``."""
-        return cls(table[..., 0], table[..., 1], table[..., 2:5], table[..., 5:7], table[..., 7:11])
+        return cls(table[..., 0], table[..., 1], table[..., 2:5], table[..., 5:7], table[..., 7:12])
 
 
 def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
@@ -87,10 +88,11 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
 
         sum(static + older * version) + max over moments of
             sum(stashes + inputs only + deferred + messages that wait) + transient of the action that runs
+            - gradients of weights that have none
 
     Args:
         sizes: of the device's stages, one row a cut.
-        counts: [schedules, moments, stages, 10]: of :class:`StashCounts`.
+        counts: [schedules, moments, stages, 11]: of :class:`StashCounts`.
         older: [schedules, stages]: versions of the weights besides the newest.
     """
     table = sizes.table
@@ -120,7 +122,7 @@ class StashCounts:
 
     @cached_property
     def by_device(self) -> tuple[Ints, ...]:
-        """Per device [moments, stages, 10]: :func:`schedules.memory_moments`, then replicas that are there."""
+        """Per device [moments, stages, 11]: of :func:`schedules.memory_moments`, and of the sum over replicas."""
         timeline = self._timeline
         if timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
@@ -133,8 +135,8 @@ class StashCounts:
         )
 
     def _with_replicas(self, counts: Ints, stages: Sequence[int]) -> Ints:
-        """[moments, stages, 10]: with the replicas' gradients, which are at the first replica when all have run."""
-        table = np.pad(counts, ((0, int(self._replicas > 1)), (0, 0), (0, 1)))
+        """[moments, stages, 11]: with the replicas' gradients, which are at the first replica when all have run."""
+        table = np.pad(counts, ((0, int(self._replicas > 1)), (0, 0), (0, 0)))
         if self._replicas > 1:
             of_first = np.array([stage < self._schedule.model_stages for stage in stages])
             table[-1, :, -1] = (self._replicas - 1) * of_first
@@ -142,7 +144,7 @@ class StashCounts:
 
     @cached_property
     def by_stage(self) -> tuple[Ints, ...]:
-        """Per stage [moments, 10], for the stage alone."""
+        """Per stage [moments, 11], for the stage alone."""
         alone = {
             stage: counts[:, column]
             for device, counts in enumerate(self.by_device)

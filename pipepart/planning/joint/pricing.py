@@ -227,7 +227,7 @@ class Pricing:
         if found is None:
             sizes = self._costs.sizes(slice(start, end))
             kept = sizes.per_micro_batch[0, 0].tolist()
-            found = _Bytes(float(sizes.static[0, 0]), float(sizes.transient[0, 0].max()), *kept)
+            found = _Bytes(float(sizes.static[0, 0]), float(sizes.transient[0, 0, :4].max()), *kept)
             self._bytes[start, end] = found
         return found
 

@@ -55,9 +55,11 @@ class StagePlan(Value):
         boundary_bytes: the input, kept instead of the stash until the forward is repeated, or the stash is back.
         deferred_bytes: kept between the two parts of a split backward for the weight gradients; an upper bound if
             layers share memory.
-        workspace_bytes: the most that F, B, I and W need besides what is kept while they run.
+        workspace_bytes: the most that F, B, I, W, and a B that makes the gradients of the weights, need besides what is
+            kept while they run.
         message_bytes: the input, and the gradient of the output, which wait on the device until they are used.
-        transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait.
+        transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait, less the
+            gradients of an asynchronous stage that has none then.
         in_flight: the most micro-batches whose forward has run and whose backward has not.
         full_stashes, input_only, deferred_weight_grads: at the memory peak, the micro-batches kept as full stash, as
             input only, and awaiting their weight gradient. A stash that is being copied counts in full.
@@ -82,9 +84,9 @@ class StagePlan(Value):
     offload: Offload = "never"
     boundary_bytes: ByteCount = 0
     deferred_bytes: ByteCount = 0
-    workspace_bytes: tuple[ByteCount, ...] = Field(default=(0, 0, 0, 0), min_length=4, max_length=4)
+    workspace_bytes: tuple[ByteCount, ...] = Field(default=(0,) * 5, min_length=5, max_length=5)
     message_bytes: tuple[ByteCount, ...] = Field(default=(0, 0), min_length=2, max_length=2)
-    transient_bytes: ByteCount = 0
+    transient_bytes: int = 0
     in_flight: int = Field(default=0, ge=0)
     full_stashes: int = Field(default=0, ge=0)
     input_only: int = Field(default=0, ge=0)

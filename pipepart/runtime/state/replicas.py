@@ -42,7 +42,7 @@ def replicate(
     found = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
         tensors = dict.fromkeys(tensor for _, layer in layers for tensor in state_of(layer))
-        replicas = {tensor: ReplicaParam(tensor, device, own_memory=True) for tensor in tensors}
+        replicas = {tensor: ReplicaParam(tensor, device, True, tensor not in users) for tensor in tensors}
         for name, layer in layers:
             _check_copyable(name, layer)
         found.append(Replica(layers, Shadows(layers, replicas, device), users, stage))

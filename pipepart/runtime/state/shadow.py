@@ -40,12 +40,16 @@ class ReplicaParam:
         original: the user's tensor.
         device: where the replica is.
         own_memory: whether it is a copy even if the original is on the same device.
+        defers: whether a split backward may compute its gradient in W: no other stage waits for it.
     """
 
-    def __init__(self, original: Tensor, device: torch.device, own_memory: bool) -> None:
+    def __init__(
+        self, original: Tensor, device: torch.device, own_memory: bool, defers: bool = False
+    ) -> None:
         self._original = original
         self._device = device
         self._own_memory = own_memory
+        self._defers = defers and type(original) is nn.Parameter
         self._value: Tensor | None = None
         self._version = 0
         self._memory: tuple[Any, ...] = ()
@@ -58,6 +62,8 @@ class ReplicaParam:
         if self._value is None or memory != self._memory or original.layout is not torch.strided:
             if is_alias or self._value is None:
                 self._value = original if is_alias else original.to(self._device, copy=True)
+                if self._defers:  # which only parameters are
+                    self._value = nn.Parameter(self._value, requires_grad=False)
             else:
                 self._value.data = original.to(self._device, copy=True)
         elif not is_alias:
