@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...cluster import Link
 from ...profiling import Costs, Profile
+from .shared_tensors import SharedTensors
 from .skips import Skips
 from .stage_memory import Floats, Ints, StageSizes
 
@@ -142,7 +143,7 @@ class ChainCosts:
         self.has_backward = self.trained | (np.cumsum(self.backward_input + self.backward_weight) > 0)
 
         index = {info.name: position for position, info in enumerate(profile.layers)}
-        self._shared = _shared_tensors(profile, index)
+        self._shared = SharedTensors(profile, index)
         tied = [(index[owner], index[info.name]) for info in profile.layers for owner in info.shares_with]
         self._no_border = np.zeros(self.layers + 1, dtype=bool)
         for first, last in [*colocate, *([] if allow_split_ties else tied)]:
@@ -266,14 +267,14 @@ class ChainCosts:
         """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
         ends = np.arange(start + 1, stop + 1)[which]
         static = self._static_sums[ends] - self._static_sums[start]
-        if len(self._shared):
-            static = static + self._copied(start, stop)[which]
+        if self._shared:
+            static = static + self._shared.copied(start, ends)
         passing = self.skips.passing(start, ends) if self.skips else 0
         trains = self.has_backward[ends - 1]
         deferred = self._deferred_sums[ends] - self._deferred_sums[start]
         gradient = np.where(ends < self.layers, np.maximum(self._output_gradient[ends - 1] - passing, 0), 0)
-        if len(self._shared):
-            gradient = gradient + self._shared_gradients(start, ends)
+        if self._shared:
+            gradient = gradient + self._shared.arriving_gradients(start, ends)
         kept = np.empty((len(ends), 1, 3))
         kept[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
         kept[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
@@ -323,19 +324,6 @@ class ChainCosts:
         found[:, 3] = np.maximum.accumulate(weights)[which]
         return found
 
-    def _copied(self, start: int, end: int) -> NDArray[np.int64]:
-        """Bytes that a stage from ``start`` on copies from earlier stages, for each end up to ``end``."""
-        layer, previous, size, _ = self._shared.T
-        copied = (previous < start) & (start <= layer) & (layer < end)
-        sizes = np.zeros(end - start, dtype=np.int64)
-        np.add.at(sizes, layer[copied] - start, size[copied])
-        return np.cumsum(sizes)
-
-    def _shared_gradients(self, start: int, ends: Ints) -> Ints:
-        """Bytes of the gradients of shared tensors that a stage gets from later ones for a micro-batch, for each end."""
-        layer, previous, _, size = self._shared.T[:, :, None]
-        return (size * ((start <= previous) & (previous < ends) & (ends <= layer))).sum(axis=0)
-
 
 class _Uses:
     """The saved tensors of each layer: kept by it, or inputs of it, as ``layers_of`` has it for each tensor."""
@@ -366,23 +354,6 @@ def _workspaces(costs: Costs) -> Ints:
         for layer in costs.layers
     ]
     return np.array([[layer[1] if one is None else one for one in layer] for layer in rows], dtype=np.int64).T
-
-
-def _shared_tensors(profile: Profile, index: dict[str, int]) -> NDArray[np.int64]:
-    """[uses, 4]: each layer that uses a tensor of an earlier layer, the previous user of it, its bytes and its gradient's.
-
-    A stage copies the tensor once: at its first user in the stage, if the previous user is in an earlier stage. It sends
-    the gradient of its copy to the stage of the previous user.
-    """
-    latest: dict[tuple[str, str], int] = {}
-    table = []
-    for position, info in enumerate(profile.layers):
-        for tensor in info.shared:
-            key = tensor.layer, tensor.name
-            previous = latest.get(key, index[tensor.layer])
-            latest[key] = position
-            table.append((position, previous, tensor.bytes + tensor.gradient_bytes, tensor.gradient_bytes))
-    return np.array(table, dtype=np.int64).reshape(-1, 4)
 
 
 def _deferred(profile: Profile, costs: Costs) -> Ints:
