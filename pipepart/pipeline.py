@@ -16,7 +16,7 @@ from torch import nn
 from .autograd import graph_cut
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .checkpoint import finish
-from .cluster import Cluster
+from .cluster import Cluster, under_torchrun
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
@@ -181,7 +181,7 @@ class Pipeline(AsModule, Observed):
         target: Any = None,
         loss_fn: LossFunction | None = None,
         layers: Sequence[str] | None = None,
-        devices: int | Sequence[torch.device | str] | Cluster = 2,
+        devices: int | Sequence[torch.device | str] | Cluster | None = None,
         schedule: str = "auto",
         micro_batches: int | Literal["auto"] = "auto",
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
@@ -204,7 +204,7 @@ class Pipeline(AsModule, Observed):
             loss_fn: as for :class:`Pipeline`.
             layers: paths of the modules that become layers, as for :func:`pipepart.profile`.
             devices: a number (accelerators if there are that many, else virtual devices on the CPU), a list of torch
-                devices, or a Cluster.
+                devices, or a Cluster. None for 2, or under torchrun for :meth:`Cluster.of_ranks`.
             schedule: a name, or ``"auto"`` for the fastest.
             micro_batches: parts of a mini-batch; ``"auto"`` measures as many as stages, twice and four times that.
             recompute, offload: which stages run their forward again in the backward, or keep their stash on the host
@@ -229,7 +229,7 @@ class Pipeline(AsModule, Observed):
             target=target,
             loss_fn=loss_fn,
             layers=layers,
-            devices=devices,
+            devices=devices if devices is not None else Cluster.of_ranks() if under_torchrun() else 2,
             schedule=schedule,
             micro_batches=micro_batches,
             recompute=recompute,
@@ -240,6 +240,7 @@ class Pipeline(AsModule, Observed):
             split=split,
             with_optimizers=options.get("optimizer") is not None,
             reduction=options.get("reduction"),
+            all_devices=under_torchrun(),
         )
         made = planned_once(make, options.get("timeout"))
         return cls(model, made, loss_fn, split=split, **options)

@@ -4,5 +4,16 @@ from .cluster import Cluster
 from .devices import Device
 from .finding import as_cluster
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink
+from .processes import initialize, under_torchrun
 
-__all__ = ["VIRTUAL_LATENCY_SECONDS", "Cluster", "Device", "Link", "Network", "PairLink", "as_cluster"]
+__all__ = [
+    "VIRTUAL_LATENCY_SECONDS",
+    "Cluster",
+    "Device",
+    "Link",
+    "Network",
+    "PairLink",
+    "as_cluster",
+    "initialize",
+    "under_torchrun",
+]

@@ -17,6 +17,7 @@ from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
 from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
+from .processes import devices_of_processes, under_torchrun
 from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
 
 
@@ -208,6 +209,21 @@ class Cluster(Document):
         return cluster.with_links(
             local_links([(one.name, one.kind) for one in cluster.devices], again=measure == "again")
         )
+
+    @classmethod
+    def of_ranks(cls) -> Cluster:
+        """Return one device a process under torchrun, in the order of the ranks; every process calls this.
+
+        A process has the accelerator of its number on its host, or the CPU. The links are measured as messages have
+        them, between two processes of a host and of two hosts.
+
+        Raises:
+            RuntimeError: this is the only process.
+        """
+        if not under_torchrun():
+            raise RuntimeError("Cluster.of_ranks() is for several processes: start the script with torchrun")
+        devices, link, network = devices_of_processes()
+        return cls(devices=devices, link=link, network=network, links_from="measured: messages over gloo")
 
     def with_links(self, measured: MeasuredLinks) -> Self:
         """Return the cluster with measured links between its devices, and between each and its host."""

@@ -15,7 +15,8 @@ from ..planning import Plan
 class Ownership:
     """The parts of a model that the ranks of a pipeline have.
 
-    A tensor belongs to the rank of the first stage that uses it, and to rank 0 if none does.
+    The devices of the plan's cluster, in their order, are shared out evenly: with as many processes as devices, process
+    i drives device i. A tensor belongs to the rank of the first stage that uses it, and to rank 0 if none does.
 
     Args:
         plan: has the stages and their devices.
@@ -32,18 +33,12 @@ class Ownership:
     """
 
     def __init__(self, plan: Plan, chain: Chain, rank: int, size: int) -> None:
-        workers = len(plan.workers)
-        if workers % size:
-            raise ValueError(
-                f"the plan has {workers} devices and torchrun started {size} processes, of which each drives equally "
-                f"many: start {workers} (torchrun --nproc-per-node {workers}), or plan with another number of stages"
-            )
+        self.rank_of = _rank_of(plan, size)
         if plan.replicas > 1 or plan.build_schedule().replicas > 1:
             raise ValueError(
                 f"the plan has {plan.build_schedule().replicas} replicas of the model, which run in one process only: "
                 "plan with replicas=1"
             )
-        self.rank_of = [worker * size // workers for worker in range(workers)]
         self._plan, self._chain, self._rank = plan, chain, rank
         device_of = plan.build_schedule().device_of
         self.rank_of_stage = [self.rank_of[device_of[stage]] for stage in range(len(plan.stages))]
@@ -82,3 +77,27 @@ class Ownership:
         """Return the keys of the model's state dict that belong to this rank."""
         state = model.state_dict(keep_vars=True)
         return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
+
+
+def _rank_of(plan: Plan, size: int) -> list[int]:
+    """Return the rank that drives each worker of the plan.
+
+    Raises:
+        ValueError: the devices cannot be shared out, or a rank would have none with a stage.
+    """
+    count = len(plan.cluster)
+    if count % size:
+        raise ValueError(
+            f"the plan's cluster has {count} devices and torchrun started {size} processes, of which each drives "
+            f"equally many: start {count} (torchrun --nproc-per-node {count}), or plan for another cluster"
+        )
+    places = {device.name: place for place, device in enumerate(plan.cluster.devices)}
+    found = [places[device.name] * size // count for device in plan.workers]
+    idle = sorted(set(range(size)) - set(found))
+    if idle:
+        raise ValueError(
+            f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "
+            f"step would not be shorter. Plan with stages={size} to use them all, or for fewer devices, and start "
+            "fewer processes"
+        )
+    return found

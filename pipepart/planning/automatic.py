@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -37,11 +38,13 @@ def plan_for(
     with_optimizers: bool,
     layers: Sequence[str] | None = None,
     reduction: Literal["mean", "sum", "batch"] | None = None,
+    all_devices: bool = False,
 ) -> Plan:
     """Profile a model and plan. The arguments are those of :meth:`pipepart.Pipeline.auto`.
 
     Args:
         with_optimizers: whether each stage will have an optimizer, which asynchronous schedules need.
+        all_devices: whether each device must have a stage, even if the step is not shorter with it.
 
     Raises:
         TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan`. Arguments are checked before
@@ -85,7 +88,8 @@ def plan_for(
         threads=cluster.devices[0].threads,
         measure=not holds_meta(chain.model),
     )
-    return plan(
+    planned = partial(
+        plan,
         measured,
         cluster,
         schedule=schedule,
@@ -97,3 +101,5 @@ def plan_for(
         reduction=reduction,
         seconds=seconds,
     )
+    found = planned()
+    return planned(stages=len(cluster)) if all_devices and found.unused_devices else found

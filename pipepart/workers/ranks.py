@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 import time
 import traceback
@@ -26,6 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ..cluster import initialize, under_torchrun
 
 _POLL_SECONDS = 0.1  # between two looks into the store
 _CLOCK_ROUNDS = 8
@@ -222,21 +223,11 @@ class Ranks:
         raise error if isinstance(error, RankError) else self.lost(error)
 
 
-def under_torchrun() -> bool:
-    """Return whether this process is one of several of torch.distributed."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size() > 1
-    return (
-        dist.is_available() and dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    )
-
-
 def join_ranks(timeout: float | None = None) -> Ranks | None:
     """Return the ranks of a new pipeline; None in one process. Initializes torch.distributed if nobody has."""
     if not under_torchrun():
         return None
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    initialize()
     return Ranks(timeout)
 
 
