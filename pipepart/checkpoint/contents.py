@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .model_state import Model, ModelState, model_state
+from .model_state import Model, ModelState, model_state, module_of
 from .optimizer_state import OptimizerState, optimizer_state
 from .own_state import own_state
 
@@ -65,18 +65,18 @@ def check_model(pipe: Any) -> None:
     Raises:
         TypeError: it is neither a pipeline nor a module.
     """
-    if not all(hasattr(pipe, name) for name in ("state_dict", "load_state_dict", "named_parameters")):
+    if not (isinstance(pipe, nn.Module) or isinstance(getattr(pipe, "module", None), nn.Module)):
         raise TypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
 
 
-def optimizers_of(pipe: Model, optimizer: Any) -> list[Optimizer]:
+def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
     """Return the optimizers that are given, or those of a pipeline's stages.
 
     Raises:
         TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
         ValueError: the stages have optimizers, and others are given.
     """
-    of_stages: Sequence[Optimizer] = getattr(pipe, "optimizers", ())
+    of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
     given = [] if optimizer is None else _several(optimizer)
     if of_stages and given:
         raise ValueError(
@@ -123,7 +123,7 @@ def _several(given: Any) -> list[Any]:
 
 def _config(pipe: Model) -> dict[str, Any] | None:
     """Return what ``transformers`` needs beside the tensors to build the model."""
-    module = getattr(pipe, "module", pipe)
+    module = module_of(pipe)
     to_json = getattr(getattr(module, "config", None), "to_json_string", None)
     return None if to_json is None else {**json.loads(to_json()), "architectures": [type(module).__name__]}
 

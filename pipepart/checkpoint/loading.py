@@ -184,6 +184,8 @@ def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
 
 def _candidates(folder: Path) -> list[Path]:
     """Return the checkpoints that may be loaded, the newest first."""
+    if folder.is_symlink():  # such as latest
+        folder = folder.resolve()
     if (folder / MANIFEST).exists() or (directories.step_of(folder) is not None and folder.is_dir()):
         return [folder]
     return [path for _, path in directories.steps_in(folder)]

@@ -37,6 +37,11 @@ class ModelState(NamedTuple):
     extra: dict[str, Any]
 
 
+def module_of(model: Any) -> nn.Module:
+    """Return the module of a pipeline, or a module itself."""
+    return model if isinstance(model, nn.Module) else model.module
+
+
 def model_state(model: Model) -> ModelState:
     """Return the state of a model.
 
@@ -168,11 +173,10 @@ def _tied_groups(model: Model) -> list[list[str]]:
 
 def _first_names(model: Model) -> dict[str, str]:
     """Return for each name of a tensor in the whole model's state dict the first name of the same tensor."""
-    module: Any = getattr(model, "module", model)
     first: dict[Tensor, str] = {}
     return {
         name: first.setdefault(value, name)
-        for name, value in module.state_dict(keep_vars=True).items()
+        for name, value in module_of(model).state_dict(keep_vars=True).items()
         if isinstance(value, Tensor)
     }
 

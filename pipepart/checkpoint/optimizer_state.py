@@ -32,11 +32,6 @@ class OptimizerState(NamedTuple):
     state: dict[str, Any]
     tensors: dict[str, Tensor]
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the parameters."""
-        return [name for group in self.groups for name in group["parameters"]]
-
 
 def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerState:
     """Return the state of optimizers.
@@ -50,6 +45,7 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
         ValueError: an optimizer has a parameter that is not the model's, or that another one has.
     """
     found = OptimizerState([], {}, {})
+    known: set[str] = set()
 
     def store(place: str, tensor: Tensor) -> str:
         check_tensor(place, tensor)
@@ -60,8 +56,11 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
         packed = optimizer.state_dict()
         left = dict(packed["state"])
         for group, own in zip(packed["param_groups"], named_groups(optimizer, names), strict=True):
-            if twice := next((name for name in own if name in found.names), None):
-                raise ValueError(f"two optimizers have the parameter {twice!r}: each parameter needs one")
+            if twice := known.intersection(own):
+                raise ValueError(
+                    f"two optimizers have the parameter {min(twice)!r}: each parameter needs one"
+                )
+            known.update(own)
             settings = {key: value for key, value in group.items() if key not in _PER_PARAMETER}
             place = f"settings of optimizer group {len(found.groups)}"
             found.groups.append(
@@ -116,18 +115,17 @@ class SavedOptimizers:
                         f"the checkpoint has no optimizer state of parameter {missing[0]!r}: the optimizer that was "
                         f"saved had {len(self._groups)} parameters"
                     )
-                for name in own:
-                    kind = self._groups[name][0]["optimizer"]
-                    if kind != type(optimizer).__name__:
-                        raise ValueError(
-                            f"the optimizer state of {name!r} is that of a {kind}, and the optimizer is a "
-                            f"{type(optimizer).__name__}"
-                        )
-                    if self._comparable(name) != self._comparable(own[0]):
-                        raise ValueError(
-                            f"parameters {own[0]!r} and {name!r} are in one group and had different settings when "
-                            "they were saved: make the groups of the optimizer as they were"
-                        )
+                kinds = {self._groups[name][0]["optimizer"] for name in own} - {type(optimizer).__name__}
+                if kinds:
+                    raise ValueError(
+                        f"the optimizer state of {own[0]!r} is that of a {min(kinds)}, and the optimizer is a "
+                        f"{type(optimizer).__name__}"
+                    )
+                if other := next((name for name in own if self._differ(own[0], name)), None):
+                    raise ValueError(
+                        f"parameters {own[0]!r} and {other!r} are in one group and had different settings when they "
+                        "were saved: make the groups of the optimizer as they were"
+                    )
 
     def load(self, optimizer: Optimizer, names: Names) -> None:
         """Set state and settings of an optimizer, after :meth:`check`."""
@@ -155,9 +153,15 @@ class SavedOptimizers:
                 if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
                     optimizer.state[parameter][key] = value.to(loaded.device)
 
-    def _comparable(self, name: str) -> Any:
-        group, tensors = self._groups[name]
-        return decode(group["settings"], lambda stored: tensors.window(stored).tolist())
+    def _differ(self, one: str, other: str) -> bool:
+        """Return whether the settings of two parameters differ."""
+        if self._groups[one][0] is self._groups[other][0]:
+            return False
+        settings = [
+            decode(group["settings"], lambda stored, tensors=tensors: tensors.window(stored).tolist())
+            for group, tensors in (self._groups[one], self._groups[other])
+        ]
+        return settings[0] != settings[1]
 
 
 def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:

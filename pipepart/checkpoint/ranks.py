@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
+from torch import nn
 
 from ..workers.ranks import Ranks
 
@@ -73,14 +74,13 @@ class Beside:
 _beside: weakref.WeakKeyDictionary[object, Beside] = weakref.WeakKeyDictionary()
 
 
-def peers_of(pipe: object, call: str) -> Peers:
+def peers_of(pipe: Any, call: str) -> Peers:
     """Return the processes of a pipeline, all of which make the call of this name; a module has one.
 
     Raises:
         RuntimeError: another rank makes another call, has failed, or is lost.
     """
-    meet = getattr(pipe, "meet", None)
-    ranks: Ranks | None = meet and meet(call)
+    ranks: Ranks | None = None if isinstance(pipe, nn.Module) else pipe.meet(call)
     if ranks is None:
         return OneProcess()
     if pipe not in _beside:

@@ -73,6 +73,7 @@ def save(
         OSError: a file cannot be written.
         RuntimeError: it failed on another rank.
     """
+    check_model(pipe)
     peers = peers_of(pipe, "save")
     finish(pipe)
     contents = agreed(peers, lambda: _checked(folder, pipe, optimizer, step, scheduler, scaler, data, keep))
@@ -140,6 +141,10 @@ class _Writing(NamedTuple):
     def _write(self, model: Mapping[str, Sequence[str]]) -> dict[str, FileRecord]:
         """Write the files of this rank; return their sizes and hashes by name."""
         tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.peers.rank
+        if not self.made.is_dir():
+            raise FileNotFoundError(
+                f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder"
+            )
         found = {
             name: write_tensors(self.made / name, {tensor: tensors[tensor] for tensor in shard})
             for name, shard in model.items()
@@ -162,11 +167,6 @@ class _Writing(NamedTuple):
                     f"rank {rank} has other extra state of modules than rank 0, which cannot be saved"
                 )
             for name, (size, sha256) in one["files"].items():
-                path = self.made / name
-                if not path.is_file() or path.stat().st_size != size:
-                    raise OSError(
-                        f"rank {rank} wrote {str(path)!r}, which rank 0 does not see: share the folder"
-                    )
                 files[name] = FileRecord(bytes=size, sha256=sha256)
         index = {
             "metadata": {"total_size": sum(one["bytes"] for one in told)},
@@ -203,7 +203,6 @@ def _checked(
     """Return what this rank saves, once all arguments of :func:`save` are known to be right."""
     if not isinstance(folder, str | PathLike):
         raise TypeError(f"folder must be a path, got {type(folder).__name__}")
-    check_model(pipe)
     if not is_count(step, 0):
         raise ValueError(f"step must be a whole number from 0 on, got {step!r}")
     if keep is not None and not is_count(keep):

@@ -93,3 +93,26 @@ def test_a_process_that_ends_finishes_its_checkpoint_or_tells_why_not(tmp_path: 
     assert ended.returncode == 0
     if not fails:
         assert pipepart.load(tmp_path, nn.Linear(500, 500)).step == 1
+
+
+FULL = """
+import resource, signal, sys
+from torch import nn
+import pipepart
+module = nn.Linear(100, 100)
+pipepart.save({folder!r}, module, step=1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    pipepart.save({folder!r}, module, step=2, asynchronous={asynchronous}).join()
+except OSError as error:
+    sys.exit("File too large" in str(error))
+"""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path, asynchronous: bool) -> None:
+    ended = run_script(FULL.format(folder=str(tmp_path), asynchronous=asynchronous))
+    assert ended.returncode == 1, ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1"]
+    assert pipepart.load(tmp_path, nn.Linear(100, 100)).step == 1

@@ -71,6 +71,13 @@ def test_if_none_is_sound_all_are_named_and_nothing_changes(folder: Path) -> Non
     assert_equal(module.state_dict(), before)
 
 
+def test_the_link_to_the_latest_is_followed(folder: Path) -> None:
+    assert pipepart.load(folder / "latest", model()).path == folder / "step-2"
+    (folder / "step-2" / "manifest.json").unlink()
+    with pytest.raises(pipepart.CheckpointError, match=r"step-2.manifest\.json' is missing"):
+        pipepart.load(folder / "latest", model())
+
+
 def test_a_file_too_many_and_a_wrong_link_do_no_harm(folder: Path) -> None:
     (folder / "step-2" / "tokenizer.json").write_text("{}")
     (folder / "latest").unlink()

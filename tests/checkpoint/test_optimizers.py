@@ -1,0 +1,150 @@
+"""Every scheduler and optimizer of torch goes on as if it had not been saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import pipepart
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+    "milestones": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4, 4]),
+    "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.8),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=10),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.StepLR(optimizer, 2)], [3]
+    ),
+    "chain": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+}
+
+
+def rates(optimizer: torch.optim.Optimizer, scheduler: Any, count: int) -> list[float]:
+    found = []
+    for _ in range(count):
+        optimizer.step()
+        scheduler.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_on(tmp_path: Path, name: str) -> None:
+    module = nn.Linear(2, 2)
+    optimizers = [torch.optim.Adam(module.parameters(), lr=0.1) for _ in range(2)]
+    one, other = (SCHEDULERS[name](optimizer) for optimizer in optimizers)
+    rates(optimizers[0], one, 3)
+    pipepart.save(tmp_path, module, optimizers[0], step=3, scheduler=one)
+    pipepart.load(tmp_path, module, optimizers[1], scheduler=other)
+    assert rates(optimizers[1], other, 5) == rates(optimizers[0], one, 5)
+
+
+def test_a_plateau_goes_on(tmp_path: Path) -> None:
+    module = nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(2)]
+    one, other = (lr_scheduler.ReduceLROnPlateau(optimizer, patience=1) for optimizer in optimizers)
+    pipepart.save(tmp_path, module, optimizers[0], step=0, scheduler=one)  # its best is infinite
+    one.step(1.0)
+    one.step(1.0)
+    pipepart.save(tmp_path, module, optimizers[0], step=1, scheduler=one)
+    pipepart.load(tmp_path, module, optimizers[1], scheduler=other)
+    for optimizer, scheduler in zip(optimizers, (one, other), strict=True):
+        scheduler.step(1.0)
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.1
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1, amsgrad=True),
+    "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
+    "tensor": lambda parameters: torch.optim.Adam(parameters, torch.tensor(0.1), foreach=False),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, 0.1),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, 0.1),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, 0.1),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, 0.1),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, 0.1, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on(tmp_path: Path, name: str, named: bool) -> None:
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        return module, OPTIMIZERS[name](module.named_parameters() if named else module.parameters())
+
+    def train(module: nn.Module, optimizer: Any) -> None:
+        x = torch.linspace(-1, 1, 12, dtype=torch.double).reshape(4, 3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    one, other = made(), made()
+    train(*one)
+    pipepart.save(tmp_path, *one, step=3)
+    pipepart.load(tmp_path, *other)
+    for training in (one, other):
+        train(*training)
+    for parameter, wanted in zip(other[0].parameters(), one[0].parameters(), strict=True):
+        assert parameter.equal(wanted)
+
+
+def test_schedulers_of_stages_that_are_equal_load_into_another_number(tmp_path: Path) -> None:
+    module = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
+
+    def per_layer(layers: list[Any]) -> tuple[list[Any], list[Any]]:
+        optimizers = [torch.optim.SGD(nn.ModuleList(layer).parameters(), 0.1) for layer in layers]
+        return optimizers, [lr_scheduler.StepLR(optimizer, 2) for optimizer in optimizers]
+
+    three = per_layer([[module[0]], [module[1]], [module[2]]])
+    two = per_layer([[module[0], module[1]], [module[2]]])
+    for optimizer, scheduler in zip(*three, strict=True):
+        optimizer.step()
+        scheduler.step()
+    pipepart.save(tmp_path, module, three[0], step=1, scheduler=three[1])
+    pipepart.load(tmp_path, module, two[0], scheduler=two[1])
+    assert [scheduler.last_epoch for scheduler in two[1]] == [1, 1]
+    three[1][2].step()
+    pipepart.save(tmp_path, module, three[0], step=2, scheduler=three[1])
+    with pytest.raises(ValueError, match="has 3 schedulers with different states, and 2 are to be loaded"):
+        pipepart.load(tmp_path, module, two[0], scheduler=two[1])
+
+
+class Wrapped(nn.Module):
+    """A module whose attributes have the names of those of a pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        self.optimizers = 3
+        self.copy = self.module  # a second path to the same tensors
+
+    def meet(self) -> None:
+        raise AssertionError
+
+
+def test_attributes_of_a_module_are_its_own(tmp_path: Path) -> None:
+    one, other = Wrapped(), Wrapped()
+    pipepart.save(tmp_path, one, step=0)
+    pipepart.load(tmp_path, other)
+    assert other.module.weight.equal(one.module.weight)
