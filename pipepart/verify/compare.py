@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import schedules as known_schedules
 
 from ..capture import Chain, LayerInfo, chain_of, restored
-from ..cluster import Cluster, as_cluster
+from ..cluster import Cluster, as_cluster, under_torchrun
 from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
@@ -41,6 +41,7 @@ from .training import (
     errors,
     first_different_step,
     own_dtype,
+    tensor_errors,
 )
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
@@ -56,7 +57,7 @@ def check(
     target: Any = None,
     loss_fn: Callable[..., Tensor] | None = None,
     layers: Sequence[str] | None = None,
-    devices: int | Sequence[torch.device | str] | Cluster = 2,
+    devices: int | Sequence[torch.device | str] | Cluster | None = None,
     schedules: Sequence[str] = SCHEDULES,
     micro_batches: int | None = None,
     steps: int = 3,
@@ -83,7 +84,8 @@ def check(
         sample: a mini-batch, its tensors ``[samples, ...]``, as for :func:`pipepart.profile`; the same in every step.
         target, loss_fn, reduction, split: as for :class:`pipepart.Pipeline`.
         layers: paths of the modules that become layers, as for :func:`pipepart.profile`. Not with ``plan``.
-        devices: as for :meth:`pipepart.Pipeline.auto`. Each stage gets as many layers, whatever they cost.
+        devices: as for :meth:`pipepart.Pipeline.auto`. Each stage gets as many layers, whatever they cost. None for 2;
+            under torchrun for one a process, all of which call this.
         schedules: the schedules to try.
         micro_batches: number of micro-batches; by default two for each device.
         steps: number of steps to train.
@@ -116,7 +118,8 @@ def check(
     infos: Sequence[LayerInfo] = ()
     if plan is None:
         chain = chain_of(model, layers=layers, split_loss=loss_fn is None)
-        plans = _plans(chain, (value, target), split, devices, schedules, micro_batches, recompute, samples)
+        cluster = (Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices
+        plans = _plans(chain, (value, target), split, cluster, schedules, micro_batches, recompute, samples)
     else:
         _require(layers is None, "layers=... and plan=... are given: a plan has its layers")
         infos = plan.profile.layers if plan.profile is not None else ()
@@ -191,6 +194,8 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
     )
     if row.same and row.ok:
         return row
+    if under_torchrun():
+        return row.model_copy(update=_first_of_all_processes(numbers, reference))
     return row.model_copy(update=_first_difference(case, plan, row, numbers, reference))
 
 
@@ -208,7 +213,25 @@ def _train(
             steps,
             recorder=recorder,
             follow=reference.micro_batched,
+            own={name for name, _ in pipe.named_parameters()} if under_torchrun() else None,
         )
+
+
+def _first_of_all_processes(numbers: list[Numbers], reference: Reference) -> dict[str, str]:
+    """The fields of a row that name the first tensor that differs, where no process has all layers."""
+    found = (
+        (step, kind, name)
+        for step, (mine, other) in enumerate(zip(numbers, reference.micro_batched, strict=True))
+        for kind in mine
+        for name, error in tensor_errors(mine[kind], other[kind]).items()
+        if error
+    )
+    step, kind, name = next(found, (0, "losses", ""))
+    return {
+        "layer": name.rpartition(".")[0] or "loss",
+        "what": f"the first of its {kind}, step {step}",
+        "why": "check without torchrun to see why",
+    }
 
 
 def _first_difference(

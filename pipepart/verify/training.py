@@ -6,13 +6,14 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -112,6 +113,7 @@ class Training:
         *,
         recorder: AbstractContextManager[object] | None = None,
         follow: Sequence[Numbers] | None = None,
+        own: Collection[str] | None = None,
     ) -> list[Numbers]:
         """Train; return the numbers of each step.
 
@@ -121,6 +123,8 @@ class Training:
             recorder: entered for the last step.
             follow: numbers of another training. After each step their parameters and buffers are taken over, so that
                 rounding in one step has no effect on the next.
+            own: under torchrun the parameters that belong to this process; the numbers of all processes are put
+                together.
         """
         case = self.case
         count = case.steps if steps is None else steps
@@ -133,20 +137,27 @@ class Training:
             self.model.zero_grad(set_to_none=True)
             with recorder if recorder is not None and index == count - 1 else nullcontext():
                 loss = step(self, x, y)
-            gradients = {name: copied(parameter.grad) for name, parameter in self.model.named_parameters()}
+            here = [(name, one) for name, one in self.model.named_parameters() if own is None or name in own]
+            gradients = {name: copied(parameter.grad) for name, parameter in here}
             if self._optimizer is not None:
                 self._optimizer.step()
-            found.append(
-                {
-                    "losses": {"": loss.detach().cpu()},
-                    "gradients": gradients,
-                    "parameters": {name: copied(tensor) for name, tensor in self.model.named_parameters()},
-                    "buffers": {name: copied(tensor) for name, tensor in self.model.named_buffers()},
-                }
-            )
+            buffers = self.model.named_buffers()
+            numbers: Numbers = {
+                "losses": {"": loss.detach().cpu()},
+                "gradients": gradients,
+                "parameters": {name: copied(tensor) for name, tensor in here},
+                "buffers": {name: copied(tensor) for name, tensor in buffers if not tensor.is_meta},
+            }
+            found.append(numbers if own is None else _of_all_processes(numbers))
             if follow is not None:
                 _take_over(self.model, follow[index])
         return found
+
+
+def _of_all_processes(numbers: Numbers) -> Numbers:
+    everyone: list[Numbers] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, numbers)
+    return {kind: {name: one for own in everyone for name, one in own[kind].items()} for kind in numbers}
 
 
 def recorded_chain(model: nn.Module, case: Case, sample: Any) -> Chain:

@@ -79,6 +79,9 @@ def check_command(
     Losses, gradients, parameters and buffers after each step are compared bit for bit. The status is 1 if they differ
     by more than rounding; the first layer that differs is named.
     """
+    import torch.distributed
+
+    from ...cluster import under_torchrun
     from ...planning import Plan
     from ...reporting import check_table
     from ...verify import check
@@ -94,7 +97,7 @@ def check_command(
     chosen: dict[str, Any] = {
         "plan": read(Plan, plan) if plan else None,
         "layers": layers,
-        "devices": None if plan else make_cluster(devices or "2"),
+        "devices": make_cluster(devices or "2") if devices or not (plan or under_torchrun()) else None,
         "schedules": schedule,
         "recompute": recompute,
         "dtypes": dtype,
@@ -114,7 +117,8 @@ def check_command(
             strict=strict,
             **{name: value for name, value in chosen.items() if value},
         )
-    deliver(found.model_dump_json(indent=1), lambda: [check_table(found)], as_json=as_json, path=output)
+    if not under_torchrun() or torch.distributed.get_rank() == 0:
+        deliver(found.model_dump_json(indent=1), lambda: [check_table(found)], as_json=as_json, path=output)
     if not found.ok:
         raise typer.Exit(1)
 
