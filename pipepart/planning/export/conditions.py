@@ -112,13 +112,33 @@ def split_ties(plan: PlanRecord, but: Collection[frozenset[str]] = ()) -> Iterat
                 )
 
 
-def skips(plan: PlanRecord) -> str:
-    """Return the live values that go past stages as text; empty if there are none."""
-    return ", ".join(
-        f"{format_bytes(skip.bytes)} from stage {number} to stage {skip.target}"
-        for number, stage in enumerate(plan.stages)
-        for skip in stage.skips
-    )
+def far_values(plan: PlanRecord, arguments: bool) -> str:
+    """Return as text which values are used in a stage behind the next one; empty if none is.
+
+    Args:
+        plan: with a profile, or written by hand with the skips of its stages.
+        arguments: also those that the model was given.
+    """
+    if plan.profile is None:
+        found = [
+            f"{format_bytes(skip.bytes)} of stage {number} in stage {skip.target}"
+            for number, stage in enumerate(plan.stages)
+            for skip in stage.skips
+        ]
+        return _shortened(found)
+    names = [info.name for info in plan.profile.layers]
+    stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
+    found = []
+    for value in plan.profile.at(plan.micro_batches).values:
+        maker, user = value.layers[0], value.layers[-1]
+        if stage_of[user] - stage_of[maker] > 1 and (arguments or not value.is_argument):
+            source = (
+                "an argument"
+                if value.is_argument
+                else f"a value of {names[maker]!r} (stage {stage_of[maker]})"
+            )
+            found.append(f"{source} in {names[user]!r} (stage {stage_of[user]})")
+    return _shortened(found)
 
 
 def losses_out_of_order(plan: PlanRecord) -> Iterator[str]:
@@ -141,6 +161,11 @@ def whole_backwards(plan: PlanRecord) -> Iterator[str]:
             f"The plan splits {counted(len(plan.split_critical), 'backward')} into their two parts. Here they stay "
             "whole: the same gradients, in a slightly longer step"
         )
+
+
+def _shortened(texts: list[str]) -> str:
+    texts = list(dict.fromkeys(texts))
+    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def _numbers(stages: list[int]) -> str:

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 from ..plans.plan_record import PlanRecord
 from .conditions import (
+    far_values,
     micro_batches_of,
     mixed_recompute,
     only_schedules,
     recomputes,
-    skips,
     split_ties,
     whole_backwards,
 )
@@ -38,11 +38,6 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
     yield from only_schedules(plan, "1f1b")
     yield from mixed_recompute(plan)
     yield from split_ties(plan)
-    if past := skips(plan):
-        yield (
-            f"live values go past stages ({past}), and each of its layers gets what the one before returned: let the "
-            "layers take these values and return them"
-        )
 
 
 def _notes(plan: PlanRecord) -> Iterator[str]:
@@ -57,6 +52,8 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
             "The profiled model is no nn.Sequential: what its forward does between these modules has to be done in the "
             "layers"
         )
+    if far := far_values(plan, arguments=True):
+        yield f"A layer gets what the one before it returned, so that layers have to return what is used later: {far}"
     if recomputes(plan):
         most = max(len(stage.layers) for stage in plan.stages)
         yield f"All stages recompute: give activation_checkpoint_interval={most}"

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ..plans.plan_record import PlanRecord
 from .conditions import (
+    far_values,
     micro_batches_of,
     mixed_recompute,
     only_schedules,
     order_of,
     recomputes,
-    skips,
     split_ties,
     whole_backwards,
 )
@@ -86,8 +86,8 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
         "--micro-batch-size times the data-parallel size"
     )
     yield "Megatron builds its own model: give it the layers and sizes of the model that was profiled"
-    if past := skips(plan):
-        yield f"Live values that the plan sends past stages, and each stage computes here: {past}"
+    if far := far_values(plan, arguments=True):
+        yield f"The plan uses values past stages, which each stage computes here: {far}"
     yield from whole_backwards(plan)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..plans.plan_record import PlanRecord
-from .conditions import losses_out_of_order, micro_batches_of, order_of, recomputes, skips, split_ties
+from .conditions import far_values, losses_out_of_order, micro_batches_of, order_of, recomputes, split_ties
 from .engine import Engine, commented, python_list
 
 _CODE = '''
@@ -36,10 +36,10 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
             "stages recompute, and its schedules have no such action: plan with recompute='never', or call "
             "torch.utils.checkpoint in the model and profile it again"
         )
-    if past := skips(plan):
+    if far := far_values(plan, arguments=False):
         yield (
-            f"live values go past stages ({past}), and its stages send to their neighbours only: plan with stages=2, "
-            "or let the layers between take these values and return them"
+            f"its stages send to their neighbours only, and the plan uses {far}: plan with stages=2, or let the layers "
+            "between take these values and return them"
         )
     yield from split_ties(plan)
     yield from losses_out_of_order(plan)
@@ -104,20 +104,21 @@ def _has_neighbours(plan: PlanRecord) -> bool:
 
 
 def _several_values(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault for each border that more than one value crosses, which torch may pass on in another order."""
+    """Yield a fault if more than one value crosses a border: torch may pass them on in another order."""
     if plan.profile is None:
         return
     values = plan.profile.at(plan.micro_batches).values
-    first = 0
+    first, several = 0, []
     for number, stage in enumerate(plan.stages[:-1]):
         first += len(stage.layers)
         crossing = sum(value.layers[0] < first <= value.layers[-1] for value in values)
         crossing = crossing if values else len(plan.profile.layers[first - 1].outputs)
-        if crossing > 1:
-            yield (
-                f"stage {number} passes on {crossing} values, and where a rank has neighbouring stages torch is sure "
-                "of one only: plan with schedule='interleaved-1f1b' or '1f1b'"
-            )
+        several += [number] * (crossing > 1)
+    if several:
+        yield (
+            f"stage {', '.join(map(str, several))} passes on several values, and where a rank has neighbouring stages "
+            "torch is sure of one only: plan with schedule='1f1b' or 'interleaved-1f1b'"
+        )
 
 
 def _modules(plan: PlanRecord) -> dict[str, tuple[str, ...]]:

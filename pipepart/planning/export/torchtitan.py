@@ -9,12 +9,12 @@ from schedules.core.placement import looped, vee
 
 from ..plans.plan_record import PlanRecord
 from .conditions import (
+    far_values,
     losses_out_of_order,
     micro_batches_of,
     mixed_recompute,
     order_of,
     recomputes,
-    skips,
     split_ties,
 )
 from .engine import Engine, commented, python_list
@@ -49,12 +49,12 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
         )
         return
     parts = _parts(plan)
-    for path in (path for part in parts for path in part):
-        if not _PATH.fullmatch(path):
-            yield (
-                f"module {path!r} lies too deep: torchtitan keeps or drops children of the model and elements of its "
-                "lists; profile with layers=[...] that names these"
-            )
+    deep = [path for part in parts for path in part if not _PATH.fullmatch(path)]
+    if deep:
+        yield (
+            f"it keeps or drops children of the model and elements of its lists, which {deep[0]!r} is not (nor are "
+            f"{len(deep) - 1} other modules of the plan): profile a torchtitan model, with layers=[...] that are such"
+        )
     stages_of: dict[str, set[int]] = {}
     for number, part in enumerate(parts):
         for path in part:
@@ -75,8 +75,8 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
     )
     if plan.profile is not None and (own := [path for info in plan.profile.layers for path in info.tensors]):
         yield f"Parameters and buffers beside modules stay in every model part: {', '.join(own)}"
-    if past := skips(plan):
-        yield f"Live values that the plan sends past stages, and each stage has to compute here: {past}"
+    if far := far_values(plan, arguments=True):
+        yield f"The plan uses values past stages, which each stage has to compute here: {far}"
     if recomputes(plan):
         yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
 
