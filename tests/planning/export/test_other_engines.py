@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import pipepart
 from pipepart import Cluster, Plan, Profile
@@ -210,6 +210,31 @@ def test_what_no_engine_runs_is_refused(engine: str, profile: Profile) -> None:
     ):
         with pytest.raises(ValueError, match=f"{engine} cannot run this plan:\n.*{says}"):
             changed.export(engine)
+
+
+def test_values_that_are_used_far_behind_are_named() -> None:
+    class Gated(LanguageModel):
+        def forward(self, tokens: Tensor) -> Tensor:
+            first = x = self.tok_embeddings(tokens)
+            for layer in self.layers:
+                x = layer(x) * first
+            return self.output(self.norm(x))
+
+    plan = pipepart.plan(
+        profile_of(Gated()),
+        Cluster.virtual(3, threads=1),
+        schedule="1f1b",
+        micro_batches=4,
+        recompute="never",
+        cut_before=["layers.1", "layers.3"],
+    )
+    says = "a value of 'tok_embeddings' (stage 0) in 'norm' (stage 2)"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        plan.export("torch-pipelining")
+    for engine in ("torchtitan", "megatron", "deepspeed"):
+        exported = plan.export(engine)
+        assert any(note.endswith(says) for note in exported.notes)
+        assert "tok_embeddings" in "".join(exported.files.values())
 
 
 @pytest.mark.parametrize("engine", ["torchtitan", "megatron", "deepspeed"])
