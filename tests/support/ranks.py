@@ -17,8 +17,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
+
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.utils import _pytree as pytree
 
 _PRELOADED = ["torch", "pipepart", "tests.support.plain", "tests.support.chains", "tests.support.recorded"]
@@ -48,7 +49,7 @@ class Team:
         context.set_forkserver_preload(_PRELOADED)
         self.size = size
         # As torchrun's agent does: the store is here, so a free port is one that is bound already.
-        self._store = dist.distributed_c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ends: list[Connection] = []
         self.processes = []
         for rank in range(size):
