@@ -74,7 +74,9 @@ def with_ignored_labels(name: str, schedule: str) -> dict[str, Any]:
     return trained(pipe, labelled((12, 11, 3, 12)), max_norm=0.1)
 
 
-@pytest.mark.parametrize(("name", "schedule"), [*zip(LOSSES, ["1f1b", "zb-h1", "gpipe", "1f1b"], strict=True)])
+@pytest.mark.parametrize(
+    ("name", "schedule"), [*zip(LOSSES, ["1f1b", "zb-h1", "gpipe", "1f1b"], strict=True)]
+)
 def test_what_a_loss_is_divided_by_is_counted_over_all_micro_batches(name, schedule):
     assert_as_in_one_process(with_ignored_labels, 3, name, schedule)
 
@@ -161,7 +163,7 @@ def clipped(norm_type: float) -> dict[str, Any]:
             norms.append(pipe.clip_grad_norm_(0.01, norm_type))
         clipped = gradients(pipe)
         pipe.step(torch.full((6, WIDTH), float("inf")).double(), target=torch.zeros(6).long())
-        with pytest.raises(RuntimeError, match="not finite|non-finite"):
+        with pytest.raises(RuntimeError, match=r"not finite|non-finite"):
             pipe.clip_grad_norm_(0.01, norm_type, error_if_nonfinite=True)
         pipe.clip_grad_value_(0.5)
     return {"norms": norms, "gradients": clipped}

@@ -6,14 +6,19 @@ import random
 from typing import Any
 
 import pytest
+from torch import nn
 
+from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
 from tests.pipeline.conformance.kinds import KINDS
 from tests.pipeline.conformance.modes import SCHEDULES, Mode, drawn
 from tests.pipeline.conformance.test_conformance import LOSSES, stages_of
+from tests.pipeline.schedules.test_searched_plans import names_of, network
 from tests.support.chains import cut_by_hand
 from tests.support.ranks import assert_as_in_one_process
+from tests.support.searched import drawn_plan
+from tests.support.seeds import seeds
 
 
 def in_mode(mode: Mode) -> dict[str, Any]:
@@ -60,3 +65,40 @@ def drawn_for_ranks(choose: random.Random, processes: int, **given: Any) -> Mode
 @pytest.mark.parametrize(("processes", "mode"), modes(), ids=str)
 def test_a_step_is_that_of_one_process(processes, mode):
     assert_as_in_one_process(in_mode, processes, mode)
+
+
+def in_any_order(seed: int, processes: int) -> dict[str, Any]:
+    """Stages anywhere, any legal order of actions; dropout, batch norms and a tied weight."""
+    choose, model = random.Random(seed), network().double()
+    while True:
+        plan = drawn_plan(choose, names_of(model), micro_batches=choose.randint(2, 5))
+        if len(plan.workers) == len(plan.cluster) == processes:
+            break
+    pipe = Pipeline(model, plan, nn.MSELoss(), timeout=TIMEOUT)
+    return trained(pipe, drawn_batches([10, 10, 5]), max_norm=0.5)
+
+
+@pytest.mark.parametrize(("seed", "processes"), [(0, 2), (1, 3), (2, 4), (3, 4)])
+def test_stages_that_lie_anywhere_act_in_any_order(seed, processes):
+    assert_as_in_one_process(in_any_order, processes, seed, processes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_many_random_orders(processes):
+    for seed in seeds(150, f"orders on {processes} ranks"):
+        assert_as_in_one_process(in_any_order, processes, seed, processes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_schedule_in_several_sizes(processes):
+    choose = random.Random(processes)
+    for schedule in SCHEDULES:
+        if schedule[0] == "chimera" or processes * schedule[1] > 7:
+            continue
+        for sizes in [(9, 4), (14, 7), (3, 8)]:
+            mode = drawn_for_ranks(choose, processes, schedule=schedule, sizes=sizes, kind="linear")
+            assert_as_in_one_process(in_mode, processes, mode)

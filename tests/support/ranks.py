@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
-
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.utils import _pytree as pytree
