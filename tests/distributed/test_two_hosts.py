@@ -1,0 +1,97 @@
+"""Two hosts with a slow network between them: two network namespaces of this machine, joined by a shaped link."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+
+HOSTS = ("pipepart-a", "pipepart-b")
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+SCRIPT = "tests.distributed.train_on_two_hosts"
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+
+def shape(*command: str) -> None:
+    """Give a link 1 Gbit/s, and 0.2 ms of delay where the kernel can."""
+    try:
+        run(*command, "netem", "delay", "200us", "rate", "1gbit")
+    except subprocess.CalledProcessError:
+        run(*command, "tbf", "rate", "1gbit", "burst", "256kb", "latency", "200ms")
+
+
+def remove() -> None:
+    for host in HOSTS:
+        subprocess.run(["ip", "netns", "delete", host], capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[None]:
+    """Joined by 1 Gbit/s in each direction."""
+    if which("ip") is None or which("tc") is None:
+        pytest.skip("there is no iproute2 here")
+    remove()
+    try:
+        for host in HOSTS:
+            run("ip", "netns", "add", host)
+        run("ip", "link", "add", "ppa", "netns", HOSTS[0], "type", "veth", "peer", "ppb", "netns", HOSTS[1])
+        for host, link, address in zip(HOSTS, ("ppa", "ppb"), ADDRESSES, strict=True):
+            inside = ("ip", "netns", "exec", host)
+            run(*inside, "ip", "address", "add", f"{address}/24", "dev", link)
+            run(*inside, "ip", "link", "set", link, "up")
+            run(*inside, "ip", "link", "set", "lo", "up")
+            shape(*inside, "tc", "qdisc", "add", "dev", link, "root")
+    except subprocess.CalledProcessError as error:
+        remove()
+        pytest.skip(f"this machine forbids network namespaces: {error.stderr.strip()}")
+    yield
+    remove()
+
+
+def start(host: int) -> subprocess.Popen[str]:
+    """Start torchrun on a host."""
+    command = ["ip", "netns", "exec", HOSTS[host], sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes", "2", "--node-rank", str(host), "--nproc-per-node", "1"]
+    command += ["--master-addr", ADDRESSES[0], "--master-port", "29617", "-m", SCRIPT]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": ("ppa", "ppb")[host], "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(processes: list[subprocess.Popen[str]]) -> dict[str, Any]:
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return json.loads(outputs[0][0].strip().splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+def test_two_hosts_train_as_one_process_in_the_predicted_time(two_hosts):
+    found = finished([start(0), start(1)])
+    alone = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240
+        ).stdout
+    )
+    assert found["losses"] == alone["losses"]
+    assert found["sums"] == alone["sums"]
+    assert found["bandwidth"] == pytest.approx(1e9 / 8, rel=0.15)
+    assert found["measured"] == pytest.approx(found["predicted"], rel=0.1)
