@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from .autograd import graph_cut
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
@@ -148,15 +149,23 @@ class Pipeline(AsModule, Observed):
             if joined and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
-            local = joined and joined.ownership.stages
-            self._stages = build_stages(chain.layers, plan, compile, strict, values, local)
+            owned = joined and joined.ownership
+            self._stages = build_stages(
+                chain.layers,
+                plan,
+                compile,
+                strict,
+                values,
+                owned and owned.stages,
+                owned and owned.replica,
+            )
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)
             here = joined.ownership.stages if joined else range(len(plan.stages))
             part = joined.part if joined else ModelPart(chain.model)
             super().__init__(part, chain.places, StageOptimizers(optimizer, chain, plan, here))
             if nan_guard:
-                guard_stages(self._stages)
+                guard_stages(self._stages, len(plan.stages))
             self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
             self._orders = Orders(plan, with_optimizers=optimizer is not None)
             self._passes = Passes()
@@ -171,6 +180,8 @@ class Pipeline(AsModule, Observed):
                 timeout,
                 joined and joined.links,
             )
+        if joined:
+            joined.connect()
 
     @classmethod
     def auto(
@@ -250,6 +261,11 @@ class Pipeline(AsModule, Observed):
         """The plan that the model is cut along."""
         return self._plan
 
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
+        return self._joined and self._joined.mesh
+
     @frees_memory
     def step(
         self,
@@ -301,22 +317,29 @@ class Pipeline(AsModule, Observed):
             scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
         with self._engine.claimed():
             order = self._orders.step(len(batch.inputs))
+            optimizers = self._optimizers.by_stage
             # Without those that the optimizers of the stages update.
-            gradients = StepGradients(lambda: () if self._optimizers.by_stage else self.parameters())
+            gradients = StepGradients(lambda: () if optimizers else self.parameters())
+            begin_backward = gradients.begin
+            if (
+                self._joined
+            ):  # the ranks do not know before their backwards whether the loss needs a correction
+                gradients.begin(certain=True)
+                begin_backward = partial(self._joined.begin_backward, gradients, bool(optimizers))
             sink = make_loss_sink(
                 self._loss,
                 batch,
                 order.schedule,
                 scaler,
-                gradients.begin,
+                begin_backward,
                 self._merge,
                 return_outputs,
                 loss_weight=loss_weight,
+                shared_out=self._shared_out,
             )
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            optimizers = self._optimizers.by_stage
             step = self._engine.new_step(
                 order, messages, sink, None, recorder, optimizers, batch.targets, form, seed
             )
@@ -328,8 +351,11 @@ class Pipeline(AsModule, Observed):
             except LossError:
                 gradients.take_back()
                 raise
+            asked = self._joined and any(graph_cut.leaves(one) for one in batch.inputs)
+            if asked:
+                self._collect(step.input_gradients, batch)
             found = [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
-            if self._joined and any(graph_cut.leaves(one) for one in batch.inputs):
+            if asked and self._joined:
                 found = self._joined.meeting.from_one(self._joined.meeting.first, partial(list, found))
             graph_cut.backward_of_caller(batch.inputs, found)
         self._traces.add_step(recorder)
@@ -354,7 +380,12 @@ class Pipeline(AsModule, Observed):
             batch, form, seed = self._agreed("evaluate", args, kwargs, target)
             order = self._orders.forwards(len(batch.inputs))
             sink = make_loss_sink(
-                self._loss, batch, order.schedule, merge=self._merge, keep_outputs=return_outputs
+                self._loss,
+                batch,
+                order.schedule,
+                merge=self._merge,
+                keep_outputs=return_outputs,
+                shared_out=self._shared_out,
             )
             step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
             self._share(step)
@@ -386,6 +417,7 @@ class Pipeline(AsModule, Observed):
             [graph_cut.part(one) for one in batch.inputs], sink, form, seed
         )
         self._share(step)
+        self._collect(sink.outputs, batch)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
         return self._from_last(
@@ -463,14 +495,25 @@ class Pipeline(AsModule, Observed):
         """Behind a run, give all ranks what one of them knows of the loss."""
         if self._joined is not None:
             gradients = [one.grad for one in self.parameters() if scaled and one.grad is not None]
-            self._joined.meeting.end(step.sink, step.keys, gradients)
+            self._joined.end(step.sink, step.keys, gradients)
             if step.recorder is not None:
                 self._joined.complete(step.recorder)
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(sink.outputs)
+        self._collect(sink.outputs, batch)
         with torch.no_grad():
             return self._from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))
+
+    @property
+    def _shared_out(self) -> bool:
+        """Whether the micro-batches are shared out among replicas on other ranks."""
+        return self._joined is not None and len(self._joined.ownership.ranks) > 1
+
+    def _collect(self, made: list[Any], batch: MicroBatches) -> None:
+        """Fill in what ranks of other replicas made for their micro-batches."""
+        if self._joined is not None:
+            self._joined.meeting.collect(made, batch.inputs)
 
     def _from_last(self, make: Callable[[], Any]) -> Any:
         """Return what the process of the last stage makes."""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
 from ..capture import Chain
+from ..loss import LossError
 from ..planning import Plan
+from ..runtime.loss_sink import LossSink
 from ..runtime.observe.recorder import Recorder
+from ..runtime.replay.randomness import RngKeys
+from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
+from ..runtime.transport.reductions import Reductions
 from ..workers.ranks import RankError, Ranks, join_ranks
 from .meeting import Agreed, Make, Meeting
 from .ownership import Ownership
@@ -29,6 +38,7 @@ class Joined:
         part: of the model, that this rank has.
         links: to the other ranks.
         meeting: what the ranks agree on.
+        mesh: the ranks by replica ("dp") and place in it ("pp"), once they are connected; None without replicas.
 
     Raises:
         ValueError: the plan's devices cannot be shared out among the ranks.
@@ -38,8 +48,9 @@ class Joined:
         self.ownership = Ownership(plan, chain, ranks.rank, ranks.size)
         self.part = RankPart(chain.model, self.ownership, ranks)
         self.links = Links(ranks, self.ownership.rank_of)
-        first, *_, last = (*self.ownership.rank_of_stage, self.ownership.rank_of_stage[-1])
-        self.meeting = Meeting(ranks, chain.model, first, last)
+        owners, count = self.ownership.rank_of_stage, len(plan.stages)
+        self.meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
+        self.mesh: DeviceMesh | None = None
         self._ranks = ranks
         self._offset: float | None = None
         self._plan = plan
@@ -73,6 +84,61 @@ class Joined:
                     f"rank {rank} has another plan than rank 0: make it on one rank and read it on all (plan.save, "
                     "Plan.load), or use Pipeline.auto, which does so"
                 )
+
+    def connect(self) -> None:
+        """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
+        replicas = self.ownership.ranks
+        if len(replicas) == 1:
+            return
+        columns = list(zip(*replicas, strict=True))
+        groups = {worker: self._group(columns) for worker in self.links.local}  # each adds up by itself
+        first = next(iter(groups.values()))
+        self.mesh = DeviceMesh.from_group(
+            [first, self._group(replicas)], "cpu", replicas, mesh_dim_names=("dp", "pp")
+        )
+        self.links.reductions = Reductions(self._ranks, self.ownership.replica, groups)
+        self.part.connect(first)
+
+    def _group(self, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Return the group of this rank, of those that all ranks make now: one for each row."""
+        made = [dist.new_group(list(row), backend="gloo") for row in rows]
+        mine = next(group for group, row in zip(made, rows, strict=True) if self._ranks.rank in row)
+        assert isinstance(mine, dist.ProcessGroup)
+        return mine
+
+    def begin_backward(
+        self, gradients: StepGradients, with_optimizers: bool, certain: bool, leaves: Iterable[Tensor]
+    ) -> None:
+        """Before the first backward, on a rank of a last stage.
+
+        Args:
+            gradients: of the step.
+            with_optimizers: whether the optimizers of stages step within the step.
+            certain: whether the gradients need no correction.
+            leaves: of the loss.
+
+        Raises:
+            LossError: several replicas cannot share the loss out.
+        """
+        gradients.add(leaves := list(leaves))
+        if len(self.ownership.ranks) == 1:
+            return
+        if leaves:
+            raise LossError(
+                "the loss has tensors of its own that get a gradient, of which each replica of the model would see "
+                "its own micro-batches only: make the loss a part of the model, or plan with replicas=1"
+            )
+        if with_optimizers and not certain:
+            raise LossError(
+                "what the loss is divided by depends on the output of all replicas, and optimizers of the stages step "
+                "before it is known: return (sum, count) with a count of the target alone, or make the pipeline "
+                "without optimizer="
+            )
+
+    def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor]) -> None:
+        """Share the loss, as :meth:`Meeting.end`, and what the layers of the first replica have written."""
+        self.meeting.end(sink, keys, scaled)
+        self.part.share_written()
 
     def begin(
         self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, make: Make

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..capture import Live, fingerprint
+from ..capture import Live, Recording, fingerprint
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..runtime.loss_sink import LossSink, Share
@@ -79,12 +79,13 @@ class Meeting:
     Args:
         ranks: the processes.
         model: the user's.
-        first, last: the ranks of the first and the last stage, which need the mini-batch.
+        firsts, lasts: the ranks of the first and the last stage of each replica, which need the mini-batch.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, first: int, last: int) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, firsts: Sequence[int], lasts: Sequence[int]) -> None:
         self.ranks = ranks
-        self.first, self.last = first, last
+        self.first, self.last = firsts[0], lasts[0]
+        self._firsts, self._lasts = firsts, lasts
         self._model = model
         self._calls = 0
 
@@ -155,23 +156,52 @@ class Meeting:
             RankError: another rank has failed or is lost.
         """
         overflow = not all(bool(gradient.isfinite().all()) for gradient in scaled)
+        refusal = self._share_taken(sink)
         share = pytree.tree_map_only(Tensor, Tensor.cpu, sink.share(is_last=self.ranks.rank == self.last))
         mine = share, keys.drawn, overflow
         found: list[tuple[Share, bool, bool]] = self.ranks.gather(mine)
         keys.drawn = any(drawn for _, drawn, _ in found)
         keys.finish()
-        if refusal := found[self.last][0].refusal:
+        if refusal := refusal or found[self.last][0].refusal:
             raise LossError(refusal)
         if scaled and not overflow and any(one for *_, one in found):
             scaled[0].view(-1)[:1] = float("inf")
         sink.adopt([share for share, *_ in found], self.last)
 
-    def from_one(self, source: int, make: Callable[[], Any]) -> Any:
+    def _share_taken(self, sink: LossSink) -> str:
+        """Give every rank the losses of the micro-batches of all replicas; return why they do not fit, if so."""
+        if len(self._lasts) == 1:
+            return ""
+        try:
+            for taken in self.ranks.gather(sink.taken()):
+                sink.adopt_taken(taken)
+        except LossError as error:
+            return str(error)
+        return ""
+
+    def collect(self, made: list[Any], inputs: Sequence[Any]) -> None:
+        """Fill in what the ranks of several replicas made, such as outputs, on every rank; with one replica do nothing.
+
+        Args:
+            made: by micro-batch; None or an empty tuple where another rank has made it.
+            inputs: of the micro-batches.
+        """
+        if len(self._lasts) == 1:
+            return
+        everyone = self.ranks.gather([one is not None and type(one) is not tuple for one in made])
+        for index, given in enumerate(inputs):
+            source = next((rank for rank, has in enumerate(everyone) if has[index]), None)
+            if source is not None:
+                recording = given.recording if isinstance(given, Live) else None
+                made[index] = self.from_one(source, lambda index=index: made[index], recording)
+
+    def from_one(self, source: int, make: Callable[[], Any], recording: Recording | None = None) -> Any:
         """Return on every rank what one makes, such as the output of the last stage.
 
         Args:
             source: the rank that makes it.
             make: makes a nest of tensors and plain values.
+            recording: that live values belong to, if it is them that it makes.
 
         Raises:
             Exception: what ``make`` raises, on that rank.
@@ -195,7 +225,7 @@ class Meeting:
         for buffer in buffers:
             if len(buffer):
                 self.ranks.broadcast(buffer, source)
-        return made if is_source else unpack(found, buffers, None)
+        return made if is_source else unpack(found, buffers, recording)
 
     def _state(self) -> str:
         modes = Modes.current()
@@ -215,8 +245,9 @@ class Meeting:
                 raise RankError(f"rank {rank} refuses the arguments of {one.call[0]}: {one.refusal}")
         _check_calls(everyone)
         first = everyone[0]
-        for rank, what in ((self.first, "runs the first stage"), (self.last, "runs the last stage")):
-            if not everyone[rank].form and not (rank == self.last and everyone[rank].target):
+        firsts = [(rank, "runs the first stage") for rank in self._firsts]
+        for rank, what in (*firsts, *((rank, "runs the last stage") for rank in self._lasts)):
+            if not everyone[rank].form and not (rank in self._lasts and everyone[rank].target):
                 raise ValueError(f"rank {rank} {what} and was given no mini-batch")
         for field, what in (
             ("form", "of other shapes, or its code between layers takes another way,"),

@@ -16,7 +16,8 @@ class Ownership:
     """The parts of a model that the ranks of a pipeline have.
 
     The devices of the plan's cluster, in their order, are shared out evenly: with as many processes as devices, process
-    i drives device i. A tensor belongs to the rank of the first stage that uses it, and to rank 0 if none does.
+    i drives device i. A tensor belongs to the rank of the first stage that uses it, and to the first rank if none does.
+    Each replica of the model has ranks of its own, and a tensor belongs to one of each.
 
     Args:
         plan: has the stages and their devices.
@@ -26,7 +27,10 @@ class Ownership:
 
     Attributes:
         rank_of: of each worker of the plan.
-        stages: those of this rank.
+        rank_of_stage: of each stage of the schedule, replica by replica.
+        stages: those of the model that this rank runs.
+        ranks: of each replica of the model, those of the same stages in the same places.
+        replica: that this rank is part of.
 
     Raises:
         ValueError: the devices of the plan cannot be shared out among the processes.
@@ -34,22 +38,29 @@ class Ownership:
 
     def __init__(self, plan: Plan, chain: Chain, rank: int, size: int) -> None:
         self.rank_of = _rank_of(plan, size)
-        if plan.replicas > 1 or plan.build_schedule().replicas > 1:
+        schedule, count = plan.build_schedule(), len(plan.stages)
+        if schedule.replicas != plan.replicas:
             raise ValueError(
-                f"the plan has {plan.build_schedule().replicas} replicas of the model, which run in one process only: "
-                "plan with replicas=1"
+                f"schedule {plan.schedule!r} runs several copies of a stage on one device, which takes one process: "
+                "plan with another schedule"
             )
-        self._plan, self._chain, self._rank = plan, chain, rank
-        device_of = plan.build_schedule().device_of
-        self.rank_of_stage = [self.rank_of[device_of[stage]] for stage in range(len(plan.stages))]
-        self.stages = frozenset(stage for stage, own in enumerate(self.rank_of_stage) if own == rank)
+        self.rank_of_stage = [self.rank_of[row] for row in schedule.device_of]
+        self.ranks = _by_replica(self.rank_of_stage, count)
+        self.replica = next(number for number, ranks in enumerate(self.ranks) if rank in ranks)
+        self._plan, self._chain = plan, chain
+        self._place = self.ranks[self.replica].index(rank)
+        own = self.rank_of_stage[self.replica * count :][:count]
+        self.stages = frozenset(stage for stage, owner in enumerate(own) if owner == rank)
 
     @cached_property
     def _users(self) -> dict[Tensor, list[int]]:
-        """The ranks whose layers use each tensor; found at the first use, as making the stages may replace tensors."""
+        """The ranks of the first replica whose layers use each tensor.
+
+        Found at the first use, as making the stages may replace tensors.
+        """
         ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
         found: dict[Tensor, dict[int, None]] = {}
-        for (start, end), owner in zip(pairwise(ends), self.rank_of_stage, strict=True):
+        for (start, end), owner in zip(pairwise(ends), self.rank_of_stage, strict=False):
             for _, layer in self._chain.layers[start:end]:
                 for tensor in state_of(layer):
                     found.setdefault(tensor, {})[owner] = None
@@ -61,22 +72,42 @@ class Ownership:
         return {tensor: ranks for tensor, ranks in self._users.items() if len(ranks) > 1}
 
     def owner_of(self, tensor: Tensor) -> int:
-        """Return the rank that a parameter or buffer belongs to."""
-        return self._users.get(tensor, [0])[0]
+        """Return the rank that a parameter or buffer belongs to, of the first replica."""
+        return self._users.get(tensor, self.ranks[0])[0]
 
     def is_mine(self, tensor: Tensor) -> bool:
-        """Return whether a parameter or buffer belongs to this rank."""
-        return self.owner_of(tensor) == self._rank
+        """Return whether a parameter or buffer belongs to this rank, in its replica."""
+        return self.ranks[0].index(self.owner_of(tensor)) == self._place
 
     def used_here(self, model: nn.Module) -> set[str]:
         """Return the keys of shared tensors that stages of this rank use and that belong to another."""
         state = model.state_dict(keep_vars=True)
-        return {key for key, value in state.items() if self._rank in self.shared.get(value, ())}
+        mine = self.ranks[0][self._place]
+        return {key for key, value in state.items() if mine in self.shared.get(value, ())}
 
     def names(self, model: nn.Module) -> Sequence[str]:
         """Return the keys of the model's state dict that belong to this rank."""
         state = model.state_dict(keep_vars=True)
         return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
+
+
+def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:
+    """Return the ranks of each replica, of ``count`` stages each, in the order of their first stages.
+
+    Raises:
+        ValueError: a rank has stages of several replicas, or replicas are shared out in different ways.
+    """
+    owners = [rank_of_stage[start : start + count] for start in range(0, len(rank_of_stage), count)]
+    found = [list(dict.fromkeys(own)) for own in owners]
+    taken = [rank for ranks in found for rank in ranks]
+    alike = [[ranks.index(rank) for rank in own] for ranks, own in zip(found, owners, strict=True)]
+    if len(set(taken)) < len(taken) or any(one != alike[0] for one in alike):
+        shown = "; ".join(f"replica {number}: ranks {ranks}" for number, ranks in enumerate(found))
+        raise ValueError(
+            f"each of the {len(found)} replicas needs processes of its own, which share its stages out alike, and the "
+            f"plan gives {shown}: start one process a device, or plan with replicas=1"
+        )
+    return found
 
 
 def _rank_of(plan: Plan, size: int) -> list[int]:

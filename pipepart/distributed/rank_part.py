@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..autograd.in_place import version
 from ..runtime.model_part import ModelPart
 from ..workers.ranks import Ranks
 from .ownership import Ownership
@@ -26,7 +28,14 @@ class RankPart(ModelPart):
         super().__init__(model)
         self._ownership = ownership
         self._ranks = ranks
+        self._replicas: dist.ProcessGroup | None = None
+        self._versions: list[int] = []
         self._empty = nn.Parameter(torch.empty(0))
+
+    def connect(self, replicas: dist.ProcessGroup) -> None:
+        """Give the ranks that have this part in all replicas the values of the first."""
+        self._replicas = replicas
+        self._copy_first()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of this rank."""
@@ -44,16 +53,14 @@ class RankPart(ModelPart):
         return {name: state[name] for name in self._ownership.names(self.model)}
 
     def full_state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole model on every rank, in the memory of the host."""
-        own = {
-            name: value.cpu() if isinstance(value, Tensor) else value
-            for name, value in self.state_dict().items()
-        }
+        """Return the state of the whole model on every rank, that of the first replica, in the memory of the host."""
+        state = self.state_dict() if self._ownership.replica == 0 else {}
+        own = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
         found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
         return {name: found[name] for name in self.model.state_dict() if name in found}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
-        """Load the part of this rank from a state dict of the whole model."""
+        """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
         full = self.model.state_dict()
         missing = [name for name in full if name not in state]
         unknown = [name for name in state if name not in full]
@@ -63,6 +70,7 @@ class RankPart(ModelPart):
         self.model.load_state_dict(
             {name: value for name, value in state.items() if name in wanted}, strict=False
         )
+        self._copy_first()
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 
     def clip_grad_norm_(
@@ -100,10 +108,41 @@ class RankPart(ModelPart):
         """
         for tensor, (owner, *_) in self._ownership.shared.items():
             value = tensor.detach()
-            sent = value.cpu().contiguous() if self._ownership.is_mine(tensor) else None
-            if sent is None:
-                sent = torch.empty(value.shape, dtype=value.dtype)
+            is_source = self._ranks.rank == owner
+            sent = value.cpu().contiguous() if is_source else torch.empty(value.shape, dtype=value.dtype)
             self._ranks.broadcast(sent, owner)
-            if not self._ownership.is_mine(tensor) and not value.is_meta:
+            if not is_source and not value.is_meta:
                 with torch.no_grad():
                     value.copy_(sent)
+
+    def share_written(self) -> None:
+        """Give further replicas the buffers that layers of the first have written, such as statistics of BatchNorm."""
+        if self._replicas is None or not (buffers := self._buffers()):
+            return
+        changed = [version(one) != before for one, before in zip(buffers, self._versions, strict=True)]
+        written = torch.tensor(changed, dtype=torch.uint8)
+        self._ranks.broadcast(written, self._source(), self._replicas)
+        self._copy([buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has])
+        self._versions = [version(buffer) for buffer in buffers]
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for buffer in self.model.buffers() if self._ownership.is_mine(buffer)]
+
+    def _source(self) -> int:
+        assert self._replicas is not None
+        return dist.get_process_group_ranks(self._replicas)[0]
+
+    def _copy_first(self) -> None:
+        """Give further replicas all parameters and buffers of the first."""
+        if self._replicas is not None:
+            buffers = self._buffers()
+            self._copy([*(parameter for _, parameter in self.named_parameters()), *buffers])
+            self._versions = [version(buffer) for buffer in buffers]
+
+    def _copy(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            value = tensor.detach()
+            sent = value.contiguous().to("cpu", copy=True)
+            self._ranks.broadcast(sent, self._source(), self._replicas)
+            if self._ownership.replica:
+                value.copy_(sent)

@@ -1,7 +1,7 @@
 """The loss of a step: what it may be, and how those of micro-batches make up that of the mini-batch."""
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
-from .contract import MiniBatchLoss, StepLoss
+from .contract import MiniBatchLoss, StepLoss, Taken
 from .reduction import Reduction, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
 from .terms import without_slack
@@ -12,6 +12,7 @@ __all__ = [
     "MiniBatchLoss",
     "Reduction",
     "StepLoss",
+    "Taken",
     "add_loss",
     "added_so_far",
     "check_gradient",

@@ -8,7 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -56,6 +56,21 @@ class Taken(NamedTuple):
         )
         return Taken(without_slack(self.value.detach()), Terms(terms, self.sum.shift), self.key)
 
+    def on_host(self) -> Taken:
+        """Return the same in the memory of the host, for other processes."""
+        terms = tuple(
+            Term(
+                _leaf(term.tensor.cpu()),
+                _cpu(term.coefficient),
+                term.divisor and Count(_cpu(term.divisor.value)),
+                term.divided,
+            )
+            for term in self.sum.terms
+        )
+        return Taken(
+            self.value.cpu(), Terms(terms, _cpu(self.sum.shift))
+        )  # keys are numbered in each process
+
 
 class StepLoss:
     """The loss of a pipeline's steps.
@@ -89,16 +104,22 @@ class MiniBatchLoss:
 
     One thread at a time calls :meth:`take`, and one at a time :meth:`weights`. The rest is for the end of the step.
 
+    Args:
+        loss: of the steps.
+        batch: the mini-batch.
+        shared_out: whether other processes take some of the micro-batches.
+
     Attributes:
         leaves: tensors beside the model's parameters that get a gradient from the loss, as its own parameters do.
         certain: whether :meth:`correction` is 1, whatever later micro-batches bring.
     """
 
-    def __init__(self, loss: StepLoss, batch: MicroBatches) -> None:
+    def __init__(self, loss: StepLoss, batch: MicroBatches, shared_out: bool = False) -> None:
         self.leaves: dict[int, Tensor] = {}
         self.certain = True
         self._loss = loss
         self._batch = batch
+        self._shared_out = shared_out
         self._shared = Shared(batch)
         self._taken: list[Taken | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
@@ -142,6 +163,24 @@ class MiniBatchLoss:
             self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
+
+    def taken(self) -> dict[int, Taken]:
+        """Return the losses of micro-batches that were taken here, on the host."""
+        return {index: one.on_host() for index, one in enumerate(self._taken) if one is not None}
+
+    def adopt(self, taken: Mapping[int, Taken]) -> None:
+        """Add the losses of micro-batches that other processes took.
+
+        Raises:
+            LossError: they were computed in another way.
+        """
+        for index, one in taken.items():
+            if self._taken[index] is None:
+                self._taken[index] = one
+        if len({len(one.sum.terms) for one in self._taken if one is not None}) > 1:
+            raise refusal(
+                self._loss.function, "it computes something else for some micro-batches than for others"
+            )
 
     def weights(self, micro_batch: int) -> list[float | Tensor]:
         """Return the gradients at the roots of a micro-batch that has been taken.
@@ -292,8 +331,14 @@ class MiniBatchLoss:
     def _in_proportion(self, micro_batch: int, term: Term) -> float | Tensor:
         assert term.divisor is not None
         count, sizes = term.divisor.value, self._batch.sizes
+        if self._shared_out:  # a number that is the same in all processes
+            return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]
+
+
+def _cpu(number: Any) -> Any:
+    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def _leaf(tensor: Tensor) -> Tensor:

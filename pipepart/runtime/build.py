@@ -25,6 +25,7 @@ def build_stages(
     apart: bool = False,
     values: InitialValues | None = None,
     local: Collection[int] | None = None,
+    replica: int | None = None,
 ) -> list[Stage]:
     """Return the stages of the plan, with their layers moved to their devices.
 
@@ -36,6 +37,8 @@ def build_stages(
         values: of a model that is on the meta device.
         local: the stages of the plan that this process runs; None for all. The layers of the others have no memory
             afterwards: their parameters and buffers are on the meta device.
+        replica: whose stages this process runs, with the user's own layers; None if it runs all replicas, of which all
+            but the first have copies of the layers.
 
     Raises:
         TypeError: ``compile`` has keywords unknown to torch.compile.
@@ -50,7 +53,13 @@ def build_stages(
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
     groups = [layers[start:end] for start, end in pairwise(starts)]
     check_shared(groups, plan.asynchronous)
-    homes = [torch.device(device.torch_device or "cpu") for device in plan.devices]
+    schedule, workers = plan.build_schedule(), plan.workers
+    count = len(groups)
+    devices_of = [
+        [workers[row] for row in schedule.device_of[one * count :][:count]]
+        for one in range(schedule.replicas)
+    ]
+    homes = _homes(devices_of[replica or 0])
     here = range(len(groups)) if local is None else sorted(local)
     places = Places.of(groups, homes, here)
     if values is not None:
@@ -58,31 +67,30 @@ def build_stages(
     release(groups, places.foreign)
     move([groups[stage] for stage in here], [homes[stage] for stage in here])
     shared: Sequence[SharedParameters] = share_parameters(
-        groups, homes, _names(plan.devices) if apart else None, local
+        groups, homes, _names(plan.devices) if apart else None, local, (replica or 0) * count
     )
     guarded = any(stage.recompute != "never" for stage in plan.stages)
-    schedule, workers = plan.build_schedule(), plan.workers
-    count = len(groups)
     stages: list[Stage] = []
-    for replica in range(schedule.replicas):
-        devices = plan.devices
-        if replica:
-            devices = [workers[row] for row in schedule.device_of[replica * count :][:count]]
-            homes = [torch.device(device.torch_device or "cpu") for device in devices]
+    for one, devices in enumerate(devices_of):
+        homes = _homes(devices)
+        if one and replica is None:
             shared = replicate(groups, homes, len(stages))
         for index, (own, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
-            number = replica * count + index
+            number = one * count + index
             stages.append(Stage(number, own, starts[index], home, device.name, guarded, options))
     return stages
 
 
-def guard_stages(stages: Sequence[Stage]) -> None:
+def guard_stages(stages: Sequence[Stage], in_model: int) -> None:
     """Check the numbers that stages make from now on; ``stages`` are those of all replicas."""
-    in_model = sum(stage.replica is None for stage in stages)
     for number, stage in enumerate(stages):
         place = number % in_model
         where = f"stage {place} of {in_model} on {stage.where}"
         stage.guard = StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1)
+
+
+def _homes(devices: Sequence[Device]) -> list[torch.device]:
+    return [torch.device(device.torch_device or "cpu") for device in devices]
 
 
 def _names(devices: Sequence[Device]) -> list[str] | None:

@@ -219,7 +219,7 @@ class Engine:
                 left the step, or the engine is closed.
         """
         self.check_open()
-        step.begin_guards(scaled)
+        step.begin(scaled)
         with nullcontext() if self._links is None else self._links.ranks.telling(step.fail):
             if on_workers:
                 self._run_on_workers(step)

@@ -24,6 +24,7 @@ from ..loss import (
     MiniBatchLoss,
     Reduction,
     StepLoss,
+    Taken,
     check_gradient,
     value_of,
     without_slack,
@@ -43,6 +44,7 @@ def make_loss_sink(
     merge: Merger | None = None,
     keep_outputs: bool = False,
     loss_weight: float = 1.0,
+    shared_out: bool = False,
 ) -> MicroBatchLossSink | BatchLossSink:
     """Return the loss sink of a step, which receives the outputs of the last stage.
 
@@ -54,7 +56,9 @@ def make_loss_sink(
         check_forwards_first(schedule)
         return BatchLossSink(loss, batch, scaler, merge, keep_outputs, loss_weight)
     groups = stepped_together(schedule)
-    return MicroBatchLossSink(loss, batch, scaler, before_backward, keep_outputs, groups, loss_weight)
+    return MicroBatchLossSink(
+        loss, batch, scaler, before_backward, keep_outputs, groups, loss_weight, shared_out
+    )
 
 
 def check_forwards_first(schedule: Schedule) -> None:
@@ -196,6 +200,18 @@ class LossSink(ABC):
         """Take over the factor from the rank of the last stage."""
         self._known = Share({}, correction=factor)
 
+    def taken(self) -> dict[int, Taken]:
+        """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""
+        return {}
+
+    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+        """Take over the losses of micro-batches that other ranks received.
+
+        Raises:
+            LossError: they were computed in another way.
+        """
+        assert not taken
+
     def share(self, is_last: bool) -> Share:
         """Return what this rank knows of the loss, if the stages are on several; the last stage's knows most."""
         if not is_last:
@@ -275,6 +291,7 @@ class MicroBatchLossSink(LossSink):
         before_backward: called once, by the worker that begins the first backward of the run, with two arguments:
             whether :meth:`correction` is certain to be 1, and the leaves of the loss. Not called with several groups,
             which are never corrected.
+        shared_out: whether other processes receive some of the micro-batches.
     """
 
     can_wait = True
@@ -288,10 +305,11 @@ class MicroBatchLossSink(LossSink):
         keep_outputs: bool = False,
         groups: Sequence[range] | None = None,
         loss_weight: float = 1.0,
+        shared_out: bool = False,
     ) -> None:
         super().__init__(batch.sizes, groups, scaler, keep_outputs, loss_weight)
         groups = groups or [range(len(batch.sizes))]
-        self._losses = [MiniBatchLoss(loss, _of_group(batch, group)) for group in groups]
+        self._losses = [MiniBatchLoss(loss, _of_group(batch, group), shared_out) for group in groups]
         self._places = [
             (one, number)
             for one, group in zip(self._losses, groups, strict=True)
@@ -333,6 +351,14 @@ class MicroBatchLossSink(LossSink):
                 self._before_backward = None
         roots = self._roots.pop(micro_batch)
         return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
+
+    def taken(self) -> dict[int, Taken]:
+        """Return the losses of the micro-batches that were received here; replicas are in one group."""
+        return self._losses[0].taken()
+
+    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+        """Take over the losses of micro-batches that other ranks received."""
+        self._losses[0].adopt(taken)
 
     @property
     def is_complete(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from itertools import zip_longest
 
 from torch.optim import Optimizer
 
@@ -35,7 +34,7 @@ def stage_runs(
         order: the actions.
         stages: of all replicas.
         keys, modes, sink: of the step.
-        optimizers: of the stages that have one, the first of all.
+        optimizers: of the stages of the model; empty if they have none. In one process they are the first replica's.
         copy_queues: of the workers, if any stage offloads.
         here: the workers of this process, whose stages they are.
 
@@ -47,8 +46,9 @@ def stage_runs(
     if any(offloaded.values()):
         check_no_hooks(modes)
     found = {}
-    for stage, optimizer in zip_longest(stages, optimizers):
+    for stage in stages:
         number, offload = stage.index, None
+        optimizer = optimizers[number % len(optimizers)] if optimizers and stage.replica is None else None
         if schedule.device_of[number] not in here:
             continue
         if parts := offloaded.get(number):

@@ -47,9 +47,10 @@ from .replay.randomness import RngKeys
 from .stage import Stage
 from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
-from .state.replicas import Replica
+from .state.replicas import Replica, refuse_hooks
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.ranks import Links, RankTransport, Table
+from .transport.reductions import Reductions
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport
 
@@ -139,6 +140,7 @@ class Step:
             self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
         self._remote: RankTransport | None = None
         self._sent_correction = False
+        self._reductions = links and links.reductions
         if links is not None and table is not None:
             transport = self._remote = RankTransport(
                 transport, self._mailboxes, schedule, links, table, self._follower, inputs, self.fail
@@ -170,11 +172,19 @@ class Step:
         if streams:
             streams.begin(self._callers)
 
-    def begin_guards(self, scaled: bool) -> None:
-        """Before the step, on the caller's thread; ``scaled`` gradients may overflow."""
-        backwards = any(action.kind in (Kind.B, Kind.I) for row in self.schedule.actions for action in row)
+    def begin(self, scaled: bool) -> None:
+        """Before the step, on the caller's thread; ``scaled`` gradients may overflow.
+
+        Raises:
+            ValueError: a parameter has a hook, which would see the gradients of one replica only.
+        """
+        kinds = {action.kind for row in self.schedule.actions for action in row}
         for guard in self.guards:
-            guard.begin(scaled, backwards)
+            guard.begin(scaled, not kinds.isdisjoint((Kind.B, Kind.I)))
+        if self._reductions is not None and Kind.REDUCE_GRAD in kinds:
+            for run in self.runs.values():
+                refuse_hooks(run.stage.layers)
+                self._reductions.begin(run.stage.shared.own_parameters())
 
     def work(self, worker: int) -> None:
         """Run the actions of one device, on its worker. Does not raise."""
@@ -379,13 +389,30 @@ class Step:
 
     def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[Replica | None, Any]]:
         """Return the gradients of further replicas, for a stage of the first."""
-        if run.stage.replica:
+        if self._reductions is not None:
+            self._add_up_on_ranks(run, self._reductions)
+        if run.stage.replica or self._reductions is not None:
             return []
         stage, apart = run.index, self.schedule.model_stages
         return [
             (self.runs[other].stage.replica, self._recv(stage, (Kind.REDUCE_GRAD, other, stage)))
             for other in range(stage + apart, self.schedule.stages, apart)
         ]
+
+    def _add_up_on_ranks(self, run: StageRun, reductions: Reductions) -> None:
+        """Add up the gradients of a stage over replicas on other ranks, while further stages still go backward."""
+        stage = run.index
+        worker = self._worker_of[stage]
+
+        def arrived(number: int) -> None:
+            self._mailboxes.send(stage, stage, (Kind.REDUCE_GRAD, stage, number), None)
+
+        def wait(number: int) -> None:
+            self.awaiting[worker] = key = Kind.REDUCE_GRAD, stage, number
+            self._mailboxes.recv(stage, key)
+            self.awaiting[worker] = None
+
+        reductions.add_up(worker, run.stage.shared.own_parameters(), arrived, wait, self.fail)
 
     def _send_to_first_replica(self, run: StageRun, _: None, gradients: Any) -> None:
         if run.stage.replica:

@@ -35,6 +35,10 @@ class StepGradients:
             for leaf, _ in self._before:
                 leaf.grad = None
 
+    def add(self, leaves: Iterable[Tensor]) -> None:
+        """Add further leaves, before they get a gradient."""
+        self._before += [(leaf, leaf.grad) for leaf in leaves]
+
     def finish(self, factor: float) -> None:
         """Multiply the gradients of the step by ``factor``, and add the earlier gradients.
 

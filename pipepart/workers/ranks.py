@@ -96,13 +96,15 @@ class Ranks:
         """
         return self._apart(lambda: dist.all_reduce(tensor, group=self._control), tensor)
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Give a contiguous CPU tensor of one rank to all others, in place.
+    def broadcast(
+        self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
+    ) -> torch.Tensor:
+        """Give a contiguous CPU tensor of one rank to all others, or to those of a group, in place.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        return self._apart(lambda: dist.broadcast(tensor, source, group=self._control), tensor)
+        return self._apart(lambda: dist.broadcast(tensor, source, group=group or self._control), tensor)
 
     def clock_offset(self) -> float:
         """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.

@@ -95,7 +95,7 @@ class Replica(SharedParameters):
             own.grad = None  # left by a run that failed
         for name, part in self._parts:
             if backward:
-                _refuse_hooks(name, part)
+                _refuse_hooks_of(name, part)
             is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
             if forward and is_norm and part.training and part.track_running_stats:
                 raise ValueError(_writes(f"{name}.running_mean"))
@@ -138,7 +138,18 @@ class Replica(SharedParameters):
                     theirs.grad.add_(here)
 
 
-def _refuse_hooks(name: str, part: nn.Module) -> None:
+def refuse_hooks(layers: Layers) -> None:
+    """Check that no parameter of layers that several replicas run has a hook.
+
+    Raises:
+        ValueError: one has, which would see the gradients of one replica.
+    """
+    for name, layer in layers:
+        for path, part in layer.named_modules(prefix=name):
+            _refuse_hooks_of(path, part)
+
+
+def _refuse_hooks_of(name: str, part: nn.Module) -> None:
     for key, parameter in part._parameters.items():
         if parameter is None or not parameter.requires_grad:
             continue

@@ -90,6 +90,12 @@ class SharedParameters:
             if self._stage in stages and isinstance(tensor, nn.Parameter)
         )
 
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Return the user's parameters that train here, without replicas of those of other stages."""
+        replicas = set(self.values.values())
+        found = dict.fromkeys(parameter for _, layer in self.layers for parameter in layer.parameters())
+        return [one for one in found if one.requires_grad and one not in replicas]
+
     def finish(self) -> None:
         """Copy attributes that shadows have set on themselves back to the layers.
 
@@ -108,6 +114,7 @@ def share_parameters(
     devices: Sequence[torch.device],
     names: Sequence[str] | None = None,
     local: Collection[int] | None = None,
+    first: int = 0,
 ) -> list[SharedParameters]:
     """Return the layers of each stage, with replicas of what an earlier stage uses as well.
 
@@ -118,13 +125,14 @@ def share_parameters(
         devices: where each stage runs.
         names: of the devices, if devices of different names share no memory; None if equal torch devices do.
         local: the stages that run in this process, None for all; the layers of others have no replicas.
+        first: the number of the first stage in the schedule.
     """
-    users = users_of(groups)
+    users = users_of(groups, first)
     found = []
-    for stage, (layers, device) in enumerate(zip(groups, devices, strict=True)):
+    for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
         replicas = {}
-        for tensor, (first, *others) in users.items() if local is None or stage in local else ():
-            apart = names is not None and names[first] != names[stage]
+        for tensor, (owner, *others) in users.items() if local is None or stage - first in local else ():
+            apart = names is not None and names[owner - first] != names[stage - first]
             if stage in others and (apart or isinstance(tensor, nn.Parameter) or tensor.device != device):
                 replicas[tensor] = ReplicaParam(tensor, device, apart)
         found.append(SharedParameters(layers, Shadows(layers, replicas), users, stage))

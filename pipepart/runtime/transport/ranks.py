@@ -32,6 +32,7 @@ from schedules import Kind, Schedule
 from ...autograd import graph_cut
 from ...capture import Live, Recording
 from ...workers.ranks import Ranks
+from .reductions import Reductions
 from .threads import Key, ThreadTransport, Transport
 from .wire import Form, pack, unpack
 
@@ -73,11 +74,13 @@ class Links:
 
     Attributes:
         local: the workers of this rank.
+        reductions: over replicas of the model; None where there is one.
     """
 
     def __init__(self, ranks: Ranks, rank_of: Sequence[int]) -> None:
         self.ranks = ranks
         self.rank_of = rank_of
+        self.reductions: Reductions | None = None
         self.local = [worker for worker, rank in enumerate(rank_of) if rank == ranks.rank]
         self._tables: OrderedDict[Hashable, Table] = OrderedDict()
         self._departures: SimpleQueue[Any] = SimpleQueue()
@@ -206,13 +209,17 @@ class RankTransport:
 
     @property
     def corrected(self) -> tuple[int, ...]:
-        """The stages whose optimizers step with a factor that the rank of the last stage knows."""
+        """The stages whose optimizers step with a factor that the rank of the last stage knows.
+
+        None with replicas, whose loss must be divided by what is known before the first backward.
+        """
         if self._table.corrected is None:
             last = self._rank_of(self._schedule.stages - 1)
             actions = (action for row in self._schedule.actions for action in row)
             steps = dict.fromkeys(action.stage for action in actions if action.kind is Kind.OPT_STEP)
             away = tuple(stage for stage in steps if self._rank_of(stage) != last)
-            self._table.corrected = () if self._schedule.versions else away
+            none = self._schedule.versions or self._schedule.replicas > 1
+            self._table.corrected = () if none else away
         return self._table.corrected
 
     def finish(self) -> None:
