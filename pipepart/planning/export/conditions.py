@@ -33,7 +33,7 @@ def faults_for_all(plan: PlanRecord) -> Iterator[str]:
         yield f"stage {_numbers(offloading)} offloads its stash to the host: plan with offload='never'"
     if plan.constraints.reduction == "batch":
         yield (
-            "the loss is computed on the output of the whole mini-batch, and other engines compute one of each with "
+            "the loss is computed on the output of the whole mini-batch, and other engines compute it for each "
             "micro-batch: plan without reduction='batch'"
         )
     if plan.micro_batches % plan.replicas:
@@ -108,7 +108,7 @@ def split_ties(plan: PlanRecord, but: Collection[frozenset[str]] = ()) -> Iterat
             if stage_of[owner] != stage_of[info.name] and frozenset({owner, info.name}) not in but:
                 yield (
                     f"layers {owner!r} (stage {stage_of[owner]}) and {info.name!r} (stage {stage_of[info.name]}) share "
-                    "parameters, whose gradients the engine would not add up: plan with allow_split_ties=False"
+                    "tensors, whose gradients the engine would not add up: plan with allow_split_ties=False"
                 )
 
 

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_megatron_ties_the_embedding_and_the_head_itself() -> None:
     assert "untie" not in plan.export("megatron").files["megatron.sh"]
     for engine in ("torch-pipelining", "torchtitan", "deepspeed"):
         with pytest.raises(
-            ValueError, match=r"'tok_embeddings' .stage 0. and 'output' .stage 1. share parameters"
+            ValueError, match=r"'tok_embeddings' .stage 0. and 'output' .stage 1. share tensors"
         ):
             plan.export(engine)
 
@@ -198,6 +199,10 @@ def test_deepspeed_reads_the_parts(profile: Profile, tmp_path: Path) -> None:
     assert (module._local_start, module._local_stop, module.stage_owner(3)) == (4, 8, 0)
 
 
+def with_batch_loss(plan: Plan) -> Plan:
+    return plan.model_copy(update={"constraints": replace(plan.constraints, reduction="batch")})
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_no_engine_runs_is_refused(engine: str, profile: Profile) -> None:
     plan = planned(profile, cut_before=["layers.3"])
@@ -205,6 +210,7 @@ def test_what_no_engine_runs_is_refused(engine: str, profile: Profile) -> None:
     for changed, says in (
         (plan.model_copy(update={"schedule": "pipedream"}), "asynchronous"),
         (plan.model_copy(update={"schedule": "chimera"}), "two copies"),
+        (with_batch_loss(plan), "reduction='batch'"),
         (offloads, "stage 0, 1 offloads.*offload='never'"),
         (plan.model_copy(update={"edges": (("tok_embeddings", "layers.0"),)}), "branches"),
     ):
