@@ -310,7 +310,8 @@ class Pipeline(AsModule, Observed):
                 "step trains, and gradients are disabled here (torch.no_grad or torch.inference_mode): for the loss "
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
-        batch, form, seed = self._agreed("step", args, kwargs, target)
+        options = f"(scaler={scaler is not None}, {loss_weight=}, {return_outputs=})"
+        batch, form, seed = self._agreed("step", args, kwargs, target, options)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
@@ -359,7 +360,7 @@ class Pipeline(AsModule, Observed):
                 found = self._joined.meeting.from_one(self._joined.meeting.first, partial(list, found))
             graph_cut.backward_of_caller(batch.inputs, found)
         self._traces.add_step(recorder)
-        if not sink.trains and any(parameter.requires_grad for parameter in self.parameters()):
+        if not sink.trains and any(parameter.requires_grad for parameter in self._model.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
         return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
 
@@ -377,7 +378,7 @@ class Pipeline(AsModule, Observed):
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
-            batch, form, seed = self._agreed("evaluate", args, kwargs, target)
+            batch, form, seed = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
             sink = make_loss_sink(
                 self._loss,
@@ -479,14 +480,16 @@ class Pipeline(AsModule, Observed):
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
-    def _agreed(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> Agreed:
+    def _agreed(
+        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, options: str = ""
+    ) -> Agreed:
         """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
         if self._joined is None:
             return Agreed(self._parts(args, kwargs, target))
         call += " with a trace" if self._traces.wanted else ""
-        return self._joined.begin(call, args, kwargs, target, self._parts)
+        return self._joined.begin(call, args, kwargs, target, self._parts, options)
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
         return entered(self._chain, self._batching.parts(args, kwargs, target))

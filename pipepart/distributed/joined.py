@@ -141,10 +141,16 @@ class Joined:
         self.part.share_written()
 
     def begin(
-        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, make: Make
+        self,
+        call: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        make: Make,
+        options: str = "",
     ) -> Agreed:
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
-        agreed = self.meeting.begin(call, args, kwargs, target, make)
+        agreed = self.meeting.begin(call, args, kwargs, target, make, options)
         self.part.share_tied()
         return agreed
 

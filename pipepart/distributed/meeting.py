@@ -90,7 +90,13 @@ class Meeting:
         self._calls = 0
 
     def begin(
-        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, make: Make
+        self,
+        call: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        make: Make,
+        options: str = "",
     ) -> Agreed:
         """Return the micro-batches of a call that all ranks make.
 
@@ -98,6 +104,7 @@ class Meeting:
             call: name of the method.
             args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
             make: splits them.
+            options: further arguments of the method, which are the same on all ranks.
 
         Raises:
             TypeError, ValueError: of this rank's arguments; nothing has run on any rank.
@@ -112,7 +119,7 @@ class Meeting:
             except Exception as error:
                 refusal = error
         mine = _Hello(
-            (call, self._calls),
+            (call + options, self._calls),
             "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
             "" if batch is None else _digest(_forms(batch.inputs)),
             "" if batch is None else _digest(_values((args, kwargs))),
@@ -313,7 +320,7 @@ def _check_calls(everyone: Sequence[_Hello]) -> None:
         if one.call != first.call:
             raise RuntimeError(
                 f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
-                f"{first.call[1]}): all ranks make the same calls in the same order"
+                f"{first.call[1]}): all ranks make the same calls with the same options in the same order"
             )
 
 

@@ -128,7 +128,7 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
     if idle:
         raise ValueError(
             f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "
-            f"step would not be shorter. Plan with stages={size} to use them all, or for fewer devices, and start "
-            "fewer processes"
+            f"step would not be shorter. Plan with stages={count}, schedule='1f1b' to use them all, or for fewer "
+            "devices, and start fewer processes"
         )
     return found

@@ -102,4 +102,8 @@ def plan_for(
         seconds=seconds,
     )
     found = planned()
-    return planned(stages=len(cluster)) if all_devices and found.unused_devices else found
+    if all_devices and found.unused_devices:
+        found = planned(stages=len(cluster))
+    if all_devices and found.unused_devices:  # a searched plan may have all of these stages on fewer devices
+        found = planned(stages=len(cluster), schedule="1f1b")
+    return found
