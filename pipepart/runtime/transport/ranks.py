@@ -14,6 +14,7 @@ A message between stages of one process goes through the transport inside.
 from __future__ import annotations
 
 import pickle
+import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -40,6 +41,7 @@ _AHEAD = 4  # receives that are posted before their messages are needed
 _MOST = 32  # forms of steps that are kept
 _PARTS = 32  # tags of one message: the length of its form, the form, and its buffers
 _LARGEST_TAG = 2**31 - 1
+_RELEASE_SECONDS = 0.005
 _HOST = torch.device(
     "cpu"
 )  # messages of accelerators go through its memory; a stage moves what it gets to its device
@@ -323,13 +325,23 @@ def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _wait_for_sends(sends: SimpleQueue[Any]) -> None:
-    while (one := sends.get()) is not None:
-        work, _, fail, rank, ranks = one
-        try:
-            work.wait()
-        except BaseException as error:
-            fail(ranks.lost(error, rank))
-        del one, work, _, fail, ranks
+    """Release what is sent, every few milliseconds: waking this thread for each message would slow down the workers."""
+    while True:
+        one = sends.get()
+        while one is not None:
+            work, _, fail, rank, ranks = one
+            try:
+                work.wait()
+            except BaseException as error:
+                fail(ranks.lost(error, rank))
+            del one, work, _, fail, ranks
+            if sends.empty():
+                time.sleep(_RELEASE_SECONDS)
+            if sends.empty():
+                break
+            one = sends.get()
+        else:
+            return
 
 
 def _end(queues: Sequence[SimpleQueue[Any]]) -> None:
