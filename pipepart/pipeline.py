@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -23,7 +22,7 @@ from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
-from .distributed import Agreed, join, planned_once
+from .distributed import Agreed, join, making, planned_once
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -46,7 +45,7 @@ from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step import Step
 from .runtime.step_gradients import StepGradients, scaled
-from .workers.ranks import Ranks
+from .workers.ranks import Ranks, join_ranks
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
@@ -127,25 +126,26 @@ class Pipeline(AsModule, Observed):
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
     ) -> None:
-        check_runs(plan, reduction, optimizer, timeout)
-        check_functions(loss_fn=loss_fn, split=split, merge=merge)
-        self._plan = plan
-        infos = plan.profile.layers if plan.profile is not None else ()
-        self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
-        if not chain.layers:
-            raise ValueError(
-                f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
-                "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
+        ranks = join_ranks(timeout)
+        with making(ranks, plan):
+            check_runs(plan, reduction, optimizer, timeout)
+            check_functions(loss_fn=loss_fn, split=split, merge=merge)
+            self._plan = plan
+            infos = plan.profile.layers if plan.profile is not None else ()
+            self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
+            if not chain.layers:
+                raise ValueError(
+                    f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
+                    "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
+                )
+            self._loss = StepLoss(
+                loss_fn
+                or (loss_of if isinstance(chain, RecordedChain | Whole) and reduction != "batch" else None),
+                Reduction(reduction) if reduction else None,
             )
-        self._loss = StepLoss(
-            loss_fn
-            or (loss_of if isinstance(chain, RecordedChain | Whole) and reduction != "batch" else None),
-            Reduction(reduction) if reduction else None,
-        )
-        self._merge = merge
-        self._traces = Traces(plan, always=trace)
-        self._joined = joined = join(plan, chain, timeout, strict)
-        with joined.making() if joined else nullcontext():
+            self._merge = merge
+            self._traces = Traces(plan, always=trace)
+            self._joined = joined = join(ranks, plan, chain, strict)
             if joined and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
@@ -231,8 +231,11 @@ class Pipeline(AsModule, Observed):
         """
         check_keywords(options, inspect.signature(cls.auto).parameters)
         check_functions(loss_fn=loss_fn, split=split)
-        if isinstance(model, nn.Module):
-            InitialValues.of(model, options.get("weights"))  # refuses before anything is measured
+
+        def check() -> None:  # before anything is measured
+            if isinstance(model, nn.Module):
+                InitialValues.of(model, options.get("weights"))
+
         make = partial(
             plan_for,
             model,
@@ -253,7 +256,7 @@ class Pipeline(AsModule, Observed):
             reduction=options.get("reduction"),
             all_devices=under_torchrun(),
         )
-        made = planned_once(make, options.get("timeout"))
+        made = planned_once(check, make)
         return cls(model, made, loss_fn, split=split, **options)
 
     @property
@@ -476,7 +479,8 @@ class Pipeline(AsModule, Observed):
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine.closed else f"{len(self._plan.stages)} stages"
+        why = self._engine.closed
+        state = f"closed ({why})" if why else f"{len(self._plan.stages)} stages"
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from torch import nn
 from ..workers.ranks import Ranks
 
 T = TypeVar("T")
-_LONGEST = timedelta(days=1)  # that one rank may write or read longer than another
 
 
 class Peers(Protocol):
@@ -55,7 +53,7 @@ class Beside:
     def __init__(self, ranks: Ranks) -> None:
         self.rank, self.size = ranks.rank, ranks.size
         self._lost = ranks.lost
-        self._group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        self._group = ranks.new_group()
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes.

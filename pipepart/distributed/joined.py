@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,7 +19,7 @@ from ..runtime.replay.randomness import RngKeys
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
 from ..runtime.transport.reductions import Reductions
-from ..workers.ranks import RankError, Ranks, join_ranks
+from ..workers.ranks import Ranks, join_ranks
 from .meeting import Agreed, Make, Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
@@ -53,37 +52,6 @@ class Joined:
         self.mesh: DeviceMesh | None = None
         self._ranks = ranks
         self._offset: float | None = None
-        self._plan = plan
-
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        """Around the making of the pipeline: it fails on all ranks if it fails on one, or if their plans differ.
-
-        Raises:
-            RankError: it fails on another rank.
-            ValueError: the ranks have different plans.
-        """
-        failure = None
-        try:
-            yield
-        except Exception as error:
-            failure = error
-        plan = self._plan.model_dump_json(exclude={"alternatives", "profile"})
-        mine = (
-            failure and f"{type(failure).__name__}: {failure}",
-            hashlib.blake2b(plan.encode()).hexdigest(),
-        )
-        everyone = self._ranks.gather(mine)
-        if failure is not None:
-            raise failure
-        for rank, (text, found) in enumerate(everyone):
-            if text:
-                raise RankError(f"rank {rank} cannot make the pipeline: {text}")
-            if found != everyone[0][1]:
-                raise ValueError(
-                    f"rank {rank} has another plan than rank 0: make it on one rank and read it on all (plan.save, "
-                    "Plan.load), or use Pipeline.auto, which does so"
-                )
 
     def connect(self) -> None:
         """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
@@ -91,20 +59,14 @@ class Joined:
         if len(replicas) == 1:
             return
         columns = list(zip(*replicas, strict=True))
-        groups = {worker: self._group(columns) for worker in self.links.local}  # each adds up by itself
+        # Each worker adds up by itself.
+        groups = {worker: self._ranks.new_group(columns) for worker in self.links.local}
         first = next(iter(groups.values()))
         self.mesh = DeviceMesh.from_group(
-            [first, self._group(replicas)], "cpu", replicas, mesh_dim_names=("dp", "pp")
+            [first, self._ranks.new_group(replicas)], "cpu", replicas, mesh_dim_names=("dp", "pp")
         )
         self.links.reductions = Reductions(self._ranks, self.ownership.replica, groups)
         self.part.connect(first)
-
-    def _group(self, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Return the group of this rank, of those that all ranks make now: one for each row."""
-        made = [dist.new_group(list(row), backend="gloo") for row in rows]
-        mine = next(group for group, row in zip(made, rows, strict=True) if self._ranks.rank in row)
-        assert isinstance(mine, dist.ProcessGroup)
-        return mine
 
     def begin_backward(
         self, gradients: StepGradients, with_optimizers: bool, certain: bool, leaves: Iterable[Tensor]
@@ -161,13 +123,13 @@ class Joined:
         recorder.adopt(self._ranks.gather(recorder.share(self.links.local, self._offset)))
 
 
-def join(plan: Plan, chain: Chain, timeout: float | None, strict: bool) -> Joined | None:
+def join(ranks: Ranks | None, plan: Plan, chain: Chain, strict: bool) -> Joined | None:
     """Return this process's side of a pipeline on several processes; None in one process.
 
     Raises:
         ValueError: the plan or ``strict`` needs one process.
     """
-    if (ranks := join_ranks(timeout)) is None:
+    if ranks is None:
         return None
     if strict or plan.cluster.emulated:
         what = "strict=True checks" if strict else "the plan's cluster emulates"
@@ -178,26 +140,59 @@ def join(plan: Plan, chain: Chain, timeout: float | None, strict: bool) -> Joine
     return Joined(ranks, plan, chain)
 
 
-def planned_once(make: Callable[[], Plan], timeout: float | None) -> Plan:
-    """Return the plan that rank 0 makes, on every rank; in one process just make it.
+@contextmanager
+def making(ranks: Ranks | None, plan: Plan) -> Iterator[None]:
+    """Around the making of a pipeline: it fails on all ranks if it fails on one, or if their plans differ.
 
     Raises:
-        Exception: what ``make`` raises, on rank 0.
+        RankError: it fails on another rank.
+        ValueError: the ranks have different plans.
+    """
+    with _failing_together(ranks):
+        yield
+        if ranks is None:
+            return
+        text = plan.model_dump_json(exclude={"alternatives", "profile"})
+        everyone = ranks.gather(hashlib.blake2b(text.encode()).hexdigest(), patient=True)
+    for rank, found in enumerate(everyone):
+        if found != everyone[0]:
+            ranks.close("the pipeline could not be made")
+            raise ValueError(
+                f"rank {rank} has another plan than rank 0: make it on one rank and read it on all (plan.save, "
+                "Plan.load), or use Pipeline.auto, which does so"
+            )
+
+
+def planned_once(check: Callable[[], object], make: Callable[[], Plan]) -> Plan:
+    """Return the plan that rank 0 makes, on every rank; in one process just make it.
+
+    Args:
+        check: refuses, on every rank, what cannot be planned for.
+        make: makes the plan.
+
+    Raises:
+        Exception: what ``check`` or ``make`` raises, on the rank where it does.
         RankError: it has raised there, on the others.
     """
-    ranks = join_ranks(timeout)
-    if ranks is None:
-        return make()
-    text, failure = "", None
-    if ranks.rank == 0:
-        try:
-            text = make().model_dump_json()
-        except Exception as error:
-            failure = error
-    found, why = ranks.gather((text, failure and f"{type(failure).__name__}: {failure}"))[0]
-    ranks.close("the plan is made")
-    if failure is not None:
-        raise failure
-    if why:
-        raise RankError(f"rank 0 cannot plan: {why}")
-    return Plan.model_validate_json(found)
+    ranks = join_ranks()
+    with _failing_together(ranks):
+        check()
+        made = make() if ranks is None or ranks.rank == 0 else None
+        if ranks is None:
+            assert made is not None
+            return made
+        text = ranks.gather(made and made.model_dump_json())[0]
+        ranks.close("the plan is made")
+        return Plan.model_validate_json(text)
+
+
+@contextmanager
+def _failing_together(ranks: Ranks | None) -> Iterator[None]:
+    """If the block raises on one rank, tell the others."""
+    try:
+        yield
+    except BaseException as error:
+        if ranks is not None:
+            ranks.tell(error)
+            ranks.close("the pipeline could not be made")
+        raise

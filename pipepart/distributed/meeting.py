@@ -128,6 +128,7 @@ class Meeting:
             RngKeys().seed,
         )
         self._calls += 1
+        self.ranks.place = f"the begin of {call}"
         everyone: list[_Hello] = self.ranks.gather(mine)
         if refusal is not None:
             raise refusal
@@ -136,6 +137,7 @@ class Meeting:
         if batch is None or not all(one.form for one in everyone):
             args, kwargs = self._shapes((args, kwargs), everyone)
             batch = self._everywhere(batch, form, lambda: make(args, kwargs, target))
+        self.ranks.midway, self.ranks.place = True, f"the end of {call}"
         return Agreed(batch, (call, form, tuple(one.state for one in everyone)), everyone[0].seed)
 
     def meet(self, call: str) -> None:
@@ -167,6 +169,7 @@ class Meeting:
         share = pytree.tree_map_only(Tensor, Tensor.cpu, sink.share(is_last=self.ranks.rank == self.last))
         mine = share, keys.drawn, overflow
         found: list[tuple[Share, bool, bool]] = self.ranks.gather(mine)
+        self.ranks.midway = False
         keys.drawn = any(drawn for _, drawn, _ in found)
         keys.finish()
         if refusal := refusal or found[self.last][0].refusal:

@@ -27,11 +27,12 @@ from torch.optim import Optimizer
 from ..autograd import graph_cut
 from ..planning import Plan
 from ..workers.forks import FORKED, listen_for_forks
+from ..workers.rank_failure import told
 from ..workers.worker import Job, Worker, start_workers
 from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
-from .failure.stalled import StepTimeoutError, wait_for
+from .failure.stalled import StepTimeoutError, doing, wait_for
 from .loss_sink import LossSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
@@ -45,7 +46,7 @@ from .transport.cuda import Streams, any_pinned
 from .transport.ranks import Links
 from .transport.skips import Routes
 
-_GRACE_SECONDS = 1.0  # for workers to leave a step that timed out
+_GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
 
 
 class Engine:
@@ -73,7 +74,7 @@ class Engine:
         timeout: float | None = None,
         links: Links | None = None,
     ) -> None:
-        self.closed: str = ""
+        self._closed = ""
         self._plan = plan
         self._stages = stages
         self._orders = orders
@@ -105,14 +106,23 @@ class Engine:
         """The devices of all stages."""
         return list(dict.fromkeys(stage.device for stage in self._stages))
 
+    @property
+    def closed(self) -> str:
+        """Why no step can run any more; "" if one can."""
+        if self._closed or self._links is None or self._links.ranks.failure is None:
+            return self._closed
+        return f"the pipeline is closed: {self._links.ranks.failure}"
+
     def check_open(self) -> None:
         """Raise if the engine is closed.
 
         Raises:
-            RuntimeError: the engine is closed.
+            RuntimeError: the engine is closed, or another rank has failed.
         """
-        if self.closed:
-            raise RuntimeError(self.closed)
+        if self._closed:
+            raise RuntimeError(self._closed)
+        if self._links is not None:
+            self._links.ranks.check()
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -130,6 +140,10 @@ class Engine:
                 raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
             with self._batch_norms.gathering():
                 yield
+        except BaseException as error:
+            if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
+                self._leave_ranks(error)
+            raise
         finally:
             if self._claim is claim:
                 self._claim = None
@@ -220,9 +234,8 @@ class Engine:
         """
         self.check_open()
         step.begin(scaled)
-        with nullcontext() if self._links is None else self._links.ranks.telling(step.fail):
-            if on_workers:
-                self._run_on_workers(step)
+        if on_workers:
+            self._run_on_workers(step)
         try:
             if on_workers:
                 step.finish()
@@ -247,14 +260,14 @@ class Engine:
         """Tell the other ranks of a failure, and close: messages of the step may still be on their way."""
         if self._links is not None:
             self._links.ranks.tell(error)
-            self.close(f"the pipeline is closed, as a step has failed: {type(error).__name__}: {error}")
+            self.close(f"the pipeline is closed, as a step has failed: {told(error)['what']}")
 
     def close(self, reason: str) -> None:
         """End the workers. Later runs raise an error with ``reason``. Closing twice does nothing."""
         with self._lock:
-            if self.closed:
+            if self._closed:
                 return
-            self.closed = reason
+            self._closed = reason
             if self._links is not None:
                 self._links.ranks.close(reason)
             if not self._handing_out:
@@ -275,41 +288,52 @@ class Engine:
         """Close the engine in a forked process, which has no workers."""
         self._lock = threading.RLock()
         self._stuck = set(range(len(self.workers)))
-        self.closed = FORKED
+        self._closed = FORKED
 
     def _run_on_workers(self, step: Step) -> None:
         """Give the step to every worker and wait for all of them. An interrupt in this thread ends the step."""
-        done: SimpleQueue[None] = SimpleQueue()
+        done: SimpleQueue[BaseException | None] = SimpleQueue()
+        ranks = None if self._links is None else self._links.ranks
+
+        def failed_elsewhere(error: BaseException) -> None:
+            step.fail(error)
+            done.put(error)
+
+        now = partial(doing, step, self.workers, self._rows, self._names)
         try:
             # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
             jobs = (partial(copy_context().run, partial(step.work, row)) for row in self._rows)
-            self._hand_out(jobs, partial(done.put, None))
-            if self._timeout is None:
-                for _ in self.workers:
-                    done.get()
-            else:
-                wait_for(step, done, self._timeout, self.workers, self._rows, self._names)
-        except BaseException as interrupt:  # KeyboardInterrupt, or the watchdog's
+            with nullcontext() if ranks is None else ranks.telling(failed_elsewhere, now):
+                self._hand_out(jobs, partial(done.put, None))
+                if self._timeout is None:
+                    for _ in self.workers:
+                        if (failure := done.get()) is not None:
+                            raise failure
+                else:
+                    wait_for(step, done, self._timeout, self.workers, self._rows, self._names, ranks)
+        except (
+            BaseException
+        ) as interrupt:  # KeyboardInterrupt, the watchdog's, or the failure of another rank
             step.fail(interrupt)
-            if self._links is not None:
-                self._links.ranks.tell(interrupt)
-            self._wait_until_idle(
-                _GRACE_SECONDS if isinstance(interrupt, StepTimeoutError) else self._timeout
-            )
+            if ranks is not None:
+                ranks.tell(interrupt)
+            gives_up = ranks is not None or isinstance(interrupt, StepTimeoutError)
+            self._wait_until_idle(_GRACE_SECONDS if gives_up else self._timeout)
             step.forget()
             self._leave_ranks(interrupt)
             raise
 
     def _hand_out(self, jobs: Iterable[Job], then: Job | None = None) -> None:
         with self._lock:
-            self.check_open()
+            if self._closed:
+                raise RuntimeError(self._closed)
             self._handing_out = True
             try:
                 for worker, job in zip(self.workers, jobs, strict=True):
                     worker.submit(job, then)
             finally:
                 self._handing_out = False
-                if self.closed:  # by the handler of a signal
+                if self._closed:  # by the handler of a signal
                     _stop(self.workers)
 
     def _wait_until_idle(self, seconds: float | None) -> None:
@@ -321,11 +345,11 @@ class Engine:
         try:
             idle: SimpleQueue[int] = SimpleQueue()
             with self._lock:
-                if not self.closed:
+                if not self._closed:
                     self._hand_out(partial(idle.put, number) for number in range(len(self.workers)))
-            if self.closed:  # by another thread: each worker finishes its jobs and ends
+            if self._closed:  # by another thread: each worker finishes its jobs and ends
                 missing -= {number for number, worker in enumerate(self.workers) if worker.join(seconds)}
-            while missing and not self.closed:
+            while missing and not self._closed:
                 missing.discard(idle.get(timeout=seconds))
         except Empty:
             pass

@@ -4,22 +4,24 @@
 
     caller's thread      gather(mine) ──▶ everybody's, at the begin and the end of every call
     control thread       runs the collectives, so that the caller's wait can be ended
-    watcher thread       looks for the first failure of any rank in the store of the process group
+    hub's thread         hears of failures of other ranks, and answers what this rank is doing
 
-A rank that fails puts the story into the store first and then leaves. So the others end at once, with that story. A
-rank that is killed says nothing: its connections close, whoever waits for it fails and tells the rest.
+A rank that fails tells the story to all and then leaves: the others end at once, with that story. A rank that is killed
+says nothing, and the hub tells that it is gone. Whoever still waits for a message of it, in a thread that Python cannot
+interrupt, is woken by :func:`_abort`.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
+import sys
 import threading
 import time
-import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -27,66 +29,107 @@ import torch
 import torch.distributed as dist
 
 from ..cluster import initialize, under_torchrun
+from .hub import Hub, Message
+from .rank_doing import Doing, waits_in_vain
+from .rank_failure import RankError, has_closed, is_lost, raised_on, told
 
-_POLL_SECONDS = 0.1  # between two looks into the store
 _CLOCK_ROUNDS = 8
-_STORY_SECONDS = 3.0  # for the story of a rank that was lost to arrive
+_STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
+_ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
+_LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
+_ABORT_TAG = 2**31 - 1
 _numbers = itertools.count()  # of the pipelines of this process, made in the same order on all ranks
 
-
-class RankError(RuntimeError):
-    """Another rank has failed, or is lost. Its traceback, if it sent one, is in a note."""
+Listener = Callable[[BaseException], None]
 
 
 class Ranks:
     """The processes that run one pipeline together. All make it at the same point of their scripts.
 
     Args:
-        timeout: seconds that a rank waits for the others at the begin and at the end of a call; None for no limit but
-            that of the process group.
+        timeout: seconds in which nothing happens on any rank, after which a wait for other ranks ends; None for no
+            limit.
 
     Attributes:
         rank: of this process.
         size: the number of processes.
         group: of the messages between stages.
         closed: why nothing can be sent any more; "" if it can.
+        failure: what a call raises, once a rank has failed.
+        midway: whether this rank is in a call that all ranks have begun. It cannot fail there alone.
+        place: where the next wait for the others is, for messages.
+
+    Raises:
+        TimeoutError: not all ranks make it, within the time that the process group waits for a rank.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.closed = ""
+        self.failure: BaseException | None = None
+        self.midway = False
+        self.place = "the making of the pipeline"
         self._timeout = timeout
-        self._control, self.group = _gloo_group(), _gloo_group()
-        store: Any = dist.distributed_c10d._get_default_store()
-        self._key = f"pipepart/{next(_numbers)}/failure"
-        self._store = store.clone()
-        self._failure: RankError | None = None
-        self._lock = threading.Lock()
-        self._listener: Callable[[BaseException], None] | None = None
+        self._lock = threading.RLock()
+        self._listener: Listener | None = None
+        self._doing: Callable[[], Doing] | None = None
+        self._waits = False
+        self._since = time.monotonic()
+        self._left: dict[int, Message] = {}
+        self._answers: SimpleQueue[Message] = SimpleQueue()
+        self._surveys = itertools.count()
+        self._groups: list[dist.ProcessGroup] = []
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = threading.Event()
-        threads = (
-            threading.Thread(target=_run_jobs, args=(self._jobs,), name="pipepart-control", daemon=True),
-            threading.Thread(
-                target=_watch,
-                args=(weakref.ref(self), store.clone(), self._key, self._closed),
-                name="pipepart-watcher",
-                daemon=True,
-            ),
+        store: Any = dist.distributed_c10d._get_default_store()
+        self._hub = Hub(
+            self.rank,
+            self.size,
+            store,
+            f"pipepart/{next(_numbers)}",
+            partial(_heard, weakref.ref(self)),
+            store.timeout.total_seconds(),
         )
-        for thread in threads:
-            thread.start()
-        weakref.finalize(self, self._jobs.put, None).atexit = False
+        weakref.finalize(self, _dropped, self._hub, self._jobs).atexit = False
+        threading.Thread(target=_run_jobs, args=(self._jobs,), name="pipepart-control", daemon=True).start()
+        self._control, self.group = self.new_group(), self.new_group()
 
-    def gather(self, mine: Any) -> list[Any]:
+    def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:
+        """Return a new gloo group, whose waits end when a rank fails. All ranks call this.
+
+        Args:
+            rows: the ranks of each group of which this rank gets its own; none for one of all ranks.
+
+        Raises:
+            RankError: as :meth:`gather`.
+        """
+        rows = rows or [range(self.size)]
+        made: list[Any] = []
+
+        def make() -> None:
+            made.extend(dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows)
+
+        self._apart(make, None, None)
+        mine = next(group for group, row in zip(made, rows, strict=True) if self.rank in row)
+        self._groups.append(mine)
+        return mine
+
+    def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return what every rank has given, by rank. All ranks call this at the same point.
+
+        Args:
+            mine: given by this rank.
+            patient: wait for the others without the timeout.
 
         Raises:
             RankError: another rank has failed or is lost.
             TimeoutError: not all ranks have come within the timeout.
         """
         found: list[Any] = [None] * self.size
-        return self._apart(lambda: dist.all_gather_object(found, mine, group=self._control), found)
+        return self._apart(
+            lambda: dist.all_gather_object(found, mine, group=self._control),
+            found,
+            None if patient else self._timeout,
+        )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all ranks, in place.
@@ -94,7 +137,7 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        return self._apart(lambda: dist.all_reduce(tensor, group=self._control), tensor)
+        return self._apart(lambda: dist.all_reduce(tensor, group=self._control), tensor, self._timeout)
 
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
@@ -104,7 +147,9 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        return self._apart(lambda: dist.broadcast(tensor, source, group=group or self._control), tensor)
+        return self._apart(
+            lambda: dist.broadcast(tensor, source, group=group or self._control), tensor, self._timeout
+        )
 
     def clock_offset(self) -> float:
         """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.
@@ -116,84 +161,141 @@ class Ranks:
             RankError, TimeoutError: as :meth:`gather`.
         """
         found: list[float] = []
-        self._apart(lambda: found.append(_offset(self.rank, self.size, self._control)), None)
+        self._apart(lambda: found.append(_offset(self.rank, self.size, self._control)), None, self._timeout)
         return found[0]
 
     def check(self) -> None:
         """Raise if a rank has failed.
 
         Raises:
-            RankError: it has.
+            RankError, TimeoutError: it has.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     @contextmanager
-    def telling(self, listener: Callable[[BaseException], None]) -> Iterator[None]:
-        """Within the block, call ``listener`` on another thread when another rank fails."""
+    def telling(self, listener: Listener, doing: Callable[[], Doing] | None = None) -> Iterator[None]:
+        """Within the block, call ``listener`` on another thread when another rank fails.
+
+        ``doing`` says what this rank does meanwhile; it is called on another thread.
+        """
         with self._lock:
-            self._listener = listener
-            known = self._failure
+            before = self._listener, self._doing
+            self._listener, self._doing = listener, doing
+            known = self.failure
         if known is not None:
             listener(known)
         try:
             yield
         finally:
             with self._lock:
-                self._listener = None
+                self._listener, self._doing = before
+                self._since = time.monotonic()
 
     def tell(self, error: BaseException) -> None:
         """Tell all ranks that this one has failed; the first failure of any rank is the one that counts."""
-        if error is self._failure:
-            return
-        text = "".join(traceback.format_exception(error))
-        story = {"rank": self.rank, "what": f"{type(error).__name__}: {error}", "traceback": text}
-        with suppress(Exception):  # the store may be gone with the rank that it is on
-            self._store.compare_set(self._key, "", json.dumps(story))
+        story = told(error)
+        if isinstance(error, TimeoutError):
+            story |= {"late": str(error), "notes": list(getattr(error, "__notes__", ()))}
+        with self._lock:
+            if self.failure is not None or self.closed:
+                return
+            self.failure = RankError(f"an earlier call has failed: {story['what']}")
+        self._hub.send({"kind": "failure", "rank": self.rank, **story})
+        self._abort()
 
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
-        """Return the error for a broken connection: the story of the rank that failed, if it comes.
+        """Return the error for a broken connection: the story of the rank that failed, if there is one.
 
         Args:
             error: of the connection.
             peer: the rank at its other end, if that is known.
         """
+        if not isinstance(error, RuntimeError):
+            return error  # not of the connection
         end = time.monotonic() + _STORY_SECONDS
-        while self._failure is None and time.monotonic() < end:
+        while self.failure is None and not self.closed and time.monotonic() < end:
             time.sleep(0.01)
-        if self._failure is not None:
-            return self._failure
-        which = "a rank" if peer is None else f"rank {peer}"
-        found = RankError(
-            f"{which} is lost: its connection to rank {self.rank} broke, and it left no message, as a process that is "
-            "killed does. Start the job again from the last checkpoint"
-        )
+        if self.failure is not None:
+            return self.failure
+        which = "another rank" if peer is None else f"rank {peer}"
+        found = RankError(self.closed or f"the connection of rank {self.rank} to {which} broke: {error}")
         found.__cause__ = error
         self.tell(found)
-        self._failure = found
         return found
+
+    def survey(self) -> tuple[float, TimeoutError]:
+        """Ask all ranks what they do.
+
+        Returns:
+            The seconds since anything began or ended on any rank, and the error that says who waits for whom.
+        """
+        number = next(self._surveys)
+        self._hub.send({"kind": "ask", "number": number})
+        found = {self.rank: self._now()}
+        end = time.monotonic() + _ANSWER_SECONDS
+        with suppress(Empty):
+            while len(found) < self.size:
+                answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
+                if answer["number"] == number:
+                    found[answer["from"]] = Doing(*answer["doing"])
+        idle = min(one.idle for one in found.values())
+        return idle, waits_in_vain(self._timeout or 0.0, self.size, found, self._left)
 
     def close(self, reason: str) -> None:
         """Send nothing from now on, and end the threads. Closing twice does nothing."""
-        if not self.closed:
-            self.closed = reason
-            self._closed.set()
-            self._jobs.put(None)
-
-    def failed(self, story: str) -> None:
-        """Called by the watcher: a rank has failed."""
-        found = json.loads(story)
-        if found["rank"] == self.rank:
+        if self.closed:
             return
-        error = RankError(f"rank {found['rank']} failed: {found['what']}")
-        error.add_note(f"pipepart: on rank {found['rank']}:\n{found['traceback'].rstrip()}")
+        self.closed = reason
+        handled = sys.exc_info()[1]  # the script may close the pipeline because of an error of its own
+        story = told(handled) if handled else {}
+        during = f", while it handled {story['what']}" if handled else ""
+        _dropped(self._hub, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
+
+    def heard(self, message: Message) -> None:
+        """Called on the hub's thread with each message of another rank."""
+        kind, rank = message["kind"], message["from"]
+        if kind == "failure":
+            self._fail(raised_on(rank, message))
+        elif kind == "lost":
+            self._fail(is_lost(message["rank"]))
+        elif kind == "closed":
+            with self._lock:
+                self._left[rank] = message
+                ends = self._waits and message["calls"] < self._hub.calls
+            if ends:
+                self._fail(has_closed(rank, message))
+        elif kind == "ask":
+            self._hub.send({"kind": "answer", "number": message["number"], "doing": self._now(), "to": rank})
+        else:
+            self._answers.put(message)
+
+    def _now(self) -> Doing:
         with self._lock:
-            self._failure = error
+            doing, waits, idle = self._doing, self._waits, time.monotonic() - self._since
+        if doing is not None:
+            return doing()
+        where = (
+            f"waits for the other ranks at {self.place}" if waits else "is in the script, between two calls"
+        )
+        return Doing(idle, [f"{where}, for {idle:.3g} s"], [])
+
+    def _fail(self, error: BaseException) -> None:
+        """Another rank has failed."""
+        with self._lock:
+            if self.failure is not None or self.closed:
+                return
+            self.failure = error
             listener = self._listener
         if listener is not None:
             listener(error)
+        self._abort()
 
-    def _apart(self, collective: Callable[[], Any], result: Any) -> Any:
+    def _abort(self) -> None:
+        for group in list(self._groups):
+            _abort(group)
+
+    def _apart(self, collective: Callable[[], Any], result: Any, timeout: float | None) -> Any:
         """Run a collective on the control thread; a failure elsewhere ends the wait."""
         if self.closed:
             raise RuntimeError(self.closed)
@@ -208,21 +310,37 @@ class Ranks:
             else:
                 done.put(None)
 
-        with self.telling(done.put):
-            self._jobs.put(run)
-            try:
-                error = done.get(timeout=self._timeout)
-            except Empty:
-                late = TimeoutError(
-                    f"rank {self.rank} has waited {self._timeout:g} s, the pipeline's timeout, for the other ranks to "
-                    "make the same call: do all of them call step, evaluate and so on equally often?"
-                )
-                self.tell(late)
-                self._failure = RankError(f"an earlier call has failed: {late}")
-                raise late from None
+        try:
+            with self._lock:
+                self._waits, self._since = True, time.monotonic()
+                self._hub.calls += 1
+                gone = [rank for rank, one in self._left.items() if one["calls"] < self._hub.calls]
+            with self.telling(done.put):
+                if gone:
+                    self._fail(has_closed(gone[0], self._left[gone[0]]))
+                else:
+                    self._jobs.put(run)
+                error = self._waited(done, timeout)
+        except BaseException as interrupt:  # among them a timeout
+            self.tell(interrupt)
+            raise
+        finally:
+            self._waits = False
         if error is None:
             return result
-        raise error if isinstance(error, RankError) else self.lost(error)
+        raise error if error is self.failure else self.lost(error)
+
+    def _waited(self, done: SimpleQueue[BaseException | None], timeout: float | None) -> BaseException | None:
+        left = timeout
+        while True:
+            try:
+                return done.get(timeout=left)
+            except Empty:
+                assert timeout is not None
+                idle, late = self.survey()
+                if idle >= timeout and done.empty():
+                    raise late from None
+                left = max(0.0, timeout - idle)
 
 
 def join_ranks(timeout: float | None = None) -> Ranks | None:
@@ -250,30 +368,34 @@ def _offset(rank: int, size: int, group: dist.ProcessGroup) -> float:
     return min(answers)[1]
 
 
-def _gloo_group() -> dist.ProcessGroup:
-    """Return a new group of all processes."""
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
 def _run_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job
 
 
-def _watch(this: weakref.ref[Ranks], store: Any, key: str, closed: threading.Event) -> None:
-    """Ask the store for a failure of any rank, until the pipeline is closed or gone."""
-    while not closed.wait(_POLL_SECONDS):
-        try:
-            story = store.get(key).decode() if store.check([key]) else None
-        except Exception:  # the store is gone: broken connections will tell
-            return
-        ranks = this()
-        if ranks is None:
-            return
-        if story is not None:
-            ranks.failed(story)
-            return
-        del ranks
+def _heard(this: weakref.ref[Ranks], message: Message) -> None:
+    if (ranks := this()) is not None:
+        ranks.heard(message)
+
+
+def _dropped(
+    hub: Hub,
+    jobs: SimpleQueue[Any],
+    why: str = "its pipeline was dropped there",
+    story: str = "",
+) -> None:
+    """A pipeline is closed, or nobody has it any more."""
+    jobs.put(None)
+    hub.close({"why": why, "traceback": story})
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    """End all waits in a gloo group, on all threads of this process. The group cannot be used any more.
+
+    A receive whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc): so wait
+    for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
+    """
+    for peer in (one for one in range(group.size()) if one != group.rank()):
+        with suppress(RuntimeError):
+            group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))

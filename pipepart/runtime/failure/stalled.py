@@ -18,6 +18,8 @@ from torch.autograd.graph import Node
 
 from schedules import Action, Kind
 
+from ...workers.rank_doing import Doing
+from ...workers.ranks import Ranks
 from ...workers.worker import Worker
 from ..stage_run import Stash
 from ..step import Step
@@ -53,49 +55,60 @@ def check_timeout(timeout: float | None) -> None:
 
 def wait_for(
     step: Step,
-    done: SimpleQueue[None],
+    done: SimpleQueue[BaseException | None],
     timeout: float,
     workers: Sequence[Worker],
     rows: Sequence[int],
     names: Sequence[str],
+    ranks: Ranks | None = None,
 ) -> None:
     """Wait until each worker of a step has reported to ``done``.
 
     Args:
         step: that the workers run.
-        done: gets one entry from each worker.
+        done: gets one entry from each worker, or a failure elsewhere.
         timeout: seconds in which no action ends.
         workers: of this process.
         rows: of the schedule, one a worker.
         names: of all devices.
+        ranks: the processes, if there are several.
 
     Raises:
-        StepTimeoutError: no worker has ended an action for too long.
+        StepTimeoutError: no worker of any process has ended an action for too long.
+        BaseException: the failure elsewhere.
     """
     missing = len(workers)
+    ends = max(step.current[row][1] for row in rows) + timeout
     while missing:
-        newest = max(step.current[row][1] for row in rows)
         try:
-            done.get(timeout=max(0.0, newest + timeout - time.monotonic()))
-            missing -= 1
+            failure = done.get(timeout=max(0.0, ends - time.monotonic()))
         except Empty:
-            if max(step.current[row][1] for row in rows) == newest:
-                raise _error(step, timeout, workers, rows, names) from None
+            found = doing(step, workers, rows, names)
+            if ranks is None:
+                idle, error = found.idle, _error(found, timeout)
+            else:
+                idle, error = ranks.survey()
+            if idle >= timeout and done.empty():
+                raise error from None
+            ends = time.monotonic() + timeout - idle
+        else:
+            missing -= 1
+            if failure is not None:
+                raise failure
 
 
-def _error(
-    step: Step, timeout: float, workers: Sequence[Worker], rows: Sequence[int], names: Sequence[str]
-) -> StepTimeoutError:
-    lines = [f"no action has ended on any device for {timeout:g} s, the pipeline's timeout:"]
+def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Sequence[str]) -> Doing:
+    """Return what the workers of a step run or wait for. Arguments are those of :func:`wait_for`."""
+    lines = []
     notes = []
     now = time.monotonic()
     for worker, row in zip(workers, rows, strict=True):
         name, (action, since), key = names[row], step.current[row], step.awaiting[row]
         for_seconds = f", for {now - since:.3g} s"
         if action is None:
-            lines.append(f"  {name} has nothing left to do")
+            lines.append(f"{name} has nothing left to do")
         elif key is not None:
-            lines.append(f"  {name} waits for {_message(step, names, key)} (action {action}){for_seconds}")
+            lines.append(f"{name} waits for {_message(step, names, key)} (action {action}){for_seconds}")
         else:
             frame = sys._current_frames().get(worker.ident or 0)
             stack = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
@@ -103,12 +116,20 @@ def _error(
             part = _PARTS[action.kind] + (f" of {layer}" if layer else "")
             which = "" if action.micro_batch is None else f", micro-batch {action.micro_batch}"
             place = f"stage {_stage(step, action.stage)}{which} (action {action})"
-            lines.append(f"  {name} is in {part}: {place}{for_seconds}")
+            lines.append(f"{name} is in {part}: {place}{for_seconds}")
             text = "".join(traceback.format_stack(frame)) if frame else ""
-            notes.append(f"pipepart: the stack of {name}:\n{text.rstrip()}")
+            notes.append(f"the stack of {name}:\n{text.rstrip()}")
+    return Doing(now - max(step.current[row][1] for row in rows), lines, notes)
+
+
+def _error(found: Doing, timeout: float) -> StepTimeoutError:
+    lines = [
+        f"no action has ended on any device for {timeout:g} s, the pipeline's timeout:",
+        *(f"  {line}" for line in found.lines),
+    ]
     error = StepTimeoutError("\n".join(lines))
-    for note in notes:
-        error.add_note(note)
+    for note in found.notes:
+        error.add_note(f"pipepart: {note}")
     return error
 
 
