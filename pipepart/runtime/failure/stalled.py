@@ -83,13 +83,14 @@ def wait_for(
         try:
             failure = done.get(timeout=max(0.0, ends - time.monotonic()))
         except Empty:
-            found = doing(step, workers, rows, names)
             if ranks is None:
-                idle, error = found.idle, _error(found, timeout)
+                idle = (found := doing(step, workers, rows, names)).idle
+                if idle >= timeout:
+                    raise _error(found, timeout) from None
             else:
                 idle, error = ranks.survey()
-            if idle >= timeout and done.empty():
-                raise error from None
+                if idle >= timeout and done.empty():  # else another rank's error has come meanwhile
+                    raise error from None
             ends = time.monotonic() + timeout - idle
         else:
             missing -= 1
