@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from .forks import listen_for_forks
 from .rank_failure import told
@@ -217,9 +217,9 @@ def _line(one: socket.socket) -> str:
 
 def _own_hosts(store: Any) -> list[str]:
     """Return addresses under which the other ranks may reach this process, the likeliest first."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore):
+    if not isinstance(store, TCPStore):
         return ["localhost"]  # a file: one host
     found = []
     with suppress(OSError), socket.create_connection((store.host, store.port), _HELLO_SECONDS) as one:
