@@ -75,7 +75,8 @@ def with_ignored_labels(name: str, schedule: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [*zip(LOSSES, ["1f1b", "zb-h1", "gpipe", "1f1b"], strict=True)]
+    ("name", "schedule"),
+    [*zip(LOSSES, ["1f1b", "zb-h1", "gpipe", "1f1b"], strict=True), ("known last", "1f1b")],
 )
 def test_what_a_loss_is_divided_by_is_counted_over_all_micro_batches(name, schedule):
     assert_as_in_one_process(with_ignored_labels, 3, name, schedule)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
+from tests.pipeline.conformance.kinds import KINDS
 from tests.support import skipping
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, linear
@@ -213,3 +214,73 @@ def trained_and_thawed(pipe: Pipeline, model: nn.Sequential) -> dict[str, Any]:
 
 def test_parameters_that_are_frozen_and_thawed():
     assert_as_in_one_process(frozen, 3)
+
+
+def sparse() -> dict[str, Any]:
+    model = KINDS["sparse embedding"].chain().double()
+    pipe = cut_by_hand(model, [3, 5], loss_fn=nn.MSELoss(), timeout=TIMEOUT)
+    return trained(
+        pipe, drawn_batches([6, 4, 6]), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
+
+
+def test_sparse_gradients():
+    assert_as_in_one_process(sparse, 3)
+
+
+class Scaled(nn.Module):
+    """Draws from a generator of its own, and counts its calls in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        noise = torch.rand(x.shape, generator=self.generator, dtype=x.dtype)
+        return x * noise + self.calls
+
+
+def with_own_state() -> dict[str, Any]:
+    model = nn.Sequential(linear(), Scaled(), linear(), Scaled(), linear()).double()
+    pipe = cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss(), timeout=TIMEOUT)
+    return trained(pipe, drawn_batches([6, 4, 6]))
+
+
+def test_layers_with_generators_and_counters_of_their_own():
+    assert_as_in_one_process(with_own_state, 3)
+
+
+def odd_steps() -> dict[str, Any]:
+    """Complex numbers, half precision, inputs in a dict with values to replicate, and an output of several tensors."""
+
+    class Enters(nn.Module):
+        def forward(self, x: Tensor, scale: float = 1.0, *, shift: Tensor | None = None) -> Tensor:
+            return x * scale if shift is None else x * scale + shift
+
+    class Turns(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.complex(x, x.sin()), x.bfloat16()
+
+    class Leaves(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+            turned, rounded = pair
+            return {"size": turned.abs(), "angle": (turned * turned).real, "rounded": rounded.double()}
+
+    def loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
+        return (output["size"] - target).pow(2).mean() + (output["angle"] * output["rounded"]).mean()
+
+    model = nn.Sequential(Enters(), linear(), Turns(), Leaves()).double()
+    found: dict[str, Any] = {"losses": []}
+    with cut_by_hand(model, [1, 3], loss_fn=loss, timeout=TIMEOUT) as pipe:
+        for number, (x, y) in enumerate(drawn_batches([6, 7, 6])):
+            options = {"shift": torch.tensor(0.5).double()} if number == 1 else {}
+            found["losses"].append(pipe.step(x, scale=1.5, target=y, return_outputs=True, **options))
+        found["gradients"] = gradients(pipe)
+        found["evaluated"] = pipe.evaluate(x, target=y, return_outputs=True)
+    return found
+
+
+def test_complex_numbers_keyword_arguments_and_nests_of_outputs():
+    assert_as_in_one_process(odd_steps, 3)
