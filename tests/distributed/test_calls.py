@@ -141,6 +141,40 @@ def test_ranks_between_need_no_mini_batch(given):
     assert_as_in_one_process(without_the_batch, 3, given)
 
 
+def only_what_is_needed() -> dict[str, Any]:
+    """The first rank gets the input, which an earlier layer made, and the last one the target."""
+    before = linear().double()
+    found: dict[str, Any] = {"losses": []}
+    alone = not under_torchrun()
+    with small() as pipe:
+        for x, y in drawn_batches([6, 3]):
+            made = [before(x)] if alone or rank() == 0 else []
+            found["losses"].append(pipe.step(*made, target=y if alone or rank() == 2 else None))
+        found["gradients"] = gradients(pipe)
+        own = before.weight.grad if alone or rank() == 0 else None
+        found["before"] = Own({} if own is None else {"weight": own})
+    return found
+
+
+def test_the_first_rank_needs_the_input_and_the_last_one_the_target():
+    assert_as_in_one_process(only_what_is_needed, 3)
+
+
+def behind_another_layer() -> dict[str, Any]:
+    """Every rank has the layer that makes the input, and two pipelines take turns."""
+    before = linear().double()
+    found: dict[str, Any] = {"losses": []}
+    with small() as one, small(schedule="gpipe") as other:
+        for number, (x, y) in enumerate(drawn_batches([6, 3, 6, 5])):
+            found["losses"].append((one, other)[number % 2].step(before(x), target=y))
+        found["gradients"], found["other"] = gradients(one), gradients(other)
+    return {**found, "before": [p.grad for p in before.parameters()]}
+
+
+def test_layers_before_two_pipelines_get_their_gradients_on_every_rank():
+    assert_as_in_one_process(behind_another_layer, 3)
+
+
 def from_a_loader(shuffled: bool) -> dict[str, Any]:
     data = TensorDataset(*drawn_batches([20])[0])
     loader = DataLoader(data, batch_size=6, shuffle=shuffled, generator=torch.Generator().manual_seed(3))

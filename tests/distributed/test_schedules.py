@@ -84,7 +84,7 @@ def test_stages_that_lie_anywhere_act_in_any_order(seed, processes):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("processes", [2, 4])
 def test_many_random_orders(processes):
     for seed in seeds(150, f"orders on {processes} ranks"):
@@ -92,7 +92,7 @@ def test_many_random_orders(processes):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_schedule_in_several_sizes(processes):
     choose = random.Random(processes)

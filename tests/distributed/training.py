@@ -12,7 +12,7 @@ from pipepart import Pipeline
 from tests.support.pieces import WIDTH
 from tests.support.ranks import Own
 
-TIMEOUT = 10.0  # seconds that a rank of these tests waits for the others
+TIMEOUT = 40.0  # seconds that a rank of these tests waits for the others
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

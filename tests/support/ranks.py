@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.utils import _pytree as pytree
 
 _PRELOADED = ["torch", "pipepart", "tests.support.plain", "tests.support.chains", "tests.support.recorded"]
-_SECONDS = 60.0  # for the ranks to run one function
+_SECONDS = 100.0  # for the ranks to run one function
 
 
 class Own(dict[str, Any]):
