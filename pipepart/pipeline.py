@@ -146,7 +146,8 @@ class Pipeline(AsModule, Observed):
             self._merge = merge
             self._traces = Traces(plan, always=trace)
             self._joined = joined = join(ranks, plan, chain, strict)
-            if joined and isinstance(chain, RecordedChain):
+            partial_model = joined and len(joined.ownership.stages) < len(plan.stages)
+            if partial_model and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
             owned = joined and joined.ownership
