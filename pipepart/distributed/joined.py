@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..capture import Chain
+from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
 from ..runtime.loss_sink import LossSink
 from ..runtime.observe.recorder import Recorder
 from ..runtime.replay.randomness import RngKeys
+from ..runtime.state.replicas import refuse_hooks
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
 from ..runtime.transport.reductions import Reductions
@@ -52,6 +54,7 @@ class Joined:
         self.mesh: DeviceMesh | None = None
         self._ranks = ranks
         self._offset: float | None = None
+        self._layers = chain.layers
 
     def connect(self) -> None:
         """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
@@ -112,7 +115,13 @@ class Joined:
         options: str = "",
     ) -> Agreed:
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
-        agreed = self.meeting.begin(call, args, kwargs, target, make, options)
+
+        def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
+            if self.mesh is not None and call.startswith("step"):
+                refuse_hooks(self._layers)
+            return make(args, kwargs, target)
+
+        agreed = self.meeting.begin(call, args, kwargs, target, checked, options)
         self.part.share_tied()
         return agreed
 

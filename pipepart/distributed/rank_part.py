@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from ..autograd.in_place import version
 from ..runtime.model_part import ModelPart
 from ..workers.ranks import Ranks
 from .ownership import Ownership
+
+_SMALL_BYTES = 64 * 1024
+_PART_BYTES = 25 * 2**20
 
 
 class RankPart(ModelPart):
@@ -116,10 +119,19 @@ class RankPart(ModelPart):
                     value.copy_(sent)
 
     def share_written(self) -> None:
-        """Give further replicas the buffers that layers of the first have written, such as statistics of BatchNorm."""
+        """Give further replicas the buffers that layers of the first have written, such as statistics of BatchNorm.
+
+        torch does not count all writes, so small buffers of layers that train are always given.
+        """
         if self._replicas is None or not (buffers := self._buffers()):
             return
-        changed = [version(one) != before for one, before in zip(buffers, self._versions, strict=True)]
+        training = {
+            buffer for module in self.model.modules() if module.training for buffer in module.buffers(False)
+        }
+        changed = [
+            version(one) != before or (one in training and one.nbytes <= _SMALL_BYTES)
+            for one, before in zip(buffers, self._versions, strict=True)
+        ]
         written = torch.tensor(changed, dtype=torch.uint8)
         self._ranks.broadcast(written, self._source(), self._replicas)
         self._copy([buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has])
@@ -140,9 +152,21 @@ class RankPart(ModelPart):
             self._versions = [version(buffer) for buffer in buffers]
 
     def _copy(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors from the first replica, several small ones at a time."""
+        part: list[Tensor] = []
         for tensor in tensors:
-            value = tensor.detach()
-            sent = value.contiguous().to("cpu", copy=True)
-            self._ranks.broadcast(sent, self._source(), self._replicas)
-            if self._ownership.replica:
-                value.copy_(sent)
+            if sum(one.nbytes for one in part) + tensor.nbytes > _PART_BYTES:
+                self._copy_part(part)
+                part = []
+            part.append(tensor.detach())
+        self._copy_part(part)
+
+    def _copy_part(self, tensors: Sequence[Tensor]) -> None:
+        if not tensors:
+            return
+        rows = [tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+        sent = torch.cat(rows)
+        self._ranks.broadcast(sent, self._source(), self._replicas)
+        if self._ownership.replica:
+            for tensor, row in zip(tensors, sent.split([len(row) for row in rows]), strict=True):
+                tensor.copy_(row.clone().view(tensor.dtype).view(tensor.shape))

@@ -47,7 +47,7 @@ from .replay.randomness import RngKeys
 from .stage import Stage
 from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
-from .state.replicas import Replica, refuse_hooks
+from .state.replicas import Replica
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.ranks import Links, RankTransport, Table
 from .transport.reductions import Reductions
@@ -173,17 +173,12 @@ class Step:
             streams.begin(self._callers)
 
     def begin(self, scaled: bool) -> None:
-        """Before the step, on the caller's thread; ``scaled`` gradients may overflow.
-
-        Raises:
-            ValueError: a parameter has a hook, which would see the gradients of one replica only.
-        """
+        """Before the step, on the caller's thread; ``scaled`` gradients may overflow."""
         kinds = {action.kind for row in self.schedule.actions for action in row}
         for guard in self.guards:
             guard.begin(scaled, not kinds.isdisjoint((Kind.B, Kind.I)))
         if self._reductions is not None and Kind.REDUCE_GRAD in kinds:
             for run in self.runs.values():
-                refuse_hooks(run.stage.layers)
                 self._reductions.begin(run.stage.shared.own_parameters())
 
     def work(self, worker: int) -> None:
