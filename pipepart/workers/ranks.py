@@ -250,6 +250,8 @@ class Ranks:
         handled = sys.exc_info()[1]  # the script may close the pipeline because of an error of its own
         story = told(handled) if handled else {}
         during = f", while it handled {story['what']}" if handled else ""
+        if self.failure is None and not self.midway:  # else threads may still wait in them
+            self._jobs.put(partial(_destroy, self._groups))
         _dropped(self._hub, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
 
     def heard(self, message: Message) -> None:
@@ -388,6 +390,12 @@ def _dropped(
     """A pipeline is closed, or nobody has it any more."""
     jobs.put(None)
     hub.close({"why": why, "traceback": story})
+
+
+def _destroy(groups: Sequence[dist.ProcessGroup]) -> None:
+    """End the threads and connections that gloo has for each group."""
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def _abort(group: dist.ProcessGroup) -> None:
