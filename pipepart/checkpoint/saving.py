@@ -23,8 +23,9 @@ from torch import Tensor
 
 from ..units import is_count
 from . import directories
+from .arguments import check_model
 from .background import Saving, finish
-from .contents import Contents, check_model
+from .contents import Contents
 from .durable import write_file
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model
