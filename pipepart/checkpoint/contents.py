@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -55,6 +55,14 @@ class Contents(NamedTuple):
             optimizing,
             own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
             _config(pipe),
+        )
+
+    def without(self, tensors: Collection[str], optimized: Collection[str]) -> Self:
+        """Return the contents without some tensors, and without the optimizer state of some parameters."""
+        model, optimizer = self.model, self.optimizer
+        left = {name: tensor for name, tensor in model.tensors.items() if name not in tensors}
+        return self._replace(
+            model=model._replace(tensors=left), optimizer=optimizer and optimizer.without(optimized)
         )
 
     def copied(self) -> Self:
