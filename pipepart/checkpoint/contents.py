@@ -43,16 +43,9 @@ class Contents(NamedTuple):
         """
         names = {parameter: name for name, parameter in pipe.named_parameters()}
         optimizers = optimizers_of(pipe, optimizer)
-        model = model_state(pipe)
-        optimizing = optimizer_state(optimizers, names) if optimizers else None
-        mesh = None if isinstance(pipe, nn.Module) else getattr(pipe, "mesh", None)
-        if mesh is not None and mesh.get_local_rank("dp"):
-            # A further replica, whose tensors the first one writes.
-            model = model._replace(tensors={}, tied={})
-            optimizing = optimizing and OptimizerState([], {}, {})
         return cls(
-            model,
-            optimizing,
+            model_state(pipe),
+            optimizer_state(optimizers, names) if optimizers else None,
             own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
             _config(pipe),
         )
