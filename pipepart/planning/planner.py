@@ -81,7 +81,9 @@ def plan(
         reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
             first backward, and counts what the loss of the whole mini-batch needs on the last stage.
         seconds: that the search may take. None for 10, or for a part of a second with at most 50 layers, 4 devices and
-            16 micro-batches. Equal arguments give equal plans, unless a slow machine takes longer than that.
+            16 micro-batches. One plan of each schedule is made even if that takes longer, unless the product of stages
+            and micro-batches is above 1,024. Equal arguments give equal plans, unless a slow machine takes longer than
+            ``seconds``.
 
     Raises:
         TypeError: ``profile`` or ``cluster`` is something else.

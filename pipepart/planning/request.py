@@ -87,14 +87,14 @@ class Request:
         """True if the order of actions may be one that has no name."""
         return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
 
-    def chunks_of(self, schedule: str) -> tuple[int, ...]:
-        """Return the numbers of stages a device to choose from under one of the schedules."""
+    def chunks_of(self, schedule: str, devices: int) -> tuple[int, ...]:
+        """Return the numbers of stages a device to choose from under one of the schedules on so many devices."""
         own = CHUNKS.get(schedule) or 1
         if self.chunks is not None:
             return (self.chunks,) if self.chunks == own or schedule in ANY_CHUNKS else ()
         if self.schedule == schedule or schedule not in ANY_CHUNKS:
             return (own,)
-        return tuple(range(own, max(len(self.profile.layers) // 2, own) + 1))
+        return tuple(range(own, max(len(self.profile.layers) // max(devices, 2), own) + 1))
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:

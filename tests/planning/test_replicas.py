@@ -47,7 +47,8 @@ def test_devices_of_a_stage_are_as_like_as_can_be():
     assert [stage.layers for stage in plan.stages] == [stage.layers for stage in alone.stages]
 
 
-def test_auto_is_no_slower_than_any_number_of_copies():
+def test_auto_is_no_slower_than_any_number_of_copies(monkeypatch):
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)  # no deadline ends a search on a busy machine
     profile, cluster = (
         profile_of(LAYERS, [4, 8]),
         Cluster.parse(["200B", "300B", "200B@2", "300B"], link=100.0),

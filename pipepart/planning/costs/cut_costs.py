@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from .crossings import Borders, Crossings
 from .layer_ranges import ChainCosts
-from .stage_memory import RECOMPUTES, Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes
+from .stage_memory import (
+    RECOMPUTES,
+    Floats,
+    Ints,
+    Mode,
+    StageSizes,
+    StashCounts,
+    device_peak_bytes,
+    least_memory,
+)
 
 
 class CutCosts:
@@ -44,7 +53,7 @@ class CutCosts:
         self.rows = np.array(device_of)
         self._costs = costs
         self._own = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
-        self._limited = any(device.memory_bytes is not None for device in cluster.devices)
+        self._limited = costs.may_exceed(least_memory(cluster))
         self.may_recompute = self._limited or self.modes[0] != "never"
         self._sizes: dict[int, NDArray[np.float64]] = {}
         self._crossings: dict[tuple[int, ...], Crossings] = {}
@@ -86,7 +95,7 @@ class CutCosts:
 
     @cached_property
     def _counts_of_devices(self) -> list[Ints]:
-        """Per device [modes, moments, stages, 11]; needed only if a device has a limit."""
+        """Per device [modes, moments, stages, 11]; needed only if a device may have too little."""
         modes = self.counts.values()
         return [_stacked([kept.by_device[row] for kept in modes]) for row in range(len(self._own))]
 
@@ -94,7 +103,7 @@ class CutCosts:
         return np.stack([of_stage[:, own].sum(axis=1) for own in self._own], axis=1)
 
     def _needs(self, edges: Borders) -> Floats:
-        """[modes, cuts, devices]: peak bytes; zeros if no device has a limit."""
+        """[modes, cuts, devices]: peak bytes; zeros if no device can have too little."""
         if not self._limited:
             return np.zeros((len(self.modes), len(edges), len(self._own)))
         pieces, inverse = np.unique(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -161,10 +163,26 @@ class ChainCosts:
         """Parameters, gradients, optimizer state and buffers of all layers."""
         return int(self._static_sums[-1])
 
-    @property
+    @cached_property
     def allowed_borders(self) -> NDArray[np.int64]:
         """The layers, by index, that a stage other than the first may begin with."""
         return np.flatnonzero(~self._no_border[1:-1]) + 1
+
+    def may_exceed(self, memory: float) -> bool:
+        """Return True if some plan may need more bytes on a device; never True for infinity."""
+        return memory < math.inf and memory < self._most_bytes
+
+    @cached_property
+    def _most_bytes(self) -> float:
+        """Bytes that no device needs more than: all layers one by one, with all micro-batches, versions and replicas.
+
+        There are at most as many versions of weights as stages, and as many replicas as micro-batches.
+        """
+        each = [self.sizes(slice(layer, layer + 1)) for layer in range(self.layers)]
+        versions = max(self.layers, self.micro_batches)
+        fixed = sum(float((one.static + versions * one.version).sum() + one.transient.max()) for one in each)
+        kept = sum(float(one.per_micro_batch.sum() + one.messages.sum()) for one in each)
+        return fixed + self.micro_batches * (kept + 2 * sum(gap.bytes for gap in self.skips.gaps))
 
     def sizes(self, layers: slice) -> StageSizes:
         """The bytes of one stage: one cut, one stage. Live values that wait there are not counted."""

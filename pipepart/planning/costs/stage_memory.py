@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import schedules
+
+from ...cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -100,6 +103,12 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
     fixed = sizes.static.sum(axis=1) + older @ sizes.version.T
     held = moments @ table[..., 2:].reshape(len(table), -1).T
     return fixed + held.max(axis=1)
+
+
+def least_memory(cluster: Cluster) -> float:
+    """Return the bytes of the device with the least memory; infinity if none has a limit."""
+    limits = (device.memory_bytes for device in cluster.devices)
+    return min((float(limit) for limit in limits if limit is not None), default=math.inf)
 
 
 class StashCounts:

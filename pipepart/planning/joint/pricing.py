@@ -10,7 +10,7 @@ import numpy as np
 
 from schedules.searching.dispatching import Room, Work
 
-from ..costs.stage_memory import Recompute
+from ..costs.stage_memory import Recompute, least_memory
 from .layout import Layout
 from .request import JointRequest
 
@@ -55,7 +55,7 @@ class Pricing:
         limits = [device.memory_bytes for device in cluster.devices]
         self.limits = [math.inf if limit is None else float(limit) for limit in limits]
         self._bytes: dict[tuple[int, int], _Bytes] = {}
-        self.limited = min(self.limits) < math.inf and min(self.limits) < self._most_bytes()
+        self.limited = costs.may_exceed(least_memory(cluster))
 
     @property
     def fusing_helps(self) -> bool:
@@ -230,14 +230,6 @@ class Pricing:
             found = _Bytes(float(sizes.static[0, 0]), float(sizes.transient[0, 0, :4].max()), *kept)
             self._bytes[start, end] = found
         return found
-
-    def _most_bytes(self) -> float:
-        """Bytes that no device needs more than, with all layers and all their micro-batches."""
-        waiting = sum(gap.bytes for gap in self._costs.skips.gaps)
-        layers = [self.stage_bytes(at, at + 1) for at in range(self.layers)]
-        fixed = sum(size.static + size.transient for size in layers)
-        kept = sum(size.stash + size.boundary + size.deferred for size in layers)
-        return fixed + self.micro_batches * (kept + 2 * waiting)
 
     def _again(self, mode: Recompute) -> int:
         """How many micro-batches, the first ones, a stage recomputes."""

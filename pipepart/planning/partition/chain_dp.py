@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
-from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts
+from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
 from .device_orders import (
     Orders,
     all_orders,
@@ -79,7 +79,7 @@ class ChainProblem:
         self._modes = tuple(counts)
         self._ranges = constraints.stage_ranges(stages)
         self._types = device_types(cluster)
-        self._limited = any(device.memory_bytes is not None for device in cluster.devices)
+        self._limited = costs.may_exceed(least_memory(cluster))
         self._all = self._all_orders()
 
     def best(self) -> ChainCut | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, islice
 
 from ...cluster import Cluster, Device
-from .device_orders import device_types
+from ..costs.stage_memory import least_memory
+from .device_orders import device_types, distinct_orders
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,21 @@ class ReplicaGroups:
     all_devices: Cluster
     members: Mapping[str, tuple[str, ...]]
     identical: bool
+    _orders: dict[tuple[int, int], list[tuple[int, ...]]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    @cached_property
+    def least_memory(self) -> float:
+        """The bytes of the smallest device; infinite if none has a limit."""
+        return least_memory(self.cluster)
+
+    def orders(self, devices: int, most: int) -> list[tuple[int, ...]]:
+        """Return orders of so many of the groups, by position, that cost different amounts; the first `most`."""
+        key = devices, most
+        if key not in self._orders:
+            self._orders[key] = list(islice(distinct_orders(self.cluster, devices), most))
+        return self._orders[key]
 
     @property
     def replicas(self) -> int:

@@ -34,13 +34,13 @@ def list_alternatives(
     slower = sorted(
         ((at_least, ways[0]) for own in named for ways, at_least in own.slower), key=lambda one: one[0]
     )
-    others = [_row(one, f"at least {format_seconds(at_least)} a step") for at_least, one in slower]
+    others = [(_row(one, f"at least {format_seconds(at_least)} a step"), one) for at_least, one in slower]
     # Keywords may allow several candidates, with the choice "auto" those of all modes. Where one of them may be faster,
     # as it was not planned to the end, the row is not what the keywords give.
     least: dict[tuple[object, ...], float] = {}
     for row, seconds in [
         *((row, row.step_seconds or 0.0) for row in planned),
-        *((row, at_least) for row, (at_least, _) in zip(others, slower, strict=True)),
+        *((row, at_least) for (row, _), (at_least, _) in zip(others, slower, strict=True)),
     ]:
         for key in (_key(row), _key(row.model_copy(update={"recompute": "auto"}))):
             least[key] = min(seconds, least.get(key, math.inf))
@@ -50,17 +50,16 @@ def list_alternatives(
         if not _is_of(row, best) and (row.step_seconds or 0.0) <= least[_key(row)] * (1 + TOLERANCE)
     ]
     planned.sort(key=lambda row: row.step_seconds or 0.0)
-    for own in named:
-        for one in own.failed:
-            if not one.impossible_reason:
-                others.append(_row(one, "does not fit the memory of the devices"))
+    others += [
+        (_row(one, "does not fit the memory of the devices"), one) for own in named for one in own.failed
+    ]
     fastest: dict[tuple[object, ...], Alternative] = {}
     for row in planned:  # one of two sets of modes, or of two ways to group the devices
         fastest.setdefault(_key(row), row)
     found = list(fastest.values())[:_PLANNED]
     seen = {part for row in found for part in _parts(row)}
-    for row in others:
-        if not seen >= _parts(row):
+    for row, one in others:
+        if not seen >= _parts(row) and not one.impossible_reason:
             seen |= _parts(row)
             found.append(row)
     return tuple(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode, ModeChoice, StashCounts
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem
-from ..partition.device_orders import distinct_orders
 from ..partition.interleaved import ChunkedProblem
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_groups import ReplicaGroups
@@ -51,6 +49,7 @@ class Candidate:
         choice: the modes that stages may use.
         modes: all modes that stages of the request may use, of which ``choice`` may have some.
         least_seconds: that no plan on so many devices can beat.
+        speed: of the fastest devices that all replicas may use, summed.
         constraints: of the user, by layer index.
         asked: the keywords of the user, for the plan.
         fingerprint: of the profile.
@@ -66,6 +65,7 @@ class Candidate:
     choice: ModeChoice
     modes: tuple[Mode, ...]
     least_seconds: float
+    speed: float
     constraints: Constraints
     asked: PlanOptions
     fingerprint: str
@@ -93,11 +93,10 @@ class Candidate:
         repeated = {"always": counts, "except-last": max(counts - self.groups.replicas, 0)}
         if self.choice not in repeated:
             return self.least_seconds
-        speeds = sorted((device.speed for device in self.groups.all_devices.devices), reverse=True)
         saved = 0.0 if costs.split is None else -float(costs.split.clip(max=0.0).sum())
         again = repeated[self.choice] * float(costs.forward[costs.has_backward].sum())
         work = (costs.total_seconds - saved) * counts + again
-        return max(self.least_seconds, work / sum(speeds[: self.devices * self.groups.replicas]))
+        return max(self.least_seconds, work / self.speed)
 
     @property
     def likely_step(self) -> float:
@@ -107,11 +106,10 @@ class Candidate:
             1 + waits * (self.devices - 1) / (self.micro_batches * self.chunks)
         )
 
-    @cached_property
+    @property
     def orders(self) -> list[tuple[int, ...]]:
         """Orders of the devices that differ, as far as every cut can be simulated on each."""
-        most = _SIMULATED // max(self._cuts, 1) + 1
-        return list(itertools.islice(distinct_orders(self.cluster, self.devices), most))
+        return self.groups.orders(self.devices, _SIMULATED // max(self._cuts, 1) + 1)
 
     @property
     def tries_every_cut(self) -> bool:
@@ -217,7 +215,7 @@ class Candidate:
 
     @property
     def _is_limited(self) -> bool:
-        return any(device.memory_bytes is not None for device in self.cluster.devices)
+        return self.costs.may_exceed(self.groups.least_memory)
 
     @property
     def _cuts(self) -> int:

@@ -22,6 +22,7 @@ Ways = tuple[Candidate, ...]
 
 _WORSE = 2  # numbers of stages a device, each more than the last, that have to be slower than a smaller one
 _SIMULATED = 100  # operations that planning a candidate counts as, for each stage and micro-batch
+_CHEAP = 1024  # stages of all replicas times micro-batches of each, up to which a candidate is cheap
 
 
 @dataclass
@@ -45,6 +46,11 @@ class Named:
         """Seconds of the fastest plan."""
         return min((plan.predicted.step_seconds for _, plan in self.plans), default=math.inf)
 
+    def put_aside(self) -> None:
+        """Plan none of those that wait: list their bounds only."""
+        self.slower += [(ways, ways[0].shortest_possible_step) for ways in self.waiting]
+        self.waiting = []
+
     def plan(self, ways: Ways, limit: float) -> float:
         """Plan one of the candidates, unless it takes no less than ``limit``; return seconds that it cannot beat."""
         for candidate in ways:
@@ -59,7 +65,12 @@ class Named:
         return math.inf
 
 
-def find_named(candidates: Sequence[Ways], operations: float = math.inf, deadline: float = math.inf) -> Named:
+def find_named(
+    candidates: Sequence[Ways],
+    operations: float = math.inf,
+    deadline: float = math.inf,
+    limit: float = math.inf,
+) -> Named:
     """Plan the candidates that may be the fastest; the others wait: those with many stages a device, or with recompute.
 
     For each schedule, the number of stages a device grows until two numbers in a row are no faster than a smaller one.
@@ -67,8 +78,10 @@ def find_named(candidates: Sequence[Ways], operations: float = math.inf, deadlin
 
     Args:
         candidates: the simplest first.
-        operations: that may be simulated; after that the others wait, if there is a plan.
+        operations: that may be simulated. After that the others wait, if there is a plan, but one of each schedule that
+            is cheap: with the most devices that it fits, and its own number of stages on each.
         deadline: a moment of :func:`time.monotonic`, with the same effect.
+        limit: seconds of a plan that is known.
     """
     found = Named()
     series: dict[tuple[str, int, str], list[Ways]] = {}
@@ -79,21 +92,25 @@ def find_named(candidates: Sequence[Ways], operations: float = math.inf, deadlin
             series.setdefault((ways[0].schedule, ways[0].devices, ways[0].choice), []).append(ways)
     best = dict.fromkeys(series, math.inf)
     worse = dict.fromkeys(series, 0)
+    missing = {schedule for schedule, _, _ in series}  # schedules of which nothing is known yet
     while series:
         # The most devices first: they stay if fewer are as fast.
         for key in sorted(series, key=lambda key: (-key[1], series[key][0][0].likely_step)):
-            if found.plans and (operations < 0 or time.monotonic() >= deadline):
-                break
-            operations -= _SIMULATED * series[key][0][0].stages * series[key][0][0].micro_batches
-            step = found.plan(series[key].pop(0), found.fastest)
+            size = series[key][0][0].stages * series[key][0][0].micro_batches
+            is_first = key[0] in missing and size * series[key][0][0].groups.replicas <= _CHEAP
+            known = found.plans or limit < math.inf
+            if known and not is_first and (operations < 0 or time.monotonic() >= deadline):
+                found.waiting += series.pop(key)
+                continue
+            operations -= _SIMULATED * size
+            step = found.plan(series[key].pop(0), min(limit, found.fastest))
+            if step < math.inf:
+                missing.discard(key[0])
             worse[key] = 0 if step < best[key] else worse[key] + 1
             best[key] = min(best[key], step)
-        else:
-            found.waiting += [ways for key, left in series.items() if worse[key] == _WORSE for ways in left]
-            series = {key: left for key, left in series.items() if left and worse[key] < _WORSE}
-            continue
-        found.waiting += [ways for left in series.values() for ways in left]
-        break
+        missing.clear()
+        found.waiting += [ways for key, left in series.items() if worse[key] == _WORSE for ways in left]
+        series = {key: left for key, left in series.items() if left and worse[key] < _WORSE}
     return found
 
 
@@ -107,27 +124,23 @@ def plan_waiting(found: Named, limit: float, operations: int, deadline: float = 
         deadline: a moment of :func:`time.monotonic`.
     """
     for ways in sorted(found.waiting, key=lambda ways: ways[0].stages):
-        if ways[0].impossible_reason:
-            continue
         limit = min(limit, found.fastest)
-        operations -= _SIMULATED * ways[0].stages * ways[0].micro_batches
-        if (
-            _is_no_less(ways[0].shortest_possible_step, limit)
-            or operations < 0
-            or time.monotonic() >= deadline
-        ):
-            found.slower.append((ways, ways[0].shortest_possible_step))
-        else:
+        at_least = ways[0].shortest_possible_step
+        # Whether it is possible is asked last: a schedule has to be built for that.
+        if _is_no_less(at_least, limit) or operations < 0 or time.monotonic() >= deadline:
+            found.slower.append((ways, at_least))
+        elif not ways[0].impossible_reason:
+            operations -= _SIMULATED * ways[0].stages * ways[0].micro_batches
             found.plan(ways, limit)
     found.waiting = []
 
 
 def find_plan(candidate: Candidate, limit: float = math.inf) -> Plan | float | None:
     """Return the plan of a candidate; seconds that it cannot beat, if these are no less than ``limit``; or None."""
+    if _is_no_less(candidate.shortest_possible_step, limit):
+        return candidate.shortest_possible_step  # before a schedule is built to see whether it is possible
     if candidate.impossible_reason:
         return None
-    if _is_no_less(candidate.shortest_possible_step, limit):
-        return candidate.shortest_possible_step
     start = candidate.smallest_bottleneck()
     if start is None:
         return None

@@ -44,13 +44,16 @@ class Part:
         cuts: list[FoundCuts] = [{} for _ in self.costs]
         speeds = sorted((device.speed for device in request.cluster.devices), reverse=True)
         action = min(device.action_seconds for device in request.cluster.devices)
+        choices, modes = request.mode_choices, self._modes
+        allowed = modes_of(choices)
         replicas, fingerprint = self.groups.replicas, request.profile.fingerprint
         least = [
             step_bound(self.profile.costs[0], speeds[: devices * replicas], replicas, action_seconds=action)
             for devices in range(1, most + 1)
         ]
+        fastest = [sum(speeds[: devices * replicas]) for devices in range(1, most + 1)]
         for name, devices in product(request.schedules, range(most, 0, -1)):
-            for chunks, mode in product(request.chunks_of(name), self._modes):
+            for chunks, mode in product(request.chunks_of(name, devices), modes):
                 if request.stages not in ("auto", devices * chunks):
                     continue
                 ways = tuple(
@@ -62,8 +65,9 @@ class Part:
                         chunks=chunks,
                         devices=devices,
                         choice=mode,
-                        modes=modes_of(request.mode_choices),
+                        modes=allowed,
                         least_seconds=least[devices - 1],
+                        speed=fastest[devices - 1],
                         constraints=request.constraints,
                         asked=request.asked,
                         fingerprint=fingerprint,
@@ -71,7 +75,7 @@ class Part:
                     )
                     for costs, own in zip(self.costs, cuts, strict=True)
                 )
-                if mode in request.mode_choices or not ways[0].is_dominated:
+                if mode in choices or not ways[0].is_dominated:
                     found.append(ways)
         return tuple(found)
 

@@ -69,12 +69,17 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
         fastest = min(
             (plan.predicted.step_seconds for one in searched for plan in one.plans), default=math.inf
         )
-        late = math.isfinite(fastest) and time.monotonic() >= deadline
-        if late or part.shortest_possible_step >= fastest * (1 - TOLERANCE):
+        if part.shortest_possible_step >= fastest * (1 - TOLERANCE):
             searched.append(Searched(part, Named(slower=part.bounds), None))
             continue
+        late = math.isfinite(fastest) and time.monotonic() >= deadline
         operations = _operations(request, len(parts) * share)
-        named = find_named(part.candidates, math.inf if _is_small(request) else operations // 8, deadline)
+        first = math.inf if _is_small(request) else operations // 8
+        named = find_named(part.candidates, first, deadline, fastest if late else math.inf)
+        if late:
+            named.put_aside()
+            searched.append(Searched(part, named, None))
+            continue
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
