@@ -9,6 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from .devices import Device
 from .links import Link, Network
@@ -29,8 +30,18 @@ def under_torchrun() -> bool:
 
 def initialize() -> None:
     """Initialize torch.distributed, if nobody has."""
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        dist.init_process_group(backend)
+        return
+    # torchrun keeps its store when it starts processes again, with the addresses of those that have ended (torch 2.13).
+    # Agents of several hosts count attempts differently, so this is for one host.
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
+    attempt = PrefixStore(f"attempt/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
 
 
 def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...]]:

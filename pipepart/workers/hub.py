@@ -31,6 +31,7 @@ from .forks import listen_for_forks
 from .rank_failure import told
 
 _POLL_SECONDS = 0.05  # between two looks into the store for the address of rank 0
+_REACH_SECONDS = 60.0  # for rank 0 to answer at the address that it has given
 _HELLO_SECONDS = 5.0  # for a process that connects to say who it is
 _SEND_SECONDS = 5.0  # for a message that a process does not read
 _LEAVE_SECONDS = 1.0  # for the others to report a failure before a launcher ends them
@@ -54,6 +55,7 @@ class Hub:
     Attributes:
         calls: that all ranks make, and this one has begun. The others hear it when this one closes.
         left: the ranks that have closed, or are lost.
+        token: of this hub, the same on all ranks.
 
     Raises:
         TimeoutError: not all ranks have come.
@@ -70,9 +72,12 @@ class Hub:
         self._deliver = deliver
         self._lock = threading.RLock()  # the handler of a signal may close the pipeline
         end = time.monotonic() + seconds
-        self._sockets = (
-            _accepted(size, store, key, end) if rank == 0 else {0: _connected(rank, store, key, end)}
-        )
+        self._sockets: dict[int, socket.socket]
+        if rank == 0:
+            self._sockets, self.token = _accepted(size, store, key, end)
+        else:
+            one, self.token = _connected(rank, store, key, end)
+            self._sockets = {0: one}
         for one in self._sockets.values():
             _keep_alive(one)
         listen_for_forks(self)
@@ -148,8 +153,8 @@ class Hub:
             self._deliver(message)
 
 
-def _accepted(size: int, store: Any, key: str, end: float) -> dict[int, socket.socket]:
-    """On rank 0, return a connection to each other rank."""
+def _accepted(size: int, store: Any, key: str, end: float) -> tuple[dict[int, socket.socket], str]:
+    """On rank 0, return a connection to each other rank, and the token."""
     found: dict[int, socket.socket] = {}
     token, answer = secrets.token_hex(), secrets.token_hex()
     both = socket.has_dualstack_ipv6()
@@ -175,33 +180,40 @@ def _accepted(size: int, store: Any, key: str, end: float) -> dict[int, socket.s
                     found[hello["rank"]] = one
                     continue
             one.close()
-    return found
+    return found, token
 
 
-def _connected(rank: int, store: Any, key: str, end: float) -> socket.socket:
-    """Return a connection to rank 0."""
-    while not store.check([key]):
-        if time.monotonic() > end:
-            raise TimeoutError(
-                f"rank {rank} has made the pipeline and rank 0 has not, which all ranks make at the same point of the "
-                "script: has it failed before, or does it wait elsewhere?"
-            )
+def _connected(rank: int, store: Any, key: str, end: float) -> tuple[socket.socket, str]:
+    """Return a connection to rank 0, and its token.
+
+    The store of a job that was restarted may have the address of rank 0 before: what does not answer is asked for anew.
+    """
+    found, errors, give_up = b"", [""], end
+    while True:
+        if store.check([key]) and (now := store.get(key)) != found:
+            found, give_up = now, min(end, time.monotonic() + _REACH_SECONDS)
+        if found:
+            address, errors = json.loads(found), []
+            for host in address["hosts"]:
+                try:
+                    one = socket.create_connection((host, address["port"]), timeout=_HELLO_SECONDS)
+                    one.sendall(json.dumps({"rank": rank, "token": address["token"]}).encode() + b"\n")
+                    if _line(one) == address["answer"]:
+                        return one, address["token"]
+                    one.close()
+                    errors.append(f"{host}: another program answers")
+                except OSError as error:
+                    errors.append(f"{host}: {error}")
+        if time.monotonic() > give_up:
+            break
         time.sleep(_POLL_SECONDS)
-    address = json.loads(store.get(key))
-    errors = []
-    for host in address["hosts"]:
-        try:
-            one = socket.create_connection((host, address["port"]), timeout=_HELLO_SECONDS)
-            one.sendall(json.dumps({"rank": rank, "token": address["token"]}).encode() + b"\n")
-            if _line(one) == address["answer"]:
-                return one
-            one.close()
-            errors.append(f"{host}: another program answers")
-        except OSError as error:
-            errors.append(f"{host}: {error}")
+    if not found:
+        raise TimeoutError(
+            f"rank {rank} has made the pipeline and rank 0 has not, which all ranks make at the same point of the "
+            "script: has it failed before, or does it wait elsewhere?"
+        )
     raise ConnectionError(
-        f"rank {rank} cannot connect to rank 0 at port {address['port']}, by which ranks tell each other of failures: "
-        + "; ".join(errors)
+        f"rank {rank} cannot connect to rank 0, by which ranks tell each other of failures: {'; '.join(errors)}"
     )
 
 

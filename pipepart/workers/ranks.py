@@ -91,6 +91,8 @@ class Ranks:
         )
         weakref.finalize(self, _dropped, self._hub, self._jobs).atexit = False
         threading.Thread(target=_run_jobs, args=(self._jobs,), name="pipepart-control", daemon=True).start()
+        # The store of a restarted job may have addresses of the processes before it, under the names of their groups.
+        dist.distributed_c10d._world.group_count = int(self._hub.token[:12], 16)
         self._control, self.group = self.new_group(), self.new_group()
 
     def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:

@@ -85,8 +85,11 @@ def _server() -> Connection:
     return Connection(ours.detach())
 
 
-def run_ranks(script: str, size: int, *, seconds: float = 60) -> list[RankEnd]:
-    """Run a script as each of ``size`` ranks; those that have not ended after ``seconds`` are killed."""
+def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 60) -> list[RankEnd]:
+    """Run a script as each of ``size`` ranks; those that have not ended after ``seconds`` are killed.
+
+    The rank ``stays`` does not end by itself, and is killed after the others.
+    """
     server = _server()
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
@@ -95,12 +98,13 @@ def run_ranks(script: str, size: int, *, seconds: float = 60) -> list[RankEnd]:
         codes: dict[int, int | None] = {}
         ends: dict[int, float] = {}
         while len(ends) < size:
-            if not server.poll(max(0.0, began + seconds - time.time())):
+            left = began + seconds - time.time() if set(range(size)) - ends.keys() != {stays} else 0
+            if not server.poll(max(0.0, left)):
                 for rank, process in enumerate(ids):
                     if rank not in ends:
                         codes[rank] = None
                         os.kill(process, signal.SIGKILL)
-                seconds += 60
+                stays, seconds = None, seconds + 60
                 continue
             rank, code, end = server.recv()
             codes.setdefault(rank, code)
