@@ -34,7 +34,6 @@ from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
 from .runtime.loss_sink import BatchLossSink, MicroBatchLossSink, make_loss_sink
-from .runtime.model_part import ModelPart
 from .runtime.observe.observed import Observed
 from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
@@ -43,8 +42,7 @@ from .runtime.output_sink import OutputSink, loss_of_outputs
 from .runtime.placing import InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
-from .runtime.step import Step
-from .runtime.step_gradients import StepGradients, scaled
+from .runtime.step_gradients import StepGradients
 from .workers.ranks import Ranks, join_ranks
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -145,26 +143,22 @@ class Pipeline(AsModule, Observed):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._joined = joined = join(ranks, plan, chain, strict)
-            partial_model = joined and len(joined.ownership.stages) < len(plan.stages)
-            if partial_model and isinstance(chain, RecordedChain):
+            self._side = side = join(ranks, plan, chain, strict)
+            if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
-            owned = joined and joined.ownership
             self._stages = build_stages(
                 chain.layers,
                 plan,
                 compile,
                 strict,
                 values,
-                owned and owned.stages,
-                owned and owned.replica,
+                side.stages,
+                side.replica,
             )
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)
-            here = joined.ownership.stages if joined else range(len(plan.stages))
-            part = joined.part if joined else ModelPart(chain.model)
-            super().__init__(part, chain.places, StageOptimizers(optimizer, chain, plan, here))
+            super().__init__(side.part, chain.places, StageOptimizers(optimizer, chain, plan, side.stages))
             if nan_guard:
                 guard_stages(self._stages, len(plan.stages))
             self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
@@ -179,10 +173,9 @@ class Pipeline(AsModule, Observed):
                 DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
                 self._emulation,
                 timeout,
-                joined and joined.links,
+                side.links,
             )
-        if joined:
-            joined.connect()
+        side.connect()
 
     @classmethod
     def auto(
@@ -268,7 +261,7 @@ class Pipeline(AsModule, Observed):
     @property
     def mesh(self) -> DeviceMesh | None:
         """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
-        return self._joined and self._joined.mesh
+        return self._side.mesh
 
     @frees_memory
     def step(
@@ -325,22 +318,16 @@ class Pipeline(AsModule, Observed):
             optimizers = self._optimizers.by_stage
             # Without those that the optimizers of the stages update.
             gradients = StepGradients(lambda: () if optimizers else self.parameters())
-            begin_backward = gradients.begin
-            if (
-                self._joined
-            ):  # the ranks do not know before their backwards whether the loss needs a correction
-                gradients.begin(certain=True)
-                begin_backward = partial(self._joined.begin_backward, gradients, bool(optimizers))
             sink = make_loss_sink(
                 self._loss,
                 batch,
                 order.schedule,
                 scaler,
-                begin_backward,
+                self._side.before_backward(gradients, bool(optimizers)),
                 self._merge,
                 return_outputs,
                 loss_weight=loss_weight,
-                shared_out=self._shared_out,
+                shared_out=self._side.shares_out,
             )
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
@@ -350,19 +337,13 @@ class Pipeline(AsModule, Observed):
             )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
-                self._share(step, scaled=scaler is not None)
+                self._side.end(step, self.parameters() if scaler is not None else ())
                 factor = sink.correction()
                 gradients.finish(factor)
             except LossError:
                 gradients.take_back()
                 raise
-            asked = self._joined and any(graph_cut.leaves(one) for one in batch.inputs)
-            if asked:
-                self._collect(step.input_gradients, batch)
-            found = [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
-            if asked and self._joined:
-                found = self._joined.meeting.from_one(self._joined.meeting.first, partial(list, found))
-            graph_cut.backward_of_caller(batch.inputs, found)
+            graph_cut.backward_of_caller(batch.inputs, self._side.input_gradients(step, batch, factor))
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self._model.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
@@ -390,10 +371,10 @@ class Pipeline(AsModule, Observed):
                 order.schedule,
                 merge=self._merge,
                 keep_outputs=return_outputs,
-                shared_out=self._shared_out,
+                shared_out=self._side.shares_out,
             )
             step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
-            self._share(step)
+            self._side.end(step)
             return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
 
     @frees_memory
@@ -409,7 +390,7 @@ class Pipeline(AsModule, Observed):
         """
         batch, form, seed = self._agreed("forward", args, kwargs)
         if torch.is_grad_enabled():
-            if self._joined:
+            if self._side.links is not None:
                 raise RuntimeError(
                     "under torchrun a pipeline is called without gradients: with torch.no_grad(): pipe(x); pipe.step "
                     "trains"
@@ -421,11 +402,11 @@ class Pipeline(AsModule, Observed):
         step = self._engine.forwards_for_caller(
             [graph_cut.part(one) for one in batch.inputs], sink, form, seed
         )
-        self._share(step)
-        self._collect(sink.outputs, batch)
+        self._side.end(step)
+        self._side.collect(sink.outputs, batch)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
-        return self._from_last(
+        return self._side.from_last(
             lambda: gathered(
                 sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch)
             )
@@ -452,10 +433,7 @@ class Pipeline(AsModule, Observed):
         Raises:
             RuntimeError: another rank makes another call, has failed, or is lost.
         """
-        if self._joined is None:
-            return None
-        self._joined.meeting.meet(call)
-        return self._joined.meeting.ranks
+        return self._side.meet(call)
 
     def close(self) -> None:
         """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
@@ -491,40 +469,15 @@ class Pipeline(AsModule, Observed):
         """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
         self._engine.check_open()
         self.check_layers()
-        if self._joined is None:
-            return Agreed(self._parts(args, kwargs, target))
+
+        def parts(*call: Any) -> MicroBatches:
+            return entered(self._chain, self._batching.parts(*call))
+
         call += " with a trace" if self._traces.wanted else ""
-        return self._joined.begin(call, args, kwargs, target, self._parts, options)
-
-    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
-        return entered(self._chain, self._batching.parts(args, kwargs, target))
-
-    def _share(self, step: Step, scaled: bool = False) -> None:
-        """Behind a run, give all ranks what one of them knows of the loss."""
-        if self._joined is not None:
-            gradients = [one.grad for one in self.parameters() if scaled and one.grad is not None]
-            self._joined.end(step.sink, step.keys, gradients)
-            if step.recorder is not None:
-                self._joined.complete(step.recorder)
+        return self._side.begin(call, args, kwargs, target, parts, options)
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(sink.outputs)
-        self._collect(sink.outputs, batch)
+        self._side.collect(sink.outputs, batch)
         with torch.no_grad():
-            return self._from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))
-
-    @property
-    def _shared_out(self) -> bool:
-        """Whether the micro-batches are shared out among replicas on other ranks."""
-        return self._joined is not None and len(self._joined.ownership.ranks) > 1
-
-    def _collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Fill in what ranks of other replicas made for their micro-batches."""
-        if self._joined is not None:
-            self._joined.meeting.collect(made, batch.inputs)
-
-    def _from_last(self, make: Callable[[], Any]) -> Any:
-        """Return what the process of the last stage makes."""
-        return (
-            make() if self._joined is None else self._joined.meeting.from_one(self._joined.meeting.last, make)
-        )
+            return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))

@@ -5,30 +5,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..autograd import graph_cut
 from ..capture import Chain
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
-from ..runtime.loss_sink import LossSink
+from ..runtime.loss_sink import BeforeBackward
 from ..runtime.observe.recorder import Recorder
-from ..runtime.replay.randomness import RngKeys
 from ..runtime.state.replicas import refuse_hooks
+from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
 from ..runtime.transport.reductions import Reductions
 from ..workers.ranks import Ranks, join_ranks
+from .alone import Alone
 from .meeting import Agreed, Make, Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
 
 
-class Joined:
-    """One rank's side of a pipeline.
+class Joined(Alone):
+    """One rank's side of a pipeline on several processes.
 
     Args:
         ranks: the processes.
@@ -36,9 +39,6 @@ class Joined:
         chain: the layers of the model.
 
     Attributes:
-        part: of the model, that this rank has.
-        links: to the other ranks.
-        meeting: what the ranks agree on.
         mesh: the ranks by replica ("dp") and place in it ("pp"), once they are connected; None without replicas.
 
     Raises:
@@ -46,39 +46,46 @@ class Joined:
     """
 
     def __init__(self, ranks: Ranks, plan: Plan, chain: Chain) -> None:
-        self.ownership = Ownership(plan, chain, ranks.rank, ranks.size)
-        self.part = RankPart(chain.model, self.ownership, ranks)
-        self.links = Links(ranks, self.ownership.rank_of)
-        owners, count = self.ownership.rank_of_stage, len(plan.stages)
-        self.meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
-        self.mesh: DeviceMesh | None = None
+        super().__init__(plan, chain)
+        self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
+        self.stages, self.replica = own.stages, own.replica
+        self.has_whole = len(own.stages) == len(plan.stages)
+        self.shares_out = len(own.ranks) > 1
+        self.part: RankPart = RankPart(chain.model, own, ranks)
+        self.links = self._links = Links(ranks, own.rank_of)
+        owners, count = own.rank_of_stage, len(plan.stages)
+        self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
         self._ranks = ranks
         self._offset: float | None = None
         self._layers = chain.layers
 
     def connect(self) -> None:
         """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
-        replicas = self.ownership.ranks
+        replicas = self._ownership.ranks
         if len(replicas) == 1:
             return
         columns = list(zip(*replicas, strict=True))
         # Each worker adds up by itself.
-        groups = {worker: self._ranks.new_group(columns) for worker in self.links.local}
+        groups = {worker: self._ranks.new_group(columns) for worker in self._links.local}
         first = next(iter(groups.values()))
         self.mesh = DeviceMesh.from_group(
             [first, self._ranks.new_group(replicas)], "cpu", replicas, mesh_dim_names=("dp", "pp")
         )
-        self.links.reductions = Reductions(self._ranks, self.ownership.replica, groups)
+        self._links.reductions = Reductions(self._ranks, self._ownership.replica, groups)
         self.part.connect(first)
 
-    def begin_backward(
+    def before_backward(self, gradients: StepGradients, with_optimizers: bool) -> BeforeBackward:
+        """Begin the gradients; the ranks do not know before their backwards whether the loss needs a correction."""
+        gradients.begin(certain=True)
+        return partial(self._begin_backward, gradients, with_optimizers)
+
+    def _begin_backward(
         self, gradients: StepGradients, with_optimizers: bool, certain: bool, leaves: Iterable[Tensor]
     ) -> None:
         """Before the first backward, on a rank of a last stage.
 
         Args:
-            gradients: of the step.
-            with_optimizers: whether the optimizers of stages step within the step.
+            gradients, with_optimizers: as for :meth:`before_backward`.
             certain: whether the gradients need no correction.
             leaves: of the loss.
 
@@ -86,7 +93,7 @@ class Joined:
             LossError: several replicas cannot share the loss out.
         """
         gradients.add(leaves := list(leaves))
-        if len(self.ownership.ranks) == 1:
+        if not self.shares_out:
             return
         if leaves:
             raise LossError(
@@ -100,10 +107,34 @@ class Joined:
                 "without optimizer="
             )
 
-    def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor]) -> None:
-        """Share the loss, as :meth:`Meeting.end`, and what the layers of the first replica have written."""
-        self.meeting.end(sink, keys, scaled)
+    def end(self, step: Step, parameters: Iterable[nn.Parameter] = ()) -> None:
+        """Share the loss, as :meth:`Meeting.end`, what the layers of the first replica have written, and the times."""
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        self._meeting.end(step.sink, step.keys, gradients)
         self.part.share_written()
+        if step.recorder is not None:
+            self._complete(step.recorder)
+
+    def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
+        """Give every rank the gradients of the inputs, which the ranks of the first stage have, if any is asked for."""
+        if not any(graph_cut.leaves(one) for one in batch.inputs):
+            return []
+        self.collect(step.input_gradients, batch)
+        found = super().input_gradients(step, batch, factor)
+        return self._meeting.from_one(self._meeting.first, lambda: found)
+
+    def collect(self, made: list[Any], batch: MicroBatches) -> None:
+        """Fill in what ranks of other replicas made for their micro-batches."""
+        self._meeting.collect(made, batch.inputs)
+
+    def from_last(self, make: Callable[[], Any]) -> Any:
+        """Return on every rank what the rank of the last stage makes."""
+        return self._meeting.from_one(self._meeting.last, make)
+
+    def meet(self, call: str) -> Ranks | None:
+        """Agree on a call that is no run, as :meth:`Meeting.meet`."""
+        self._meeting.meet(call)
+        return self._meeting.ranks
 
     def begin(
         self,
@@ -121,25 +152,25 @@ class Joined:
                 refuse_hooks(self._layers)
             return make(args, kwargs, target)
 
-        agreed = self.meeting.begin(call, args, kwargs, target, checked, options)
+        agreed = self._meeting.begin(call, args, kwargs, target, checked, options)
         self.part.share_tied()
         return agreed
 
-    def complete(self, recorder: Recorder) -> None:
-        """Give every rank the times of all workers, on the clock of rank 0. All ranks call this after a traced run."""
+    def _complete(self, recorder: Recorder) -> None:
+        """Give every rank the times of all workers, on the clock of rank 0."""
         if self._offset is None:
             self._offset = self._ranks.clock_offset()
-        recorder.adopt(self._ranks.gather(recorder.share(self.links.local, self._offset)))
+        recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain, strict: bool) -> Joined | None:
-    """Return this process's side of a pipeline on several processes; None in one process.
+def join(ranks: Ranks | None, plan: Plan, chain: Chain, strict: bool) -> Alone:
+    """Return this process's side of a pipeline.
 
     Raises:
         ValueError: the plan or ``strict`` needs one process.
     """
     if ranks is None:
-        return None
+        return Alone(plan, chain)
     if strict or plan.cluster.emulated:
         what = "strict=True checks" if strict else "the plan's cluster emulates"
         raise ValueError(

@@ -43,7 +43,7 @@ class StageOptimizers:
         factory: called once a stage with its parameters, those of an earlier stage left out; None for no optimizers.
         chain: the model, whose parameters are on their devices, and its layers.
         plan: has the stages.
-        here: the stages of this process.
+        here: the stages of this process; None for all.
 
     Attributes:
         by_stage: the optimizer of each stage, None for one without parameters or of another process; empty where there
@@ -59,7 +59,7 @@ class StageOptimizers:
         factory: OptimizerFactory | None,
         chain: Chain,
         plan: Plan,
-        here: Container[int],
+        here: Container[int] | None = None,
     ) -> None:
         self._names = {parameter: name for name, parameter in chain.model.named_parameters()}
         self.by_stage: list[Optimizer | None] = []
@@ -72,7 +72,9 @@ class StageOptimizers:
             own = dict.fromkeys(parameter for _, layer in mine for parameter in layer.parameters())
             left = [parameter for parameter in own if parameter not in taken]
             taken.update(left)
-            self.by_stage.append(_made(factory, left, number) if left and number in here else None)
+            self.by_stage.append(
+                _made(factory, left, number) if left and (here is None or number in here) else None
+            )
 
     @property
     def all(self) -> list[Optimizer]:

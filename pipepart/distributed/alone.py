@@ -1,0 +1,97 @@
+"""Alone: the side of a pipeline's only process, which has nothing to agree on and nothing to share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..capture import Chain
+from ..data.split import MicroBatches
+from ..planning import Plan
+from ..runtime.loss_sink import BeforeBackward
+from ..runtime.model_part import ModelPart
+from ..runtime.step import Step
+from ..runtime.step_gradients import StepGradients, scaled
+from ..runtime.transport.ranks import Links
+from ..workers.ranks import Ranks
+from .meeting import Agreed, Make
+
+
+class Alone:
+    """What a pipeline asks of the processes that it runs on. Subclassed for several.
+
+    Args:
+        plan: has the stages.
+        chain: the layers of the model.
+
+    Attributes:
+        part: of the model, that this process has.
+        stages: of this process; None for all.
+        replica: of the model, that this process has stages of; None for all.
+        links: to other processes; None if there are none.
+        mesh: of the processes, with replicas.
+        shares_out: whether the micro-batches are shared out among replicas in other processes.
+    """
+
+    links: Links | None = None
+    mesh: DeviceMesh | None = None
+    stages: Collection[int] | None = None
+    replica: int | None = None
+    shares_out: bool = False
+
+    def __init__(self, plan: Plan, chain: Chain) -> None:
+        self.part = ModelPart(chain.model)
+        self.has_whole = True
+        self._plan = plan
+
+    def connect(self) -> None:
+        """Called behind the making of the pipeline."""
+
+    def begin(
+        self,
+        call: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        make: Make,
+        options: str = "",
+    ) -> Agreed:
+        """Return the micro-batches of a call.
+
+        Args:
+            call: name of the method.
+            args, kwargs, target: its arguments.
+            make: splits them.
+            options: other arguments, as text.
+        """
+        return Agreed(make(args, kwargs, target))
+
+    def before_backward(self, gradients: StepGradients, with_optimizers: bool) -> BeforeBackward:
+        """Return what a loss sink calls before the first backward.
+
+        Args:
+            gradients: of the step.
+            with_optimizers: whether the optimizers of stages step within the step.
+        """
+        return gradients.begin
+
+    def end(self, step: Step, parameters: Iterable[nn.Parameter] = ()) -> None:
+        """Share what one process knows of a run's loss. ``parameters``: whose gradients are scaled and may overflow."""
+
+    def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
+        """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
+        return [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
+
+    def collect(self, made: list[Any], batch: MicroBatches) -> None:
+        """Fill in what was made in other processes for their micro-batches."""
+
+    def from_last(self, make: Callable[[], Any]) -> Any:
+        """Return what the process of the last stage makes."""
+        return make()
+
+    def meet(self, call: str) -> Ranks | None:
+        """Agree on a call that is no run; return the processes, None for one."""
+        return None
