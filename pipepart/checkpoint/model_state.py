@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -122,7 +123,10 @@ class SavedModel:
 
     def load(self, model: Model, sources: Mapping[str, str]) -> None:
         """Copy the values into the model; ``sources`` is a result of :meth:`check`."""
-        state: dict[str, Any] = {}
+        # With the versions of the modules: torch takes a state without for one of an older format, and converts it.
+        state: Any = OrderedDict()
+        now: Any = module_of(model).state_dict()
+        state._metadata = now._metadata
         for name, source in sources.items():
             if source in self._extra:
                 state[name] = decode(self._extra[source])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,9 +71,9 @@ class RankPart(ModelPart):
         if strict and (missing or unknown):
             return self.model.load_state_dict(state, strict=True)  # raises, with torch's own words
         wanted = set(self._ownership.names(self.model)) | self._ownership.used_here(self.model)
-        self.model.load_state_dict(
-            {name: value for name, value in state.items() if name in wanted}, strict=False
-        )
+        part: Any = OrderedDict((name, value) for name, value in state.items() if name in wanted)
+        part._metadata = getattr(state, "_metadata", None)  # versions of the modules
+        self.model.load_state_dict(part, strict=False)
         self._copy_first()
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 

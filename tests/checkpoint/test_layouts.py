@@ -161,3 +161,23 @@ def draws() -> list[float]:
     import numpy as np
 
     return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()]
+
+
+class Renewed(torch.nn.Linear):
+    """A layer that converts states of its first version, as BatchNorm and others of torch do."""
+
+    _version = 2
+
+    def _load_from_state_dict(  # type: ignore[override]
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        if local_metadata.get("version", 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_a_checkpoint_is_of_the_newest_version_of_a_layer(tmp_path):
+    one, other = Renewed(3, 3), Renewed(3, 3)
+    pipepart.save(tmp_path, one, step=0)
+    pipepart.load(tmp_path, other)
+    assert_equal(other.state_dict(), one.state_dict())
