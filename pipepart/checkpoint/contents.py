@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Self
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
+from .arguments import checked_scaler, optimizers_of, schedulers_of
 from .model_state import Model, ModelState, model_state, module_of
 from .optimizer_state import OptimizerState, optimizer_state
 from .own_state import own_state
@@ -43,18 +43,19 @@ class Contents(NamedTuple):
         """
         names = {parameter: name for name, parameter in pipe.named_parameters()}
         optimizers = optimizers_of(pipe, optimizer)
-        model = model_state(pipe)
-        optimizing = optimizer_state(optimizers, names) if optimizers else None
-        mesh = None if isinstance(pipe, nn.Module) else getattr(pipe, "mesh", None)
-        if mesh is not None and mesh.get_local_rank("dp"):
-            # A further replica, whose tensors the first one writes.
-            model = model._replace(tensors={}, tied={})
-            optimizing = optimizing and OptimizerState([], {}, {})
         return cls(
-            model,
-            optimizing,
+            model_state(pipe),
+            optimizer_state(optimizers, names) if optimizers else None,
             own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
             _config(pipe),
+        )
+
+    def without(self, tensors: Collection[str], optimized: Collection[str]) -> Self:
+        """Return the contents without some tensors, and without the optimizer state of some parameters."""
+        model, optimizer = self.model, self.optimizer
+        left = {name: tensor for name, tensor in model.tensors.items() if name not in tensors}
+        return self._replace(
+            model=model._replace(tensors=left), optimizer=optimizer and optimizer.without(optimized)
         )
 
     def copied(self) -> Self:
@@ -64,68 +65,6 @@ class Contents(NamedTuple):
             model=self.model._replace(tensors=_copied(self.model.tensors)),
             optimizer=optimizer and optimizer._replace(tensors=_copied(optimizer.tensors)),
         )
-
-
-def check_model(pipe: Any) -> None:
-    """Check that a model can be saved and loaded.
-
-    Raises:
-        TypeError: it is neither a pipeline nor a module.
-    """
-    if not (isinstance(pipe, nn.Module) or isinstance(getattr(pipe, "module", None), nn.Module)):
-        raise TypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
-
-
-def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
-    """Return the optimizers that are given, or those of a pipeline's stages.
-
-    Raises:
-        TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
-        ValueError: the stages have optimizers, and others are given.
-    """
-    of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
-    given = [] if optimizer is None else _several(optimizer)
-    if of_stages and given:
-        raise ValueError(
-            "the stages of the pipeline have optimizers of their own, which are taken: pass no optimizer"
-        )
-    for one in given:
-        if not isinstance(one, Optimizer):
-            raise TypeError(
-                f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
-            )
-    return given or list(of_stages)
-
-
-def schedulers_of(scheduler: Any) -> list[Any]:
-    """Return the learning-rate schedulers as a list.
-
-    Raises:
-        TypeError: one has no state dict.
-    """
-    found = [] if scheduler is None else _several(scheduler)
-    for one in found:
-        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-            raise TypeError(
-                "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
-                f"{type(one).__name__}"
-            )
-    return found
-
-
-def checked_scaler(scaler: Any) -> Any:
-    """Return a GradScaler, or None for None.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
-    return scaler
-
-
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _config(pipe: Model) -> dict[str, Any] | None:

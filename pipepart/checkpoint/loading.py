@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import directories
+from .arguments import check_model, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
-from .contents import check_model, checked_scaler, optimizers_of, schedulers_of
 from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed
 from .optimizer_state import SavedOptimizers, named_groups

@@ -6,7 +6,7 @@ names do not. A group of parameters on disk has the class of its optimizer and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -31,6 +31,25 @@ class OptimizerState(NamedTuple):
     groups: list[dict[str, Any]]
     state: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return [name for group in self.groups for name in group["parameters"]]
+
+    def without(self, names: Collection[str]) -> OptimizerState:
+        """Return the state without that of some parameters."""
+        groups = [
+            {**group, "parameters": [name for name in group["parameters"] if name not in names]}
+            for group in self.groups
+        ]
+        groups = [group for group in groups if group["parameters"]]
+        state = {name: one for name, one in self.state.items() if name not in names}
+        used: set[str] = set()
+        decode([groups, state], used.add)
+        return OptimizerState(
+            groups, state, {name: one for name, one in self.tensors.items() if name in used}
+        )
 
 
 def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerState:

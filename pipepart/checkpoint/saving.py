@@ -6,7 +6,8 @@
     collect and check ─▶ agree on names ─▶ (copy) ────▶ write files ─▶ agree on hashes ─▶ manifest ─▶ rename
     nothing is written if a rank cannot                 every rank its own                rank 0
 
-Every rank writes the tensors of its stages, the state of their optimizers, and what belongs to the process.
+Every rank writes the tensors of its stages that no lower rank has, the state of their optimizers, and what belongs to
+the process.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from torch import Tensor
 
 from ..units import is_count
 from . import directories
+from .arguments import check_model
 from .background import Saving, finish
-from .contents import Contents, check_model
+from .contents import Contents
 from .durable import write_file
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model
@@ -80,7 +82,7 @@ def save(
     folder = Path(folder).absolute()
     check_alike(peers, folder=str(folder), step=step, keep=keep, asynchronous=asynchronous)
     made = agreed(peers, lambda: _begun(folder, step) if peers.rank == 0 else "")
-    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, contents)
+    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, _first_of_replicas(peers, contents))
     saving = Saving(folder / f"step-{step}", pipe)
     if asynchronous:
         saving.start(writing.copied().run)
@@ -208,6 +210,15 @@ def _checked(
     if keep is not None and not is_count(keep):
         raise ValueError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
     return Contents.of(pipe, optimizer, scheduler, scaler, data)
+
+
+def _first_of_replicas(peers: Peers, contents: Contents) -> Contents:
+    """Return the part of the contents that no lower rank has: replicas of a stage have the same."""
+    optimized = [] if contents.optimizer is None else contents.optimizer.names
+    lower = peers.gather((list(contents.model.tensors), optimized))[: peers.rank]
+    return contents.without(
+        {name for tensors, _ in lower for name in tensors}, {name for _, names in lower for name in names}
+    )
 
 
 def _begun(folder: Path, step: int) -> str:

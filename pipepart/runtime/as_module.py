@@ -85,9 +85,8 @@ class AsModule:
             TypeError: always.
         """
         raise TypeError(
-            "a Pipeline has threads, which cannot be pickled or copied. Save pipe.state_dict(), "
-            "pipe.optimizer_state_dict() and pipe.plan.save(path), and make another Pipeline from a copy of the model "
-            "and the plan"
+            "a Pipeline has threads, which cannot be pickled or copied: pipepart.save(folder, pipe, optimizer, "
+            "step=n) and pipe.plan.save(path) save it, and another Pipeline of such a model and that plan can load it"
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:

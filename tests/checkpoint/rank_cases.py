@@ -14,9 +14,11 @@ from tests.checkpoint.training import training
 Borders = tuple[int, ...]  # of the stages, dealt out to the ranks in order
 
 
-def train_and_save(folder: Path, borders: Borders, of_stages: bool, asynchronous: bool) -> dict[str, Tensor]:
+def train_and_save(
+    folder: Path, borders: Borders, of_stages: bool, asynchronous: bool, replicas: int = 1
+) -> dict[str, Tensor]:
     """Save after three steps, train two more, return the state."""
-    with (made := training(borders, of_stages)).pipe:
+    with (made := training(borders, of_stages, replicas=replicas)).pipe:
         made.train(0, 3)
         pipepart.save(
             folder,
@@ -31,9 +33,9 @@ def train_and_save(folder: Path, borders: Borders, of_stages: bool, asynchronous
         return made.state()
 
 
-def load_and_train(folder: Path, borders: Borders, of_stages: bool) -> dict[str, Tensor]:
+def load_and_train(folder: Path, borders: Borders, of_stages: bool, replicas: int = 1) -> dict[str, Tensor]:
     """Load, train two steps, return the state."""
-    with (made := training(borders, of_stages)).pipe:
+    with (made := training(borders, of_stages, replicas=replicas)).pipe:
         torch.manual_seed(77)
         found = pipepart.load(folder, made.pipe, made.optimizer, scheduler=made.scheduler)
         assert (found.step, found.data) == (3, {"batch": 3})

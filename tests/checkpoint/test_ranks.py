@@ -23,7 +23,13 @@ def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 THREE = 3, (2, 5)
-LAYOUTS: list[tuple[int, tuple[int, ...]]] = [(1, (4,)), (2, (5,)), (2, (1, 3, 6)), THREE]
+LAYOUTS: list[tuple[int, tuple[int, ...]]] = [
+    (1, (4,)),
+    (2, (5,)),
+    (2, (1, 3, 6)),
+    THREE,
+    (3, (6, 7)),
+]  # a rank without parameters
 
 
 @pytest.mark.parametrize(("saved", "of_stages"), [(THREE, False), (LAYOUTS[2], True), (LAYOUTS[0], False)])
@@ -35,6 +41,18 @@ def test_training_goes_on_bit_for_bit_in_another_number_of_ranks(tmp_path, saved
     wanted = run(size, rank_cases.train_and_save, tmp_path, borders, of_stages, saved == THREE)
     for other, cut in LAYOUTS:
         assert_equal(run(other, rank_cases.load_and_train, tmp_path, cut, of_stages), wanted)
+
+
+def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
+    wanted, _ = ranks(2).run(rank_cases.train_and_save, tmp_path, (), False, False, 2)
+    files = {path.name for path in (tmp_path / "step-3").iterdir()}
+    assert {"model-00001-of-00001.safetensors", "rank-0.json", "rank-1.json"} <= files
+    assert json.loads((tmp_path / "step-3" / "optimizer-1.json").read_text()) == {"groups": [], "state": {}}
+    found, other = ranks(2).run(rank_cases.load_and_train, tmp_path, (), False, 2)
+    assert_equal(found, wanted)
+    parameters = dict(model().named_parameters())  # statistics of BatchNorm follow at the next step
+    assert all(other[name].equal(wanted[name]) for name in parameters)
+    assert pipepart.load(tmp_path, model()).step == 3
 
 
 def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):

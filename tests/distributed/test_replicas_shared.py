@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pipepart
 from pipepart import Pipeline
@@ -196,6 +197,59 @@ def test_a_checkpoint_of_replicas_is_that_of_one_model(tmp_path):
     assert sorted(written) == sorted(state)
     pipepart.load(tmp_path, model, torch.optim.Adam(model.parameters()))
     plain.assert_same(model.state_dict(), state)
+
+
+def loaded_in_parts() -> dict[str, Any]:
+    """Each replica loads its part of the samples, and the parts are exchanged."""
+    x, y = drawn_batches([8])[0]
+    with cut_replicas(classifier(), [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        assert pipe.mesh is not None
+        group, rank = pipe.mesh.get_group("dp"), pipe.mesh.get_local_rank("dp")
+        sampler = DistributedSampler(TensorDataset(x, y), num_replicas=2, rank=rank, shuffle=False)
+        (part, wanted), *_ = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
+
+        def whole(part: Tensor) -> Tensor:
+            parts = [torch.empty_like(part) for _ in range(2)]
+            dist.all_gather(parts, part, group=group)
+            return torch.cat(parts)
+
+        return {
+            "loss": pipe.step(whole(part), target=whole(wanted[:, :CLASSES])),
+            "gradients": gradients(pipe),
+        }
+
+
+def test_each_replica_loads_its_own_part():
+    model = classifier()
+    x, y = drawn_batches([8])[0]
+    loss = plain.whole_step(model, x, y[:, :CLASSES], nn.MSELoss())
+    expected = plain.gradients(model)
+    for one in ranks(4).run(loaded_in_parts):
+        plain.assert_near(one["loss"], loss)
+        plain.assert_close(one["gradients"], {name: expected[name] for name in one["gradients"]})
+
+
+class Raises(nn.Module):
+    """Raises in the backward of one process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.get_rank() == 3:
+            x.register_hook(lambda gradient: 1 / 0)
+        return x * 1
+
+
+def raising() -> None:
+    model = nn.Sequential(linear(), nn.Tanh(), linear(), Raises()).double()
+    x, y = drawn_batches([8])[0]
+    with cut_replicas(model, [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        pipe.step(x, target=y)
+
+
+def test_a_rank_that_raises_ends_the_steps_of_all_replicas():
+    found = [one.error for one in ranks(4).outcomes(raising)]
+    assert isinstance(found[3], ZeroDivisionError)
+    for error in found[:3]:
+        assert str(error).startswith("rank 3 failed: ZeroDivisionError: division by zero")
 
 
 def hooked() -> None:

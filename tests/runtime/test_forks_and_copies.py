@@ -136,7 +136,7 @@ def test_a_process_ends_with_a_pipeline_open_and_says_nothing():
 def test_it_is_not_pickled_or_copied(use: Callable[[Any], object]):
     with (
         cut_by_hand(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [1]) as pipe,
-        pytest.raises(TypeError, match=r"Save pipe\.state_dict\(\), .* and pipe\.plan\.save\(path\)"),
+        pytest.raises(TypeError, match=r"pipepart\.save\(folder, .*\) and pipe\.plan\.save\(path\)"),
     ):
         use(pipe)
 

@@ -169,6 +169,29 @@ def test_values_cannot_be_read_in_a_layer():
         record(partial(ReadsWithin()), torch.randn(4, 4))
 
 
+class Scaled(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.rand(4)
+
+
+class ScalesByFirst(Blocks):
+    """Uses a tensor of its first block, which is no buffer, behind the last one."""
+
+    block = Scaled
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        first: Any = self.blocks[0]
+        return super().forward(x) * first.scale
+
+
+def test_an_attribute_of_a_module_of_another_process_is_named():
+    sample = torch.randn(4, 4)
+    _, plan, found = processes(ScalesByFirst, sample, split_loss=False)
+    with pytest.raises(CaptureError, match=r"tensor \[4\] that is an attribute of a module .* as a buffer"):
+        output(found, plan, sample)
+
+
 def test_nothing_is_left_in_the_model():
     model = Tied()
     before = {name: (tensor, tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..refusal import CaptureError
 from .calls import Call
 from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
@@ -175,6 +176,11 @@ def _device_rule(tensors: Iterable[Tensor | None], recording: Recording) -> Devi
     def rule(leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
             return here if leaf in recording.devices else leaf
+        if isinstance(leaf, Tensor) and leaf.is_meta and here.type != "meta":
+            raise CaptureError(
+                f"the model uses a tensor {list(leaf.shape)} that is an attribute of a module in a stage of another "
+                "process: register it as a buffer of that module, or hold it in the model itself"
+            )
         return leaf.to(here) if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
     return rule

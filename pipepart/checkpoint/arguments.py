@@ -1,0 +1,71 @@
+"""The arguments that saving and loading have in common: what is a model, an optimizer, a scheduler, a scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def check_model(pipe: Any) -> None:
+    """Check that a model can be saved and loaded.
+
+    Raises:
+        TypeError: it is neither a pipeline nor a module.
+    """
+    if not (isinstance(pipe, nn.Module) or isinstance(getattr(pipe, "module", None), nn.Module)):
+        raise TypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
+
+
+def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
+    """Return the optimizers that are given, or those of a pipeline's stages.
+
+    Raises:
+        TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
+        ValueError: the stages have optimizers, and others are given.
+    """
+    of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
+    given = [] if optimizer is None else _several(optimizer)
+    if of_stages and given:
+        raise ValueError(
+            "the stages of the pipeline have optimizers of their own, which are taken: pass no optimizer"
+        )
+    for one in given:
+        if not isinstance(one, Optimizer):
+            raise TypeError(
+                f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
+            )
+    return given or list(of_stages)
+
+
+def schedulers_of(scheduler: Any) -> list[Any]:
+    """Return the learning-rate schedulers as a list.
+
+    Raises:
+        TypeError: one has no state dict.
+    """
+    found = [] if scheduler is None else _several(scheduler)
+    for one in found:
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise TypeError(
+                "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
+                f"{type(one).__name__}"
+            )
+    return found
+
+
+def checked_scaler(scaler: Any) -> Any:
+    """Return a GradScaler, or None for None.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    return scaler
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
