@@ -33,13 +33,12 @@ from .runtime.differentiable import differentiable
 from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
-from .runtime.loss_sink import BatchLossSink, MicroBatchLossSink, make_loss_sink
 from .runtime.observe.observed import Observed
 from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
-from .runtime.output_sink import OutputSink, loss_of_outputs
 from .runtime.placing import InitialValues
+from .runtime.sinks import BatchLossSink, MicroBatchLossSink, OutputSink, loss_of_outputs, make_loss_sink
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step_gradients import StepGradients

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
-from ..runtime.loss_sink import BeforeBackward
 from ..runtime.model_part import ModelPart
+from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.ranks import Links

@@ -16,8 +16,8 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
-from ..runtime.loss_sink import BeforeBackward
 from ..runtime.observe.recorder import Recorder
+from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_hooks
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients

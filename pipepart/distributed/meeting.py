@@ -25,8 +25,8 @@ from ..autograd import graph_cut
 from ..capture import Live, Recording, fingerprint
 from ..data.split import MicroBatches
 from ..loss import LossError
-from ..runtime.loss_sink import LossSink, Share
 from ..runtime.replay.randomness import RngKeys
+from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import pack, unpack
 from ..workers.modes import Modes
 from ..workers.ranks import RankError, Ranks

@@ -24,7 +24,7 @@ from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
-from .output_sink import OutputSink
+from .sinks import OutputSink
 from .step import Step
 
 

@@ -33,12 +33,11 @@ from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, doing, wait_for
-from .loss_sink import LossSink
 from .observe.recorder import Recorder
 from .observe.trace import Traces
 from .offload import copy_queues
 from .order import Order, Orders
-from .output_sink import OutputSink
+from .sinks import LossSink, OutputSink
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step

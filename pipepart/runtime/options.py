@@ -12,7 +12,7 @@ from ..data.gather import Merger
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout
-from .loss_sink import check_forwards_first
+from .sinks import check_forwards_first
 from .state.optimizers import OptimizerFactory, check_optimizer
 
 

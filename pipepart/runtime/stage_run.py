@@ -33,10 +33,10 @@ from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
-from .loss_sink import LossSink
 from .offload import SavedTensors, StageOffload
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
+from .sinks import LossSink
 from .stage import Made, Stage
 from .state.replicas import Replica
 from .state.weight_versions import Versions

@@ -7,10 +7,10 @@ from collections.abc import Container, Mapping, Sequence
 from torch.optim import Optimizer
 
 from ..workers.modes import Modes
-from .loss_sink import LossSink
 from .offload import CopyQueue, StageOffload, check_no_hooks
 from .order import Order
 from .replay.randomness import RngKeys
+from .sinks import LossSink
 from .stage import Stage
 from .stage_run import StageRun
 from .state.weight_versions import Versions

@@ -39,11 +39,11 @@ from ..workers.process_settings import quick_turns
 from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
-from .loss_sink import LossSink
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
+from .sinks import LossSink
 from .stage import Stage
 from .stage_run import Held, StageRun
 from .stage_runs import stage_runs

@@ -24,8 +24,8 @@ from ..data.recorded import entered
 from ..data.split import micro_batches_of
 from ..loss import Reduction, StepLoss, collect_losses, value_of
 from ..loss.auxiliary import AddedLosses
-from ..runtime.loss_sink import MicroBatchLossSink
 from ..runtime.replay.randomness import RngKeys
+from ..runtime.sinks import MicroBatchLossSink
 from ..runtime.step_gradients import StepGradients
 from .first_difference import LayerRecorder, find_first_difference
 from .report import PlainFacts

@@ -274,8 +274,9 @@ def odd_steps() -> dict[str, Any]:
     model = nn.Sequential(Enters(), linear(), Turns(), Leaves()).double()
     found: dict[str, Any] = {"losses": []}
     with cut_by_hand(model, [1, 3], loss_fn=loss, timeout=TIMEOUT) as pipe:
+        x = y = torch.empty(0)
         for number, (x, y) in enumerate(drawn_batches([6, 7, 6])):
-            options = {"shift": torch.tensor(0.5).double()} if number == 1 else {}
+            options: dict[str, Any] = {"shift": torch.tensor(0.5).double()} if number == 1 else {}
             found["losses"].append(pipe.step(x, scale=1.5, target=y, return_outputs=True, **options))
         found["gradients"] = gradients(pipe)
         found["evaluated"] = pipe.evaluate(x, target=y, return_outputs=True)

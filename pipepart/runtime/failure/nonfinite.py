@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.own_copy import tensors
-from ..loss_sink import LossSink
+from ..sinks import LossSink
 
 _BEFORE_STEP = -1  # stands for a micro-batch
 _FORWARD, _LOSS, _BACKWARD = range(3)

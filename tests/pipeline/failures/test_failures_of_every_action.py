@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime.loss_sink import MicroBatchLossSink
+from pipepart.runtime.sinks import MicroBatchLossSink
 from pipepart.runtime.stage_run import StageRun
 from pipepart.runtime.state.replicas import Replica
 from pipepart.runtime.step import PARTS

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..autograd import graph_cut
-from ..capture import Unfinished
-from ..data.split import MicroBatches
-from ..loss import MiniBatchLoss, StepLoss
+from ...autograd import graph_cut
+from ...capture import Unfinished
+from ...data.split import MicroBatches
+from ...loss import MiniBatchLoss, StepLoss
 from .loss_sink import LossSink, on_device_of
 
 

@@ -1,0 +1,19 @@
+"""Receives the outputs of the last stage, and gives the gradients that backwards start from."""
+
+from .loss_sink import LossSink, Share
+from .make import check_forwards_first, make_loss_sink
+from .micro_batches import BeforeBackward, MicroBatchLossSink
+from .mini_batch import BatchLossSink
+from .outputs import OutputSink, loss_of_outputs
+
+__all__ = [
+    "BatchLossSink",
+    "BeforeBackward",
+    "LossSink",
+    "MicroBatchLossSink",
+    "OutputSink",
+    "Share",
+    "check_forwards_first",
+    "loss_of_outputs",
+    "make_loss_sink",
+]

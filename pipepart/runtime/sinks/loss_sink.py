@@ -1,0 +1,234 @@
+"""LossSink: receives the outputs and the losses of one run, and returns the gradients that backwards start from."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
+
+from ...autograd import graph_cut
+from ...autograd.own_copy import tensors
+from ...loss import (
+    Added,
+    LossError,
+    Reduction,
+    Taken,
+    without_slack,
+)
+
+
+class Share(NamedTuple):
+    """What one rank knows of the loss of a mini-batch.
+
+    Attributes:
+        added: losses that layers of its stages added.
+        total: of the last stage's rank: the loss without them.
+        correction: the factor for the gradients.
+        trains: whether a gradient of any loss has gone into the model.
+        refusal: why the gradients of the mini-batch are not right, if they are not.
+    """
+
+    added: Mapping[tuple[int, int], list[tuple[Tensor, float, bool]]]
+    total: Tensor | None = None
+    correction: float = 1.0
+    trains: bool = False
+    refusal: str = ""
+
+
+class LossSink(ABC):
+    """Base of the sinks: the outputs and the auxiliary losses of one run, and the gradients that backwards start from.
+
+    A sink is used by the workers during a run, and by the caller after it. Each worker writes the auxiliary losses of
+    its own stages. A recomputed forward writes the same values again.
+
+    Args:
+        sizes: the samples in each micro-batch.
+        groups: the micro-batches of each optimizer step, which form a mini-batch; None for one group of all.
+        scaler: scales the gradients.
+        keep_outputs: keep the outputs of the last stage, detached.
+        loss_weight: multiplies the gradients.
+
+    Attributes:
+        can_wait: whether an output that is made twice need only be received the second time.
+        receiving: held while an output is received: replicas have several last stages, on several workers.
+        outputs: of the micro-batches, without a graph, where they are kept.
+        added_have_graph: whether any auxiliary loss can be differentiated.
+    """
+
+    can_wait = False
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        groups: Sequence[range] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        keep_outputs: bool = False,
+        loss_weight: float = 1.0,
+    ) -> None:
+        self.receiving = threading.Lock()
+        self.outputs: list[Any] = [None] * len(sizes)
+        self.added_have_graph = False
+        groups = groups or [range(len(sizes))]
+        totals = [sum(sizes[group.start : group.stop]) for group in groups]
+        self._shares = [
+            sizes[index] / total for group, total in zip(groups, totals, strict=True) for index in group
+        ]
+        self._scaler = scaler
+        self._weight = loss_weight
+        self._keeps = keep_outputs
+        self._trains = False
+        self._known: Share | None = None
+        self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
+        self._seeds = _Seeds()
+
+    @abstractmethod
+    def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+        """Receive the output of one micro-batch; return the roots: tensors where its gradients enter the graph."""
+
+    @abstractmethod
+    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
+        """Return the gradients for those roots."""
+
+    def correction(self) -> float:
+        """Return the factor for the gradients of the run, after all micro-batches were received."""
+        return 1.0
+
+    def receive_added(
+        self, stage: int, micro_batch: int, losses: Sequence[Added]
+    ) -> tuple[GradientEdge, ...]:
+        """Receive the auxiliary losses of a stage's layers, on that stage's worker; return their roots."""
+        self._added[stage, micro_batch] = [
+            (
+                without_slack(loss.detach()),
+                1.0 if reduction is Reduction.SUM else self._shares[micro_batch],
+                loss.requires_grad,
+            )
+            for loss, reduction in losses
+        ]
+        roots = tuple(root for loss, _ in losses for root in graph_cut.roots(loss))
+        self.added_have_graph |= bool(roots)
+        return roots
+
+    def added_gradients(self, stage: int, micro_batch: int) -> graph_cut.Gradients:
+        """Return the gradients for those roots."""
+        return [
+            self._added_seed(weight, loss)
+            for loss, weight, has_graph in self._added[stage, micro_batch]
+            if has_graph
+        ]
+
+    def added_total(self) -> Tensor | None:
+        """Return the sum of the auxiliary losses, each with its weight; None if there are none."""
+        weighed = [(loss, weight) for key in sorted(self._added) for loss, weight, _ in self._added[key]]
+        if not weighed:
+            return None
+        total = weighed[0][0] * weighed[0][1]
+        for loss, weight in weighed[1:]:
+            total = total + (loss * weight).to(total.device)
+        return total
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Return micro-batch, description and value of everything received that counts in the loss."""
+        for stage, micro_batch in sorted(self._added):
+            for loss, *_ in self._added[stage, micro_batch]:
+                yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last stage's outputs of all micro-batches were received, so that :meth:`correction` is known."""
+        return False
+
+    def adopt_correction(self, factor: float) -> None:
+        """Take over the factor from the rank of the last stage."""
+        self._known = Share({}, correction=factor)
+
+    def taken(self) -> dict[int, Taken]:
+        """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""
+        return {}
+
+    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+        """Take over the losses of micro-batches that other ranks received.
+
+        Raises:
+            LossError: they were computed in another way.
+        """
+        assert not taken
+
+    def share(self, is_last: bool) -> Share:
+        """Return what this rank knows of the loss, if the stages are on several; the last stage's knows most."""
+        if not is_last:
+            return Share(self._added, trains=self.trains)
+        try:
+            return Share(self._added, self._own_total(), self.correction(), self.trains)
+        except LossError as error:
+            return Share(self._added, refusal=str(error))
+
+    def adopt(self, shares: Sequence[Share], last: int) -> None:
+        """Take over what the other ranks know; ``last`` is the rank of the last stage."""
+        for share in shares:
+            self._added.update(share.added)
+            self._trains |= share.trains
+            self.added_have_graph |= any(graph for row in share.added.values() for *_, graph in row)
+        self._known = shares[last]
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient of any loss has gone into the model."""
+        return self._trains or self.added_have_graph
+
+    def _keep(self, micro_batch: int, value: Any) -> None:
+        if self._keeps:
+            self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
+
+    def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
+        return self._seed(weight, loss)
+
+    def _seed(self, weight: float | Tensor, like: Tensor | Kind) -> Tensor:
+        """Return a weight as a gradient of ``like``, scaled."""
+        if isinstance(weight, Tensor):
+            return self._scaled(weight.to(like.device, like.dtype))
+        key, made = (weight, like.dtype, like.device), self._seeds.made
+        if key not in made:
+            made[key] = self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
+        return made[key]
+
+    def _scaled(self, seed: Tensor) -> Tensor:
+        seed = seed if self._weight == 1.0 else seed * self._weight
+        return self._scaler.scale(seed).to(seed.dtype) if self._scaler else seed
+
+    def _own_total(self) -> Tensor | None:
+        """Return the loss without the auxiliary losses; None if this sink computes none."""
+        return self._known and self._known.total
+
+    def _with_added(self, parts: int = 1) -> Tensor:
+        """Return the loss plus the auxiliary losses of as many mini-batches, a mean over these."""
+        total = self._own_total()
+        assert total is not None
+        added = self.added_total()
+        return total if added is None else total + added.to(total.device, total.dtype) / parts
+
+
+class Kind(NamedTuple):
+    """What a gradient must have in common with its tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Seeds(threading.local):
+    """Creates the gradients of losses, once per worker: streams of one worker do not wait for those of another."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+def on_device_of(output: Any, target: Any) -> Any:
+    """Return the target on the device of the first tensor of the output."""
+    found = tensors(output)
+    return target if target is None or not found else graph_cut.move(target, found[0].device)

@@ -1,0 +1,157 @@
+"""The loss of each micro-batch, weighted by its part in that of the mini-batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ...autograd import graph_cut
+from ...data.split import Apart, MicroBatches
+from ...loss import (
+    LossError,
+    MiniBatchLoss,
+    StepLoss,
+    Taken,
+)
+from ..failure.notes import LAYER, add_note
+from .loss_sink import Kind, LossSink, on_device_of
+
+BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
+
+
+class MicroBatchLossSink(LossSink):
+    """Computes the loss of each micro-batch; its gradient is its (scaled) weight in the mini-batch's loss.
+
+    Args:
+        loss: of the steps.
+        batch: the mini-batch.
+        scaler, keep_outputs, groups, loss_weight: as for :class:`LossSink`. An asynchronous schedule has several
+            groups.
+        before_backward: called once, by the worker that begins the first backward of the run, with two arguments:
+            whether :meth:`correction` is certain to be 1, and the leaves of the loss. Not called with several groups,
+            which are never corrected.
+        shared_out: whether other processes receive some of the micro-batches.
+    """
+
+    can_wait = True
+
+    def __init__(
+        self,
+        loss: StepLoss,
+        batch: MicroBatches,
+        scaler: torch.amp.GradScaler | None = None,
+        before_backward: BeforeBackward | None = None,
+        keep_outputs: bool = False,
+        groups: Sequence[range] | None = None,
+        loss_weight: float = 1.0,
+        shared_out: bool = False,
+    ) -> None:
+        super().__init__(batch.sizes, groups, scaler, keep_outputs, loss_weight)
+        groups = groups or [range(len(batch.sizes))]
+        self._losses = [MiniBatchLoss(loss, _of_group(batch, group), shared_out) for group in groups]
+        self._places = [
+            (one, number)
+            for one, group in zip(self._losses, groups, strict=True)
+            for number in range(len(group))
+        ]
+        self._targets = batch.targets
+        self._before_backward = before_backward if len(groups) == 1 else None
+        self._roots: dict[int, list[Kind]] = {}
+        self._seen: set[int] = set()
+        self._lock = threading.Lock()
+
+    def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+        """Compute the loss of the micro-batch."""
+        self._keep(micro_batch, value)
+        loss, number = self._places[micro_batch]
+        try:
+            taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
+        except BaseException as error:
+            add_note(error, f"{LAYER}in the forward of the loss")
+            raise
+        if len(self._losses) > 1 and loss.correction() != 1.0:
+            raise LossError(
+                "what the loss is divided by was only known behind the first backward of its group, too late for an "
+                "asynchronous schedule: return (sum, count) with a count of the target alone"
+            )
+        roots = [root for root in taken.roots if root.requires_grad]
+        self._trains |= bool(roots)
+        self._seen.add(micro_batch)
+        self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]
+        return tuple(edge for root in roots for edge in graph_cut.roots(root))
+
+    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
+        """Return the weights of the micro-batch's terms."""
+        loss, number = self._places[micro_batch]
+        with self._lock:
+            weights = loss.weights(number)
+            if self._before_backward is not None:
+                self._before_backward(loss.certain, loss.leaves.values())
+                self._before_backward = None
+        roots = self._roots.pop(micro_batch)
+        return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
+
+    def taken(self) -> dict[int, Taken]:
+        """Return the losses of the micro-batches that were received here; replicas are in one group."""
+        return self._losses[0].taken()
+
+    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+        """Take over the losses of micro-batches that other ranks received."""
+        self._losses[0].adopt(taken)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the loss of every micro-batch was taken."""
+        return len(self._seen) == len(self._places)
+
+    def correction(self) -> float:
+        """Return the factor for the gradients of the run.
+
+        Raises:
+            LossError: no single factor corrects the gradients.
+        """
+        if len(self._losses) > 1:
+            return 1.0
+        if self._known is not None:
+            factor = self._known.correction
+        else:
+            with self._lock:
+                factor = self._losses[0].correction()
+        if factor != 1.0 and self.added_have_graph:
+            raise LossError(
+                "layers add losses, and what the loss is divided by was only known when all losses were: use "
+                "schedule='gpipe' with recompute='never'"
+            )
+        return factor
+
+    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Return the loss of each micro-batch, and the auxiliary losses."""
+        for micro_batch, (loss, number) in enumerate(self._places):
+            if (value := loss.value(number)) is not None:
+                yield micro_batch, "the loss", value
+        yield from super().losses()
+
+    @property
+    def total(self) -> Tensor:
+        """The loss of the mini-batch, when all micro-batches have been received; of several groups the mean."""
+        return self._with_added(len(self._losses))
+
+    def _own_total(self) -> Tensor | None:
+        if self._known is not None:
+            return self._known.total
+        totals = [loss.total() for loss in self._losses]
+        return totals[0] if len(totals) == 1 else torch.stack(totals).mean()
+
+
+def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
+    """Return some micro-batches as a mini-batch of their own."""
+    if len(group) == len(batch.sizes):
+        return batch
+    part = slice(group.start, group.stop)
+    inputs, targets, sizes = batch.inputs[part], batch.targets[part], batch.sizes[part]
+    return MicroBatches(inputs, targets, sizes, Apart(), batch.by_samples)
