@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pipepart.data.copy_ahead import Copied, CopyAhead
-from pipepart.runtime import loss_sink
 from pipepart.runtime.engine import Engine
+from pipepart.runtime.sinks import loss_sink
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
 from pipepart.workers.streams import Wait, on_streams, waits
