@@ -22,6 +22,9 @@ from pipepart.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TORCHRUN = (
+    "standalone", "nnodes", "node-rank", "nproc-per-node", "master-addr", "master-port", "max-restarts",
+)  # fmt: skip
 _FENCE = re.compile(r"^( *)```(\{?\w[\w-]*\}?)?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.MULTILINE)
 
@@ -125,6 +128,7 @@ def test_every_option_that_pages_write_about_exists() -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--version", "--seed"}
+    known |= {f"--{name}" for name in TORCHRUN}
     for page in PAGES:
         shells = [block.text for block in blocks_of(page) if block.language in ("sh", "console")]
         text = "\n".join([*shells, *re.findall(r"`(--[^`]*)`", page.read_text(encoding="utf-8"))])
