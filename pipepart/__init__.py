@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .profiling import Profile, Roofline, calibrate, profile
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
+    from .workers.rank_failure import RankError
 
 _HOMES = {
     "Arguments": "data.arguments",
@@ -35,6 +36,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "Plan": "planning",
     "Profile": "profiling",
+    "RankError": "workers.rank_failure",
     "Roofline": "profiling",
     "Trace": "runtime.observe.trace",
     "Whole": "data.split",
@@ -65,6 +67,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Profile",
+    "RankError",
     "Roofline",
     "Trace",
     "Whole",
