@@ -37,6 +37,9 @@ def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path):
         "pipepart auto",
         "torchgpipe",
         "torchgpipe, 2 workers",
+        "pipepart gpipe, 2 ranks",
+        "pipepart 1f1b, 2 ranks",
+        "pipepart auto, 2 ranks",
         "torch.distributed gpipe",
         "torch.distributed 1f1b",
     }

@@ -14,7 +14,7 @@ import pipepart
 from pipepart import Cluster, Pipeline
 from pipepart.cluster import under_torchrun
 
-WIDTH, SAMPLES, PARTS, STEPS = 4096, 1024, 8, 6
+WIDTH, SAMPLES, PARTS, STEPS = 8192, 1024, 8, 6
 
 
 def model() -> nn.Sequential:
@@ -32,7 +32,8 @@ def main() -> None:
     cluster = Cluster.of_ranks() if under_torchrun() else Cluster.virtual(2)
     if os.environ.get("RANK", "0") == "0":
         profile = pipepart.profile(model(), x, target=y, loss_fn=loss_fn, micro_batches=PARTS, seconds=2.0)
-        plan = pipepart.plan(profile, cluster, schedule="1f1b", cut_before=["2"], recompute="never")
+        # One direction at a time: where both are busy, the acknowledgements of one wait behind the messages of the other.
+        plan = pipepart.plan(profile, cluster, schedule="gpipe", cut_before=["2"], recompute="never")
         texts = [plan.model_dump_json()]
     else:
         texts = [""]
