@@ -32,7 +32,7 @@ def main() -> None:
     cluster = Cluster.of_ranks() if under_torchrun() else Cluster.virtual(2)
     if os.environ.get("RANK", "0") == "0":
         profile = pipepart.profile(model(), x, target=y, loss_fn=loss_fn, micro_batches=PARTS, seconds=2.0)
-        # One direction at a time: where both are busy, the acknowledgements of one wait behind the messages of the other.
+        # One direction at a time: where both are busy, acknowledgements of one wait behind messages of the other.
         plan = pipepart.plan(profile, cluster, schedule="gpipe", cut_before=["2"], recompute="never")
         texts = [plan.model_dump_json()]
     else:
