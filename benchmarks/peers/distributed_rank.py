@@ -13,9 +13,10 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-import pipepart
 from benchmarks import models
 from benchmarks.contender import Cut
+from benchmarks.peers.pipepart_threads import PipepartThreads
+from pipepart import Plan
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -56,7 +57,7 @@ def serve(rank: int, rendezvous: str, orders: Connection) -> None:
     """Carry out orders until the other end closes; between two orders the process sleeps on the pipe."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    stages: dict[str, _Rank | _PipepartRank] = {}
+    stages: dict[str, _Rank | PipepartThreads] = {}
     while True:
         try:
             key, order = orders.recv()
@@ -70,14 +71,16 @@ def serve(rank: int, rendezvous: str, orders: Connection) -> None:
 
 
 def _carry_out(
-    stages: "dict[str, _Rank | _PipepartRank]",
+    stages: "dict[str, _Rank | PipepartThreads]",
     rank: int,
     key: str,
     order: Build | BuildPipepart | Step | Gradients | None,
 ) -> Any:
     match order:
         case BuildPipepart():
-            stages[key] = _PipepartRank(order)
+            # Its workers are those of the devices of this rank.
+            plan = Plan.model_validate_json(order.plan)
+            stages[key] = PipepartThreads(key, models.build(order.workload), plan)
         case Build():
             stages[key] = _Rank(rank, order)
         case Step():
@@ -122,25 +125,6 @@ class _Rank:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class _PipepartRank:
-    """The stages of this rank of a pipeline, which gets the whole mini-batch as its users' scripts have it."""
-
-    def __init__(self, order: BuildPipepart) -> None:
-        self._workload = models.build(order.workload)
-        plan = pipepart.Plan.model_validate_json(order.plan)
-        self._pipe = pipepart.Pipeline(self._workload.model, plan, loss_fn=self._workload.loss_fn)
-
-    def step(self) -> None:
-        self._pipe.zero_grad()
-        self._pipe.step(self._workload.sample, target=self._workload.target)
-
-    def gradients(self) -> dict[str, Tensor]:
-        return {name: p.grad for name, p in self._pipe.named_parameters() if p.grad is not None}
-
-    def close(self) -> None:
-        self._pipe.close()
 
 
 def _borders(model: nn.Module, cut: Cut, micro_batch: Tensor) -> list[Tensor]:

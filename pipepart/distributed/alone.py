@@ -45,7 +45,6 @@ class Alone:
     def __init__(self, plan: Plan, chain: Chain) -> None:
         self.part = ModelPart(chain.model)
         self.has_whole = True
-        self._plan = plan
 
     def connect(self) -> None:
         """Called behind the making of the pipeline."""

@@ -133,14 +133,6 @@ class Ranks:
             None if patient else self._timeout,
         )
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all ranks, in place.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
-        """
-        return self._apart(lambda: dist.all_reduce(tensor, group=self._control), tensor, self._timeout)
-
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
     ) -> torch.Tensor:

@@ -107,10 +107,6 @@ class Links:
                 self._tables.popitem(last=False)
         return self._tables[form]
 
-    def forget(self, form: Hashable) -> None:
-        """Forget the messages of a step that has failed."""
-        self._tables.pop(form, None)
-
     def submit(self, worker: int, job: Callable[[], None]) -> None:
         """Run a job on the arrivals thread of a worker."""
         self._arrivals[worker].put(job)
