@@ -12,6 +12,7 @@ from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import plan_by_hand
 from tests.support.recorded import borders_of, chain_for
+from tests.support.tensors_read import watched_reads
 
 safetensors: Any = pytest.importorskip("safetensors")
 torch_files: Any = pytest.importorskip("safetensors.torch")
@@ -20,30 +21,9 @@ LOSS = nn.functional.mse_loss
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the tensors whose values are read."""
-    found: list[str] = []
-    opened = safetensors.safe_open
-
-    class Counting:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._file = opened(*args, **kwargs)
-
-        def __enter__(self) -> "Counting":
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            self._file.__exit__(*error)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def get_tensor(self, name: str) -> Tensor:
-            found.append(name)
-            return self._file.get_tensor(name)
-
-    monkeypatch.setattr(safetensors, "safe_open", Counting)
-    return found
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The bytes of each tensor whose values are read."""
+    return watched_reads(monkeypatch)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
@@ -133,7 +113,7 @@ def test_other_weights_are_refused_before_any_is_read(changes, message, tmp_path
     saved(tmp_path, changes)
     with pytest.raises(ValueError, match=message):
         pipeline(tmp_path)
-    assert read == []
+    assert not read
 
 
 def test_tied_weights_that_differ_are_refused(tmp_path):

@@ -14,6 +14,7 @@ from tests.support.chains import plan_by_hand
 from tests.support.deferred import twins
 from tests.support.local_stages import deferred, process
 from tests.support.recorded import borders_of, chain_for
+from tests.support.tensors_read import watched_reads
 
 safetensors: Any = pytest.importorskip("safetensors")
 torch_files: Any = pytest.importorskip("safetensors.torch")
@@ -22,30 +23,7 @@ torch_files: Any = pytest.importorskip("safetensors.torch")
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The bytes of each tensor whose values are read."""
-    found: dict[str, int] = {}
-    opened = safetensors.safe_open
-
-    class Counting:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._file = opened(*args, **kwargs)
-
-        def __enter__(self) -> "Counting":
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            self._file.__exit__(*error)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def get_tensor(self, name: str) -> Tensor:
-            tensor = self._file.get_tensor(name)
-            assert name not in found
-            found[name] = tensor.nbytes
-            return tensor
-
-    monkeypatch.setattr(safetensors, "safe_open", Counting)
-    return found
+    return watched_reads(monkeypatch)
 
 
 def shares(
