@@ -14,7 +14,6 @@ from tests.support.chains import plan_by_hand
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 
-safetensors: Any = pytest.importorskip("safetensors")
 torch_files: Any = pytest.importorskip("safetensors.torch")
 
 LOSS = nn.functional.mse_loss

@@ -16,7 +16,6 @@ from tests.support.local_stages import deferred, process
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 
-safetensors: Any = pytest.importorskip("safetensors")
 torch_files: Any = pytest.importorskip("safetensors.torch")
 
 
