@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
     from .profiling import Profile, Roofline, calibrate, profile
+    from .ranks.failure import RankError
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
-    from .workers.rank_failure import RankError
 
 _HOMES = {
     "Arguments": "data.arguments",
@@ -36,7 +36,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "Plan": "planning",
     "Profile": "profiling",
-    "RankError": "workers.rank_failure",
+    "RankError": "ranks.failure",
     "Roofline": "profiling",
     "Trace": "runtime.observe.trace",
     "Whole": "data.split",

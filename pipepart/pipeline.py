@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .autograd import graph_cut
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .checkpoint import finish
-from .cluster import Cluster, under_torchrun
+from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
@@ -26,6 +26,7 @@ from .distributed import Agreed, join, making, planned_once
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
+from .ranks import Ranks, join_ranks, under_torchrun
 from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
@@ -42,7 +43,6 @@ from .runtime.sinks import BatchLossSink, MicroBatchLossSink, OutputSink, loss_o
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 from .runtime.step_gradients import StepGradients
-from .workers.ranks import Ranks, join_ranks
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 

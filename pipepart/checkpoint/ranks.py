@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from ..workers.ranks import Ranks
+from ..ranks import Ranks
 
 T = TypeVar("T")
 

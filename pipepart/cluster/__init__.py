@@ -4,7 +4,6 @@ from .cluster import Cluster
 from .devices import Device
 from .finding import as_cluster
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink
-from .processes import initialize, under_torchrun
 
 __all__ = [
     "VIRTUAL_LATENCY_SECONDS",
@@ -14,6 +13,4 @@ __all__ = [
     "Network",
     "PairLink",
     "as_cluster",
-    "initialize",
-    "under_torchrun",
 ]

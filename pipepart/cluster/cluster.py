@@ -11,13 +11,14 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 
 from ..document import Document
+from ..ranks import under_torchrun
 from ..units import counted, parse_bandwidth, parse_bytes
 from .describing import describe_devices, expand_counts
 from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
 from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
-from .processes import devices_of_processes, under_torchrun
+from .processes import devices_of_processes
 from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from ..workers.forks import FORKED, listen_for_forks
+from ..forks import FORKED, listen_for_forks
 from ..workers.modes import Modes
 from .copy_ahead import Copied, CopyAhead
 

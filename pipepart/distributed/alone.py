@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
+from ..ranks import Ranks
 from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.ranks import Links
-from ..workers.ranks import Ranks
 from .meeting import Agreed, Make
 
 

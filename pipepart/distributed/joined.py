@@ -16,6 +16,7 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
+from ..ranks import Ranks, join_ranks
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_hooks
@@ -23,7 +24,6 @@ from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
 from ..runtime.transport.reductions import Reductions
-from ..workers.ranks import Ranks, join_ranks
 from .alone import Alone
 from .meeting import Agreed, Make, Meeting
 from .ownership import Ownership

@@ -25,11 +25,11 @@ from ..autograd import graph_cut
 from ..capture import Live, Recording, fingerprint
 from ..data.split import MicroBatches
 from ..loss import LossError
+from ..ranks import RankError, Ranks
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import pack, unpack
 from ..workers.modes import Modes
-from ..workers.ranks import RankError, Ranks
 
 _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..autograd.in_place import version
+from ..ranks import Ranks
 from ..runtime.model_part import ModelPart
-from ..workers.ranks import Ranks
 from .ownership import Ownership
 
 _SMALL_BYTES = 64 * 1024

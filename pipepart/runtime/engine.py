@@ -25,9 +25,9 @@ import torch
 from torch.optim import Optimizer
 
 from ..autograd import graph_cut
+from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
-from ..workers.forks import FORKED, listen_for_forks
-from ..workers.rank_failure import told
+from ..ranks.failure import told
 from ..workers.worker import Job, Worker, start_workers
 from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 import schedules as known_schedules
 
 from ..capture import Chain, LayerInfo, chain_of, restored
-from ..cluster import Cluster, as_cluster, under_torchrun
+from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, StagePlan, warn_of_changes
 from ..planning.costs.stage_memory import Recompute
+from ..ranks import under_torchrun
 from . import plain
 from .first_difference import (
     Difference,

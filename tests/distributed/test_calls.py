@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pipepart
 from pipepart import Pipeline
-from pipepart.workers.ranks import under_torchrun
+from pipepart.ranks import under_torchrun
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.pieces import linear

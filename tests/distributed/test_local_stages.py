@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import CaptureError, Pipeline
 from pipepart.capture import RecordedChain
-from pipepart.workers.ranks import RankError
+from pipepart.ranks import RankError
 from tests.distributed.training import TIMEOUT, adam, gradients
 from tests.pipeline.deferred.test_training import Tied
 from tests.runtime.local_stages.test_recorded import AsksBetween, AsksForMask, Blocks

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipepart
 from pipepart import Cluster, Pipeline
-from pipepart.cluster import under_torchrun
+from pipepart.ranks import under_torchrun
 
 WIDTH, SAMPLES, PARTS, STEPS = 8192, 1024, 8, 6
 

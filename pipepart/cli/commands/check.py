@@ -81,8 +81,8 @@ def check_command(
     """
     import torch.distributed
 
-    from ...cluster import under_torchrun
     from ...planning import Plan
+    from ...ranks import under_torchrun
     from ...reporting import check_table
     from ...verify import check
     from ..devices import make_cluster

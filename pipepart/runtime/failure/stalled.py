@@ -18,8 +18,8 @@ from torch.autograd.graph import Node
 
 from schedules import Action, Kind
 
-from ...workers.rank_doing import Doing
-from ...workers.ranks import Ranks
+from ...ranks import Ranks
+from ...ranks.doing import Doing
 from ...workers.worker import Worker
 from ..stage_run import Stash
 from ..step import Step

@@ -32,7 +32,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...capture import Live, Recording
-from ...workers.ranks import Ranks
+from ...ranks import Ranks
 from .reductions import Reductions
 from .threads import Key, ThreadTransport, Transport
 from .wire import Form, pack, unpack

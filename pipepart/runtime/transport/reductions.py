@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...workers.ranks import Ranks
+from ...ranks import Ranks
 
 _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel
 _AHEAD = 2  # buckets that are on their way at a time

@@ -27,8 +27,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from .forks import listen_for_forks
-from .rank_failure import told
+from ..forks import listen_for_forks
+from .failure import told
 
 _POLL_SECONDS = 0.05  # between two looks into the store for the address of rank 0
 _REACH_SECONDS = 60.0  # for rank 0 to answer at the address that it has given

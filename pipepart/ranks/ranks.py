@@ -28,10 +28,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..cluster import initialize, under_torchrun
+from .doing import Doing, waits_in_vain
+from .failure import RankError, has_closed, is_lost, raised_on, told
 from .hub import Hub, Message
-from .rank_doing import Doing, waits_in_vain
-from .rank_failure import RankError, has_closed, is_lost, raised_on, told
+from .torchrun import initialize, under_torchrun
 
 _CLOCK_ROUNDS = 8
 _STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
