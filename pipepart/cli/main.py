@@ -13,6 +13,7 @@ from .commands.explain import explain_command
 from .commands.export import export_command
 from .commands.plan import plan_command
 from .commands.profile import profile_command
+from .commands.report import report_command
 from .commands.simulate import simulate_command
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command("profile")(profile_command)
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("simulate")(simulate_command)
+app.command("report")(report_command)
 app.command("export")(export_command)
 app.command("check")(check_command)
 app.command("cluster")(cluster_command)

@@ -13,6 +13,7 @@ from schedules.core.action import COMMUNICATION
 
 from ...capture import LayerInfo
 from ...document import fault_texts
+from ...pages import to_html
 from ...units import counted, format_bytes
 from ..export import Export, export_plan
 from .plan_record import PlanRecord
@@ -86,6 +87,10 @@ class Plan(PlanRecord):
                 instead.
         """
         return export_plan(self, engine)
+
+    def to_html(self) -> str:
+        """Return the plan and its predicted step as an HTML page that needs no other file and no network."""
+        return to_html(self)
 
 
 def _structure_faults(plan: PlanRecord) -> list[str]:

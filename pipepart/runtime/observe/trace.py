@@ -12,6 +12,7 @@ from typing import Any
 import schedules
 from schedules import Timeline
 
+from ...pages import to_html
 from ...planning import Plan
 from ..stage import Stage
 from .recorder import Recorder
@@ -92,6 +93,14 @@ class Trace:
         if self.predicted:
             timelines["predicted"] = self.predicted
         Path(path).write_text(json.dumps(schedules.side_by_side(timelines)))
+
+    def to_html(self) -> str:
+        """Return the measured and the predicted step as an HTML page that needs no other file and no network.
+
+        Raises:
+            ValueError: no step was traced.
+        """
+        return to_html(self)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}>"

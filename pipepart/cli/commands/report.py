@@ -1,0 +1,70 @@
+"""``pipepart report``: write plans and measured steps as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError, with_exit_status
+from ..options import option
+
+
+@with_exit_status
+def report_command(
+    plans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN [PLAN]",
+            show_default=False,
+            help="A saved plan, or two to compare; they may be edited.",
+        ),
+    ],
+    trace: Annotated[
+        list[Path] | None,
+        option(
+            "FILE",
+            "A measured step of the plan, saved by pipe.trace(); with two plans, give two: the first is of the first "
+            "plan.",
+        ),
+    ] = None,
+    output: Annotated[Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True)] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write a plan as one HTML page: what limits it, its timeline, idle time, memory and costs.
+
+    With --trace the measured step stands under the predicted one. With two plans they stand side by side. To compare
+    two runs of one plan, name the plan twice. The page needs no other file and no network.
+    """
+    from ...planning import Plan
+    from ...reporting.report import Run, report_html
+    from ...runtime.observe.trace import Trace
+    from ..files import read, read_step
+    from ..output import check_writable, write_text
+
+    if len(plans) > 2:
+        raise UsageError(f"got {len(plans)} plans: a report shows one, or two side by side")
+    traces = trace or []
+    if traces and len(traces) != len(plans):
+        raise UsageError(f"got {len(traces)} --trace for {len(plans)} plans: give one for each plan, or none")
+    check_writable(output)
+    names = _names(plans, traces)
+    runs = []
+    for at, path in enumerate(plans):
+        plan = read(Plan, path)
+        measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
+        runs.append(Run(plan, measured, names[at]))
+    write_text(output, report_html(*runs))
+
+
+def _names(plans: list[Path], traces: list[Path]) -> list[str]:
+    """Return a name for each run, if there are two: that of the plan's file, else of the trace's, else A and B."""
+    if len(plans) < 2:
+        return [""]
+    for paths in (plans, traces):
+        stems = [path.stem for path in paths]
+        if len(set(stems)) == 2:
+            return stems
+    return ["A", "B"]

@@ -1,0 +1,7 @@
+"""The report: one HTML file that shows plans and measured steps, without any network."""
+
+from .page import report_html, to_html
+from .run import Run
+from .section import Section
+
+__all__ = ["Run", "Section", "report_html", "to_html"]

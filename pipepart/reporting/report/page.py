@@ -1,0 +1,48 @@
+"""Assembles the sections of the report into one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from ...planning import Plan
+from ...runtime.observe.trace import Trace
+from .run import Run
+from .section import Section, asset, render
+from .summary import summary_section
+
+# Each makes its section, or None where there is nothing to show. In the order of the page.
+_SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (summary_section,)
+_OWN_ASSETS = ("page.css", "page.js")
+
+
+def report_html(*runs: Run) -> str:
+    """Return the report of one run, or of two side by side, as an HTML page.
+
+    The page holds its styles, scripts and data. It works from a file, without a network.
+
+    Raises:
+        ValueError: there is no run, or more than two.
+    """
+    if not 1 <= len(runs) <= 2:
+        raise ValueError(f"a report shows one plan, or two side by side; got {len(runs)}")
+    sections = [section for make in _SECTIONS if (section := make(runs)) is not None]
+    names = dict.fromkeys([*_OWN_ASSETS, *(name for section in sections for name in section.assets)])
+    return render(
+        "page.html",
+        title=_title(runs),
+        sections=sections,
+        styles=[asset(name) for name in names if name.endswith(".css")],
+        scripts=[asset(name) for name in names if name.endswith(".js")],
+        version=version("pipepart"),
+    )
+
+
+def to_html(value: Plan | Trace) -> str:
+    """Return the report of one plan, or of measured steps and their plan."""
+    return report_html(Run(value.plan, value) if isinstance(value, Trace) else Run(value))
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = [run.name or f"{run.plan.schedule} on {len(run.devices)} devices" for run in runs]
+    return " and ".join(names)
