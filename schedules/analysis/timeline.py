@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import gt
+from pathlib import Path
 from typing import Any
 
 from ..core.action import COMMUNICATION, Action, ScheduleError
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
+from ..pictures.draw import Panel, picture_png, picture_svg
 from .ascii import draw
 from .chrome_trace import from_trace, to_trace
 from .critical_path import critical_path
@@ -132,6 +134,53 @@ class Timeline:
         1 |...0ff0bbbbb1ff1bbbbb2ff2bbbbb...
         """
         return draw(self.schedule, self.starts, self.ends, width)
+
+    def svg(
+        self,
+        path: str | Path | None = None,
+        *,
+        width: int = 900,
+        labels: Sequence[str] | None = None,
+        title: str | None = None,
+    ) -> str:
+        """Return the timeline as an SVG picture, to scale: one row per device, one box per action.
+
+        The number in a box is its micro-batch, its colour what it does; boxes of a device's second, fourth, ... stage
+        are dark. Idle time stays grey. Where single actions would be narrower than 3 pixels, a row shows what part of
+        the time each kind takes.
+
+        Args:
+            path: a file to write as well.
+            width: pixels.
+            labels: the names of the devices; "device 0", "device 1", ... if not given.
+            title: a line above the picture.
+
+        Raises:
+            ValueError: the picture is too narrow, has more than 256 devices, or another number of labels than devices.
+            OSError: the file cannot be written.
+        """
+        return picture_svg([self.panel()], path, width, labels, title)
+
+    def png(
+        self,
+        path: str | Path | None = None,
+        *,
+        width: int = 900,
+        labels: Sequence[str] | None = None,
+        title: str | None = None,
+        scale: float = 2.0,
+    ) -> bytes:
+        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
+
+        Raises:
+            ValueError, OSError: as for `svg`.
+            ImportError: Pillow is not installed.
+        """
+        return picture_png([self.panel()], path, width, labels, title, scale)
+
+    def panel(self, name: str = "") -> Panel:
+        """Return what `pictures` draws of the timeline, under a name."""
+        return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble)
 
     def to_trace(self) -> dict[str, Any]:
         """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.

@@ -1,0 +1,171 @@
+"""Pictures of timelines: what is drawn where, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from schedules import Schedule, StageCosts, Timeline, build, simulate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timeline(name: str, devices: int = 4, micro_batches: int = 8) -> Timeline:
+    schedule = build(name, devices, micro_batches)
+    each = [1.0] * schedule.stages
+    return simulate(schedule, StageCosts(each, each, each))
+
+
+class Drawn(NamedTuple):
+    name: str
+    left: float
+    top: float
+    width: float
+    fill: str
+
+
+def boxes(svg: str) -> list[Drawn]:
+    return [
+        Drawn(
+            tip.text.split(":")[0],
+            float(rect.attrib["x"]),
+            float(rect.attrib["y"]),
+            float(rect.attrib["width"]),
+            rect.attrib["fill"],
+        )
+        for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        if (tip := rect.find(f"{SVG}title")) is not None and tip.text
+    ]
+
+
+def numbers(svg: str) -> list[str]:
+    return re.findall(r'text-anchor="middle">(\d+)</text>', re.sub(r'<text class="text".*', "", svg))
+
+
+def test_each_action_is_a_box_to_scale_on_the_row_of_its_device() -> None:
+    drawn = boxes(timeline("1f1b", 2, 3).svg(width=900))
+    rows = sorted({top for _, _, top, _, _ in drawn})
+    assert len(rows) == 2
+    by_name = {name: (left, rows.index(top), width) for name, left, top, width, _ in drawn}
+    assert sorted(by_name) == sorted(
+        f"{stage}{kind}{m}" for stage in (0, 1) for kind in "FB" for m in range(3)
+    )
+    assert {name: row for name, (_, row, _) in by_name.items()} == {name: int(name[0]) for name in by_name}
+    second = by_name["0F1"][0] - by_name["0F0"][0]  # pixels
+    assert by_name["0B0"][2] + 1 == pytest.approx(
+        2 * second, abs=0.05
+    )  # a backward takes as long as two forwards
+    assert by_name["1F0"][0] == pytest.approx(by_name["0F1"][0])
+
+
+def test_boxes_have_the_colour_of_their_kind_and_chunk_and_the_number_of_their_micro_batch() -> None:
+    svg = timeline("zb-v").svg()
+    colours: dict[tuple[str, bool], set[str]] = {}
+    for name, *_, fill in boxes(svg):
+        stage, kind, _ = re.split("([FIW])", name)
+        colours.setdefault((kind, int(stage) >= 4), set()).add(fill)
+    assert len(colours) == 6
+    assert all(len(each) == 1 for each in colours.values())
+    assert len(set.union(*colours.values())) == 6
+    assert sorted(numbers(svg)) == sorted(str(m) for m in range(8) for _ in range(8 * 3))
+
+
+def test_an_overlapped_pair_shares_a_box() -> None:
+    schedule = build("dualpipe-v", 2, 6)
+    pairs = {str(action) for row in schedule.actions for action in row if action.parts}
+    each = [1.0] * 4
+    drawn = boxes(simulate(schedule, StageCosts(each, each, each, overlap=0.5)).svg())
+    assert pairs
+    for pair in pairs:
+        upper, lower = (box for box in drawn if box.name == pair)
+        assert (lower.left, lower.width) == (upper.left, upper.width)
+        assert lower.top > upper.top
+        assert lower.fill != upper.fill
+
+
+def test_the_text_is_the_same_for_equal_timelines_wherever_their_time_begins() -> None:
+    one = timeline("zb-h1")
+    moved = Timeline(
+        one.schedule,
+        [[start + 100.0 for start in row] for row in one.starts],
+        [[end + 100.0 for end in row] for row in one.ends],
+    )
+    assert one.svg() == timeline("zb-h1").svg() == moved.svg()
+
+
+def test_names_and_titles_stand_in_the_picture_safely(tmp_path: Path) -> None:
+    svg = timeline("1f1b", 2, 2).svg(tmp_path / "a.svg", labels=["cuda:0", "<b>&\x07"], title="A & B")
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == svg
+    root = ElementTree.fromstring(svg)
+    words = [each.text for each in root.iter(f"{SVG}text")]
+    assert {"cuda:0", "<b>& ", "A & B", "forward", "backward", "idle", "time (s)"} <= set(words)
+    assert root[0].tag == f"{SVG}title"
+    assert root[0].text == "A & B"
+    assert "2 devices with 2 micro-batches" in (root[1].text or "")
+    assert "id" not in root.attrib
+
+
+def test_a_long_timeline_shows_shares_of_time() -> None:
+    svg = timeline("1f1b", 64, 512).svg()
+    assert len(svg) < 200_000
+    assert not boxes(svg)
+    areas = list(ElementTree.fromstring(svg).iter(f"{SVG}polygon"))
+    assert len(areas) == 64 * 2
+    # In the steady state the lower edge of the backwards is at a third of the row of 24 pixels: forwards take a third.
+    upper = [tuple(map(float, corner.split(","))) for corner in areas[1].attrib["points"].split()]
+    lower = [tuple(map(float, corner.split(","))) for corner in areas[0].attrib["points"].split()]
+    floor = max(y for _, y in lower)
+    ends = pairwise(lower)
+    steady = max((b[0] - a[0], floor - a[1]) for a, b in ends if a[1] == b[1] != floor)
+    assert steady[0] > 100
+    assert steady[1] == pytest.approx(8, abs=1)
+    assert min(y for _, y in upper) == floor - 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"width": 20}, "width=20"),
+        ({"labels": ["one"]}, "1 labels for 2 devices"),
+        ({"labels": "ab"}, "labels='ab'"),
+        ({"labels": [0, 1]}, r"labels=\[0, 1\]"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        timeline("1f1b", 2, 2).svg(**arguments)
+
+
+def test_too_many_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="256 devices and gpipe has 257"):
+        timeline("gpipe", 257, 1).svg()
+
+
+def test_an_empty_timeline_is_a_picture() -> None:
+    assert "step of 0 s" in Timeline(Schedule("none", ((), ()), (0, 1), 0), ((), ()), ((), ())).svg()
+
+
+def test_png_has_the_boxes_of_the_svg(tmp_path: Path) -> None:
+    one = timeline("1f1b", 2, 3)
+    data = one.png(tmp_path / "a.png", width=600, scale=2)
+    assert (tmp_path / "a.png").read_bytes() == data
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    assert image.width == 1200
+    for _, left, top, width, fill in boxes(one.svg(width=600)):
+        corner = image.getpixel((round(2 * (left + width) - 3), round(2 * top) + 3))
+        assert corner == tuple(bytes.fromhex(fill[1:]))
+
+
+def test_png_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "schedules.pictures.png", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'pipepart\[png\]'"):
+        timeline("1f1b", 2, 2).png()
