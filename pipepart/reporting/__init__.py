@@ -1,6 +1,7 @@
 """Formats profiles, plans and timelines as text for a terminal or a log."""
 
 from .cluster import cluster_report
+from .findings import findings
 from .layers import layer_table, size_table
 from .plan import edited_note, plan_reports, plan_summary
 from .plan_tables import (
@@ -30,6 +31,7 @@ __all__ = [
     "cluster_report",
     "drawn_timeline",
     "edited_note",
+    "findings",
     "idle_table",
     "infeasible_report",
     "layer_table",

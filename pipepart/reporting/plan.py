@@ -12,7 +12,9 @@ import schedules
 from ..planning import Plan
 from ..planning.costs.layer_ranges import TOLERANCE
 from ..planning.pasting import as_options
+from ..runtime.observe.trace import Trace
 from ..units import counted, format_bytes, format_seconds
+from .findings import findings
 from .plan_tables import (
     alternatives_options,
     alternatives_table,
@@ -32,17 +34,20 @@ _Lines = list[tuple[str, str]]
 _MOST_ROWS = 64  # devices, up to which all of them are shown
 
 
-def plan_reports(plan: Plan, compact: bool = False) -> list[RenderableType]:
-    """Return the summary, tables and timeline of a plan; a plan written by hand has fewer.
+def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) -> list[RenderableType]:
+    """Return the findings, summary, tables and timeline of a plan; a plan written by hand has fewer.
 
     Args:
         plan: the plan to show.
         compact: show only some of the alternatives.
+        trace: measured steps of it, which the findings take into account.
     """
     shown, classes = plan.one_of_each()
     if len(plan.cluster) <= _MOST_ROWS:
         shown = plan
-    reports: list[RenderableType] = [plan_summary(plan), stage_table(shown), memory_table(shown)]
+    said = findings(plan, trace)
+    first = [Group(Text("What limits the step", style="bold"), *map(Text, said))] if said else []
+    reports: list[RenderableType] = [*first, plan_summary(plan), stage_table(shown), memory_table(shown)]
     if shown is not plan:
         sizes = ", ".join(map(str, classes.sizes))
         reports.append(
@@ -168,7 +173,7 @@ def _prediction(plan: Plan) -> _Lines:
         loaded_stages(plan).items(), key=lambda entry: sum(stages[number].load_seconds for number in entry[1])
     )
     return [
-        ("step", f"{format_seconds(predicted.step_seconds)} predicted, forward and backward of a mini-batch"),
+        ("step", f"{format_seconds(predicted.step_seconds)} predicted, {_throughput(plan)}"),
         *_estimates(plan),
         (
             "speed-up",
@@ -188,6 +193,15 @@ def _prediction(plan: Plan) -> _Lines:
         ("cut", _proof_of_cut(plan)),
         *_proof_of_step(plan),
     ]
+
+
+def _throughput(plan: Plan) -> str:
+    """Samples per second; without a profile the size of the mini-batch is not known."""
+    if plan.profile is None or not plan.predicted.step_seconds:
+        return "forward and backward of a mini-batch"
+    batch = plan.profile.batch
+    rate = batch / plan.predicted.step_seconds
+    return f"{rate:,.{0 if rate >= 100 else 1}f} samples per second in mini-batches of {batch:,}"
 
 
 def _split_critical(plan: Plan) -> _Lines:
@@ -214,7 +228,8 @@ def _memory(plan: Plan) -> str:
     need, limit = format_bytes(needs[name]), format_bytes(limits[name] or 0)
     if parts[name] > 1:
         return f"does not fit: {name} needs {need} and has {limit}"
-    return f"fits: the fullest device is {name}, {need} of {limit} ({percent(parts[name])})"
+    free = format_bytes((limits[name] or 0) - needs[name])
+    return f"fits: the fullest device is {name}, {need} of {limit} ({percent(parts[name])}), {free} free"
 
 
 def _offload(plan: Plan) -> _Lines:

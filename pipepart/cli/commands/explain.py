@@ -47,7 +47,7 @@ def explain_command(
         _with_measured(made, traced) if traced else made.model_dump_json(indent=1),
         lambda: [
             *([edited] if edited else []),
-            *plan_reports(made),
+            *plan_reports(made, trace=traced),
             *(trace_reports(traced) if traced else []),
         ],
         as_json=as_json,

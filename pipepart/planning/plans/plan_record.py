@@ -38,7 +38,15 @@ _MODE_TEXTS: dict[Mode, str] = {
 
 
 class ScheduleCache(dict[Hashable, schedules.Schedule]):
-    """Schedules that were built, by their arguments. Copies of a plan share it; it is no part of a plan's value."""
+    """Schedules that were built, by their arguments. Copies of a plan share it; it is no part of a plan's value.
+
+    Attributes:
+        counts: what their stages hold at each moment, by the same arguments and the number of replicas.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[Hashable, StashCounts] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScheduleCache)
@@ -179,16 +187,29 @@ class PlanRecord(Document):
             ScheduleError: there is none for this number; one that was searched for exists for fewer only.
         """
         count = self.micro_batches if micro_batches is None else micro_batches
-        modes: tuple[Mode, ...] = tuple(stage.mode for stage in self.stages)
-        split_critical = self.split_critical if count == self.micro_batches else ()
-        key = (self.schedule, self.actions, count, self.chunks, modes, self.replicas, split_critical)
+        key = self._schedule_key(count)
         if key not in self._schedules:
-            self._schedules[key] = self._build_schedule(count, modes, split_critical)
+            self._schedules[key] = self._build_schedule(count)
         return self._schedules[key]
 
-    def _build_schedule(
-        self, count: int, modes: Sequence[Mode], split_critical: Sequence[str]
-    ) -> schedules.Schedule:
+    def _schedule_key(self, count: int) -> Hashable:
+        """All that the schedule of one step depends on."""
+        modes, split = tuple(stage.mode for stage in self.stages), self._split_of(count)
+        return self.schedule, self.actions, count, self.chunks, modes, self.replicas, split
+
+    def _split_of(self, count: int) -> tuple[str, ...]:
+        return self.split_critical if count == self.micro_batches else ()
+
+    def _stash_counts(self, replicas: int) -> StashCounts:
+        """What the stages hold at each moment, as if all took equal times; of replicas that sum their gradients."""
+        key = self._schedule_key(self.micro_batches), replicas
+        if key not in self._schedules.counts:
+            self._schedules.counts[key] = StashCounts(self.build_schedule(), replicas=replicas)
+        return self._schedules.counts[key]
+
+    def _build_schedule(self, count: int) -> schedules.Schedule:
+        modes: tuple[Mode, ...] = tuple(stage.mode for stage in self.stages)
+        split_critical = self._split_of(count)
         per_replica = -(-count // self.replicas)
         if self.schedule == SEARCH:
             bare = searched_order(self.actions, per_replica)
@@ -235,7 +256,7 @@ class PlanRecord(Document):
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         stages = predict_stages(self.stages, self.profile, costs, self.cluster)
-        counts = StashCounts(self.first_replica.build_schedule(), replicas=self._summed)
+        counts = self.first_replica._stash_counts(self._summed)
         fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
         shown, classes = fresh.one_of_each()
         timeline = fresh.simulate_shown(shown, classes)
@@ -244,7 +265,7 @@ class PlanRecord(Document):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        of_shown = shown._device_bytes(StashCounts(shown.build_schedule(), replicas=fresh._summed))
+        of_shown = shown._device_bytes(shown._stash_counts(fresh._summed))
         for own, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
             needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
@@ -291,7 +312,10 @@ class PlanRecord(Document):
             timeline: of a step, which says how long messages wait on a device; None: as long as if all stages took
                 equal times, which is what ``prediction.memory_bytes`` has.
         """
-        return self._device_bytes(StashCounts(self.build_schedule(), timeline, self._summed))
+        counts = self._stash_counts(self._summed)
+        if timeline is not None:
+            counts = StashCounts(self.build_schedule(), timeline, self._summed)
+        return self._device_bytes(counts)
 
     @property
     def _summed(self) -> int:

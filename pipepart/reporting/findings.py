@@ -1,0 +1,207 @@
+"""Says in at most three sentences what limits a plan, and the first thing to change, with figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import schedules
+from schedules import Kind, Timeline
+
+from ..planning import Plan, refine
+from ..planning.nearby import Nearby, nearby_plans, with_recompute, without_recompute
+from ..runtime.observe.trace import Trace
+from ..units import format_bytes, format_seconds
+from .quantity import longer
+
+_WORTH = 0.005  # a change that saves less of the step is none
+_NOTICED = 0.02  # a part of the step that is worth a word
+_FULL = 0.9  # of a device's memory, from which on it is worth a word
+_KINDS = {
+    "forwards": (Kind.F, Kind.RECOMPUTE),
+    "backwards": (Kind.B, Kind.I, Kind.W),
+}
+
+
+def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
+    """Return at most three sentences: what limits the step, the first thing to change, and how full the devices are.
+
+    With a trace the first one compares the measured step with the prediction, and the others hold for the measured
+    costs. Each figure is that of a plan with the change, simulated. A plan without a profile has none of them.
+
+    Args:
+        plan: any.
+        trace: measured steps of it.
+
+    Raises:
+        ValueError: no step of the plan's number of micro-batches was traced.
+    """
+    found = []
+    if trace is not None and trace.predicted is not None:
+        found.append(_measured(plan, trace, trace.predicted))
+    if plan.profile is None or plan.prediction is None or not plan.prediction.step_seconds:
+        return tuple(found)
+    if trace is not None:
+        steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
+        plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
+    limit, bottleneck = _limit(plan)
+    found.append(limit)
+    if len(plan.workers) > 1:
+        found.append(_change(plan, nearby_plans(plan, bottleneck), measured=trace is not None))
+    found += _memory(plan)
+    return tuple(found[:3])
+
+
+def _limit(plan: Plan) -> tuple[str, list[int]]:
+    """Say what most of the step is lost to, and return the stages of the busiest device.
+
+    ::
+
+        step = mean work of a device + (work of the busiest - mean) + messages + filling and draining
+                                        ─────── imbalance ───────
+    """
+    shown, classes = plan.one_of_each()
+    timeline = plan.simulate_shown(shown, classes)
+    step, busy = timeline.makespan, timeline.busy
+    row = max(range(len(busy)), key=lambda device: busy[device])
+    device, mean, most = shown.workers[row].name, sum(busy) / len(busy), busy[row]
+    numbers = sorted({number % len(plan.stages) for number in timeline.schedule.stages_of(row)})
+    if len(busy) == 1:
+        return f"All stages are on {device}: there is nothing to balance.", numbers
+    without_messages = _with_free_messages(shown, timeline)
+    parts = {
+        "imbalance": most - mean,
+        "messages": step - without_messages,
+        "ramp": without_messages - most,
+    }
+    name = max(parts, key=lambda part: parts[part])
+    share = parts[name] / step
+    if share < _NOTICED:
+        return f"The devices compute for {_part(mean / step)} of the step: little is lost.", numbers
+    if name == "imbalance":
+        verb = "is" if len(numbers) == 1 else "are"
+        return (
+            f"{_stages(numbers)} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
+            "devices.",
+            numbers,
+        )
+    if name == "messages":
+        return f"Messages between devices make the step {_part(step / without_messages - 1)} longer.", numbers
+    return (
+        f"The bubble is {_part(1 - mean / step)} of the step: devices wait while the pipeline fills and drains.",
+        numbers,
+    )
+
+
+def _with_free_messages(shown: Plan, timeline: Timeline) -> float:
+    """Return the seconds of the step if messages took no time."""
+    if not timeline.transfers:
+        return timeline.makespan
+    free = replace(shown.stage_costs(), latency=0.0, bandwidth=float("inf"), ports={})
+    return schedules.simulate(timeline.schedule, free).makespan
+
+
+def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
+    """Say which change saves the most, or that none does."""
+    step = plan.predicted.step_seconds
+    saved = 1 - nearby[0].plan.predicted.step_seconds / step if nearby else 0.0
+    if saved >= _WORTH:
+        best = nearby[0]
+        text = f"{_capital(best.change)} would save {_part(saved)}"
+        if best.estimated:
+            return f"{text}, if times are in proportion to the samples: profile that number."
+        return f"{text}: replan with the trace." if measured else f"{text}."
+    if plan.step_bound and plan.step_gap < _WORTH:
+        return f"Nothing to gain: the step is within {plan.step_gap:.1%} of the least that any plan can take."
+    bound = f"the step is at most {_part(plan.step_gap)} above the proven bound" if plan.step_bound else ""
+    if not nearby:
+        return f"{_capital(bound)}." if bound else "No other cut of these stages fits and is allowed."
+    tried = dict.fromkeys(
+        "a layer moved over a border" if one.change.startswith("moving") else one.change for one in nearby
+    )
+    text = f"No small change saves time (tried: {'; '.join(tried)})"
+    return f"{text}; {bound}." if bound else f"{text}."
+
+
+def _memory(plan: Plan) -> list[str]:
+    """Say which device is nearly full, and what recomputing or not recomputing would change."""
+    needs = plan.device_bytes()
+    limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
+    used = {name: needs[name] / limit for name, limit in limits.items() if limit}
+    if not used:
+        return []
+    name = max(used, key=lambda name: used[name])
+    if used[name] < _FULL:
+        return []
+    step = plan.predicted.step_seconds
+    text = f"{name} is at {_part(used[name])} of its memory"
+    if any(stage.recompute != "never" for stage in plan.stages):
+        other = without_recompute(plan).predict()
+        saved = 1 - other.predicted.step_seconds / step
+        more = max(
+            (need - limit for owner, need in other.device_bytes().items() if (limit := limits[owner])),
+            default=0,
+        )
+        if saved < _WORTH or more <= 0:
+            return [f"{text}."]
+        return [
+            f"{text}: without recompute the step would take {_part(saved)} less, and a device lacks "
+            f"{format_bytes(more)}."
+        ]
+    numbers = [at for at, stage in enumerate(plan.stages) if stage.device == name and stage.mode == "never"]
+    if not numbers:
+        return [f"{text}."]
+    other = with_recompute(plan, numbers).predict()
+    freed = needs[name] - other.device_bytes()[name]
+    if freed <= 0:
+        return [f"{text}."]
+    cost = longer(other.predicted.step_seconds / step, "as long a step")
+    how = f"for {cost}" if cost == "as long a step" else f"for a step {cost}"
+    return [f"{text}: recomputing {_stages(numbers).lower()} would free {format_bytes(freed)} {how}."]
+
+
+def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
+    """Compare the median step with the prediction, and name the actions that explain most of the difference."""
+    median = trace.median
+    how = longer(median.makespan / predicted.makespan, "as predicted")
+    text = f"Measured {format_seconds(median.makespan)} a step, {how}"
+    off = median.makespan - predicted.makespan
+    if abs(off) < _NOTICED * predicted.makespan:
+        return f"{text}."
+    than = f"{text} than predicted" if how != "as predicted" else text
+    own, expected = _seconds(median, plan), _seconds(predicted, plan)
+    key = max(own, key=lambda key: (own[key] - expected.get(key, 0.0)) * (1 if off > 0 else -1))
+    late = sum(each.delay for each in median.idle) / len(median.idle)
+    if off > 0 and late > max(own[key] - expected.get(key, 0.0), _NOTICED * median.makespan):
+        return f"{than}: actions start late, for {_part(late / median.makespan)} of the devices' time."
+    if not expected.get(key) or abs(own[key] - expected[key]) < abs(off) / 4:
+        return f"{than}: no stage explains it alone."
+    number, kind = key
+    device = plan.stages[number].device
+    times = own[key] / expected[key]
+    return f"{than}: the {kind} of stage {number} on {device} take {times:.2f} times what was profiled."
+
+
+def _seconds(timeline: Timeline, plan: Plan) -> dict[tuple[int, str], float]:
+    """Return the seconds of the forwards and of the backwards of each stage."""
+    names = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
+    found: dict[tuple[int, str], float] = defaultdict(float)
+    for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
+        for action, start, end in zip(*row, strict=True):
+            if action.kind in names and action.stage < len(plan.stages):
+                found[action.stage, names[action.kind]] += end - start
+    return dict(found)
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    return f"Stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _part(share: float) -> str:
+    """Format a fraction as percent, with a decimal below 10 %."""
+    return f"{share:.0%}" if round(abs(share), 3) >= 0.1 else f"{share:.1%}"

@@ -1,0 +1,156 @@
+"""The sentences on what limits a plan, their figures compared with plans that have the change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import schedules
+from pipepart import Cluster, Plan, Profile, plan
+from pipepart.capture import LayerInfo, TensorSpec
+from pipepart.planning.plans.stage_plan import StagePlan
+from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
+from pipepart.reporting import findings
+from pipepart.runtime.observe.trace import Trace
+
+MIB = 2**20
+
+
+def _profile(seconds: Sequence[float], counts: Sequence[int] = (8,), batch: int = 8) -> Profile:
+    """Layers named a, b, c ...: a third of the seconds for the forward and for each part of the backward."""
+    spec = TensorSpec(shape=(batch, 8), dtype="float32")
+    names = "abcdefgh"[: len(seconds)]
+    return Profile(
+        model="Sequential",
+        batch=batch,
+        inputs=(spec,),
+        outputs=(spec,),
+        layers=tuple(
+            LayerInfo(
+                name=name,
+                kind="Linear",
+                description="",
+                parameter_bytes=MIB,
+                gradient_bytes=MIB,
+                outputs=(spec,),
+            )
+            for name in names
+        ),
+        costs=tuple(
+            Costs(
+                micro_batches=count,
+                samples=batch // count,
+                layers=tuple(
+                    LayerCost(
+                        forward=Timing(seconds=each / 3),
+                        backward_input=Timing(seconds=each / 3),
+                        backward_weight=Timing(seconds=each / 3),
+                        saved_bytes=MIB,
+                    )
+                    for each in seconds
+                ),
+                saved=tuple(SavedTensor(bytes=MIB, layers=(at,)) for at in range(len(seconds))),
+            )
+            for count in counts
+        ),
+        optimizer="sgd",
+        device="cpu",
+        threads=1,
+        torch_version="2.13",
+    )
+
+
+def _by_hand(profile: Profile, cut: Sequence[str], cluster: Cluster, schedule: str = "1f1b") -> Plan:
+    stages = tuple(
+        StagePlan(layers=tuple(layers), device=device.name)
+        for layers, device in zip(cut, cluster.devices, strict=True)
+    )
+    micro_batches = profile.costs[0].micro_batches
+    return Plan(
+        stages=stages, cluster=cluster, schedule=schedule, micro_batches=micro_batches, profile=profile
+    ).predict()
+
+
+def test_an_uneven_cut_names_the_bottleneck_and_the_layer_to_move() -> None:
+    profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
+    uneven, even = (_by_hand(profile, cut, cluster, "zb-h1") for cut in (["abc", "d"], ["ab", "cd"]))
+    saved = 1 - even.predicted.step_seconds / uneven.predicted.step_seconds
+    name = cluster.devices[0].name
+    assert findings(uneven) == (
+        f"Stage 0 on {name} is the bottleneck, 50% over the mean of the devices.",
+        f"Moving `c` to stage 1 would save {saved:.0%}.",
+    )
+
+
+def test_a_pinned_layer_is_not_moved() -> None:
+    profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
+    pinned = plan(profile, cluster, schedule="zb-h1", pin={"c": 0})
+    assert all("Moving" not in text for text in findings(pinned))
+
+
+def test_a_long_bubble_asks_for_more_micro_batches() -> None:
+    profile = _profile([1.0] * 4, counts=(4,), batch=16)
+    made = _by_hand(profile, ["a", "b", "c", "d"], Cluster.parse(["1GiB"] * 4), "zb-h1")
+    small, more = schedules.build("zb-h1", 4, 4), schedules.build("zb-h1", 4, 8)
+    costs = [schedules.StageCosts([each / 3] * 4, [each / 3] * 4, [each / 3] * 4) for each in (1.0, 0.5)]
+    before, after = (
+        schedules.simulate(one, cost).makespan for one, cost in zip((small, more), costs, strict=True)
+    )
+    assert findings(made) == (
+        f"The bubble is {1 - 4 / before:.0%} of the step: devices wait while the pipeline fills and drains.",
+        f"8 micro-batches instead of 4 would save {1 - after / before:.0%}, if times are in proportion to the "
+        "samples: profile that number.",
+    )
+
+
+def test_nothing_to_gain_is_said() -> None:
+    profile = _profile([1.0, 1.0], counts=(8,))
+    made = plan(profile, Cluster.parse(["1GiB"]), schedule="sequential")
+    assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
+    made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
+    assert findings(made)[-1].startswith(("Nothing to gain", "No small change saves time"))
+
+
+def test_a_full_device_is_told_what_recompute_frees() -> None:
+    profile = _profile([1.0, 1.0])
+    made = _by_hand(profile, ["a", "b"], Cluster.parse(["1GiB"] * 2))
+    need = max(made.device_bytes().values())
+    tight = _by_hand(profile, ["a", "b"], made.cluster.with_memory(int(need / 0.95)))
+    text = findings(tight)[2]
+    assert text.startswith(
+        f"{tight.stages[0].device} is at 95% of its memory: recomputing stage 0 would free "
+    )
+
+
+def test_a_trace_names_the_stage_that_takes_longer() -> None:
+    profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
+    made = _by_hand(profile, ["ab", "cd"], cluster)
+    slow = schedules.simulate(
+        made.build_schedule(), schedules.StageCosts([2 / 3, 1.0], [2 / 3] * 2, [2 / 3] * 2)
+    )
+    ratio = slow.makespan / made.predicted.step_seconds
+    first, second, third = findings(made, Trace(made, [slow]))
+    assert first == (
+        f"Measured {slow.makespan:.2f} s a step, {ratio - 1:.0%} longer than predicted: the forwards of stage 1 on "
+        f"{cluster.devices[1].name} take 1.50 times what was profiled."
+    )
+    assert "stage 1" in second.lower() or "bubble" in second
+    assert third.endswith("replan with the trace.") or third.startswith("No small change")
+
+
+def test_a_plan_without_a_profile_has_no_findings() -> None:
+    cluster = Cluster.parse(["1GiB"] * 2)
+    stages = tuple(
+        StagePlan(layers=(name,), device=device.name)
+        for name, device in zip("ab", cluster.devices, strict=True)
+    )
+    assert findings(Plan(stages=stages, cluster=cluster, schedule="1f1b", micro_batches=4)) == ()
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-v", "pipedream", "sequential"])
+def test_every_schedule_has_findings(schedule: str) -> None:
+    made = plan(_profile([1.0, 2.0, 1.5, 1.0]), Cluster.parse(["1GiB"] * 2), schedule=schedule)
+    found = findings(made)
+    assert 1 <= len(found) <= 3
+    assert all(text.endswith(".") for text in found)
