@@ -142,6 +142,7 @@ class Timeline:
         width: int = 900,
         labels: Sequence[str] | None = None,
         title: str | None = None,
+        transparent: bool = False,
     ) -> str:
         """Return the timeline as an SVG picture, to scale: one row per device, one box per action.
 
@@ -154,12 +155,14 @@ class Timeline:
             width: pixels.
             labels: the names of the devices; "device 0", "device 1", ... if not given.
             title: a line above the picture.
+            transparent: leave the background out and write in the colour of the page around, for a page that is read in
+                light and in dark.
 
         Raises:
             ValueError: the picture is too narrow, has more than 256 devices, or another number of labels than devices.
             OSError: the file cannot be written.
         """
-        return picture_svg([self.panel()], path, width, labels, title)
+        return picture_svg([self.panel()], path, width, labels, title, transparent)
 
     def png(
         self,

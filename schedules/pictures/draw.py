@@ -17,9 +17,10 @@ def picture_svg(
     width: int,
     labels: Sequence[str] | None,
     title: str | None,
+    transparent: bool,
 ) -> str:
     """Return timelines under each other as SVG; `Timeline.svg` says what the arguments are."""
-    text = to_svg(lay_out(panels, width, labels, title))
+    text = to_svg(lay_out(panels, width, labels, title), transparent)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text

@@ -17,7 +17,7 @@ class Box:
         x, y, width, height: in pixels; y grows downwards.
         fill: its colour, as ``#rrggbb``.
         tip: what a viewer shows under the pointer; empty for nothing.
-        role: what it is for, which a web page may style: ``background``, ``idle`` or ``action``.
+        role: what it is for: ``background``, ``idle`` or ``action``.
     """
 
     x: float
@@ -59,7 +59,7 @@ class Text:
         size: of the font, in pixels.
         color: as ``#rrggbb``.
         anchor: which part of the text is at `x`.
-        role: ``text`` on the background, which a web page may style; ``label`` within a box.
+        role: ``text`` on the background, or ``label`` within a box.
     """
 
     x: float

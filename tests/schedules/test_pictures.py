@@ -46,8 +46,11 @@ def boxes(svg: str) -> list[Drawn]:
     ]
 
 
-def numbers(svg: str) -> list[str]:
-    return re.findall(r'text-anchor="middle">(\d+)</text>', re.sub(r'<text class="text".*', "", svg))
+def numbers(svg: str) -> list[str | None]:
+    """Return the texts above the axis but for the names of the devices."""
+    texts = list(ElementTree.fromstring(svg).iter(f"{SVG}text"))
+    axis = next(float(each.attrib["y"]) for each in texts if (each.text or "").startswith("time"))
+    return [each.text for each in texts if float(each.attrib["y"]) < axis and "text-anchor" in each.attrib]
 
 
 def test_each_action_is_a_box_to_scale_on_the_row_of_its_device() -> None:
@@ -75,7 +78,7 @@ def test_boxes_have_the_colour_of_their_kind_and_chunk_and_the_number_of_their_m
     assert len(colours) == 6
     assert all(len(each) == 1 for each in colours.values())
     assert len(set.union(*colours.values())) == 6
-    assert sorted(numbers(svg)) == sorted(str(m) for m in range(8) for _ in range(8 * 3))
+    assert sorted(map(str, numbers(svg))) == sorted(str(m) for m in range(8) for _ in range(8 * 3))
 
 
 def test_an_overlapped_pair_shares_a_box() -> None:
@@ -111,6 +114,16 @@ def test_names_and_titles_stand_in_the_picture_safely(tmp_path: Path) -> None:
     assert root[0].text == "A & B"
     assert "2 devices with 2 micro-batches" in (root[1].text or "")
     assert "id" not in root.attrib
+
+
+def test_a_transparent_picture_takes_the_colour_of_the_page() -> None:
+    one = timeline("1f1b", 2, 3)
+    root = ElementTree.fromstring(one.svg(transparent=True))
+    assert "#ffffff" not in {each.attrib.get("fill") for each in root.iter(f"{SVG}rect")}
+    legend = [each for each in root.iter(f"{SVG}text") if each.text in ("device 0", "forward", "time (s)")]
+    assert {each.attrib["fill"] for each in legend} == {"currentColor"}
+    assert boxes(one.svg(transparent=True)) == boxes(one.svg())
+    assert numbers(one.svg(transparent=True)) == numbers(one.svg())
 
 
 def test_a_long_timeline_shows_shares_of_time() -> None:
