@@ -8,9 +8,9 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,54 +22,8 @@ from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower, Shared
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of, without_slack
-
-
-class Taken(NamedTuple):
-    """The loss of one micro-batch.
-
-    Attributes:
-        value: what the loss function returned, for a report.
-        sum: what it is made of. Gradients enter at the tensors of its terms.
-        key: equal for micro-batches whose losses were computed alike.
-    """
-
-    value: Tensor
-    sum: Terms
-    key: Hashable = None
-
-    @property
-    def roots(self) -> list[Tensor]:
-        """The tensors at which gradients enter."""
-        return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
-
-    def without_graph(self) -> Taken:
-        """Return the same with leaves as tensors, which keep nothing alive for a backward.
-
-        Without replays too, which hold the target of the micro-batch.
-        """
-        terms = tuple(
-            term._replace(
-                tensor=_leaf(term.tensor), divisor=term.divisor and term.divisor._replace(replay=None)
-            )
-            for term in self.sum.terms
-        )
-        return Taken(without_slack(self.value.detach()), Terms(terms, self.sum.shift), self.key)
-
-    def on_host(self) -> Taken:
-        """Return the same in the memory of the host, for other processes."""
-        terms = tuple(
-            Term(
-                _leaf(term.tensor.cpu()),
-                _cpu(term.coefficient),
-                term.divisor and Count(_cpu(term.divisor.value)),
-                term.divided,
-            )
-            for term in self.sum.terms
-        )
-        return Taken(
-            self.value.cpu(), Terms(terms, _cpu(self.sum.shift))
-        )  # keys are numbered in each process
+from .taken import Seen, Taken, form_of
+from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
 
 class StepLoss:
@@ -121,6 +75,7 @@ class MiniBatchLoss:
         self._batch = batch
         self._shared_out = shared_out
         self._shared = Shared(batch)
+        self._seen: Seen | None = None
         self._taken: list[Taken | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
@@ -138,26 +93,7 @@ class MiniBatchLoss:
         Raises:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
-        function, follower = self._loss.function, None
-        if function is None:
-            value = output
-        else:
-            buffers = buffers_elsewhere(function, output)
-            if len(self._batch.sizes) > 1 and not _is_compiled(function):
-                originals = {id(copy): own for own, copy in buffers.values()}
-                follower = Follower(self._shared, micro_batch, self._loss.torchs_own, originals)
-                if self._batch.by_samples or self._loss.torchs_own:
-                    follower.begin(output, target)
-            with follower or nullcontext():
-                value = call_with_buffers(
-                    function, (output,) if target is None else (output, target), buffers
-                )
-        taken = self._as_taken(value, micro_batch, follower)
-        if torch.is_grad_enabled() and _has_graph(output):
-            check_gradient(value[0] if is_pair(value) else value, function)
-        if follower is not None:
-            self.leaves.update(follower.leaves)
-            follower.forget()
+        taken = self._as_seen(micro_batch, output, target) or self._followed(micro_batch, output, target)
         self._check_alike(taken)
         if self._replays is None:
             self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
@@ -238,6 +174,40 @@ class MiniBatchLoss:
         for term in taken.sum.terms:
             value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
         return value
+
+    def _as_seen(self, micro_batch: int, output: Any, target: Any) -> Taken | None:
+        """Return the loss of a micro-batch like one that was followed; None if there was none."""
+        seen, function = self._seen, self._loss.function
+        if seen is None or function is None or form_of(output, target) != seen.form:
+            return None
+        return seen.taken(function(output, target), micro_batch)
+
+    def _followed(self, micro_batch: int, output: Any, target: Any) -> Taken:
+        """Return the loss of a micro-batch by what it is seen to compute."""
+        function, follower = self._loss.function, None
+        buffers: dict[str, tuple[Tensor, Tensor]] = {}
+        if function is None:
+            value = output
+        else:
+            buffers = buffers_elsewhere(function, output)
+            if len(self._batch.sizes) > 1 and not _is_compiled(function):
+                originals = {id(copy): own for own, copy in buffers.values()}
+                follower = Follower(self._shared, micro_batch, self._loss.torchs_own, originals)
+                if self._batch.by_samples or self._loss.torchs_own:
+                    follower.begin(output, target)
+            with follower or nullcontext():
+                value = call_with_buffers(
+                    function, (output,) if target is None else (output, target), buffers
+                )
+        taken = self._as_taken(value, micro_batch, follower)
+        if torch.is_grad_enabled() and _has_graph(output):
+            check_gradient(value[0] if is_pair(value) else value, function)
+        if follower is not None:
+            self.leaves.update(follower.leaves)
+            follower.forget()
+            if self._loss.torchs_own and not buffers:
+                self._seen = Seen.of(output, target, taken)
+        return taken
 
     def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> Taken:
         """Return what a loss is made of: as it is declared or returned, or as it was seen."""
@@ -335,14 +305,6 @@ class MiniBatchLoss:
             return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]
-
-
-def _cpu(number: Any) -> Any:
-    return number.cpu() if isinstance(number, Tensor) else number
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _has_graph(output: Any) -> bool:
