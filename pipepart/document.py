@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .input_error import InputError
+
 FORMAT_VERSION = 1
 
 # Sums of a thousand of these fit 64 bits, and each is exact as a float.
@@ -47,7 +49,7 @@ class Document(Value):
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             faults = "\n".join(f"  {fault}" for fault in fault_texts(error))
-            raise ValueError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None
+            raise InputError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None
 
 
 def fault_texts(error: ValidationError) -> list[str]:

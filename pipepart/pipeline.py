@@ -23,6 +23,7 @@ from .data.prefetch import Passes, Prefetch
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
 from .distributed import Agreed, join, making, planned_once
+from .input_error import InputError
 from .loss import LossError, Reduction, StepLoss, add_loss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
@@ -131,7 +132,7 @@ class Pipeline(AsModule, Observed):
             infos = plan.profile.layers if plan.profile is not None else ()
             self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
             if not chain.layers:
-                raise ValueError(
+                raise InputError(
                     f"the plan does not say what the layers of a {type(chain.model).__name__} are, which is no "
                     "nn.Sequential: make it with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
                 )

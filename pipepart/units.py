@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
+from .input_error import InputError
+
 _BYTES = {
     "": 1,
     "B": 1,
@@ -32,12 +34,12 @@ def parse_bytes(text: int | str) -> int:
     if isinstance(text, str):
         match = _SIZE.fullmatch(text)
         if not match or match[2].upper() not in _BYTES:
-            raise ValueError(f"{text!r} is not a size: write for example '24GiB', '512MiB' or '16GB'")
+            raise InputError(f"{text!r} is not a size: write for example '24GiB', '512MiB' or '16GB'")
         size = round(float(match[1]) * _BYTES[match[2].upper()])
     else:
         size = int(text)
     if size <= 0:
-        raise ValueError(f"a size must be positive, got {text!r}")
+        raise InputError(f"a size must be positive, got {text!r}")
     return size
 
 
@@ -52,11 +54,11 @@ def parse_bandwidth(text: float | str) -> float:
     """
     if not isinstance(text, str):
         if text <= 0:
-            raise ValueError(f"a bandwidth must be positive, got {text!r}")
+            raise InputError(f"a bandwidth must be positive, got {text!r}")
         return float(text)
     rate = text.strip().removesuffix("/s")
     if rate == text.strip():
-        raise ValueError(f"{text!r} is not a bandwidth: write for example '12GB/s' or '100Gbit/s'")
+        raise InputError(f"{text!r} is not a bandwidth: write for example '12GB/s' or '100Gbit/s'")
     if rate.endswith("bit"):
         return parse_bytes(rate.removesuffix("bit") + "B") / 8
     return float(parse_bytes(rate))

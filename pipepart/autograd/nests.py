@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..input_error import InputTypeError
+
 IsLeaf = Callable[[Any], bool]
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
@@ -39,7 +41,7 @@ def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -
         if not holds_tensors(leaf):
             continue
         if not _is_plain_dataclass(leaf):
-            raise TypeError(
+            raise InputTypeError(
                 f"{what} holds a {type(leaf).__name__}, an object with tensors that cannot be taken apart: {help}"
             )
         _register(type(leaf))

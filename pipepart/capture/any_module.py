@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..autograd import graph_cut
+from ..input_error import InputError, InputTypeError
 from .chain import WHOLE, Chain, Whole
 from .describing import describe, tensor_specs
 from .layer_info import LayerInfo
@@ -45,9 +46,9 @@ def chain_of(
     if isinstance(model, Chain):
         return model
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: {model!r:.80}")
+        raise InputTypeError(f"model must be an nn.Module, got {type(model).__name__}: {model!r:.80}")
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
-        raise TypeError(
+        raise InputTypeError(
             f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
         )
     if runs_children_in_order(model) and layers is None and not any(map(is_skippable, model.modules())):
@@ -55,7 +56,7 @@ def chain_of(
     refuse_lazy(model)
     if layers is not None and "" in layers:
         if len(layers) > 1:
-            raise ValueError(
+            raise InputError(
                 f'layers: "" is the model itself, which cannot be a layer beside {list(layers)!r:.80}'
             )
         return Whole(model)

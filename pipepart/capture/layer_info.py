@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, field_validator
 
 from ..document import ByteCount, Value
+from ..input_error import InputError
 
 
 class TensorSpec(Value):
@@ -20,7 +21,7 @@ class TensorSpec(Value):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise ValueError(f"torch has no dtype {name!r}")
+            raise InputError(f"torch has no dtype {name!r}")
         return name
 
     @property

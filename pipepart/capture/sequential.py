@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..input_error import InputError, InputTypeError
 from .hooks import has_hooks
 
 
@@ -32,17 +33,17 @@ def flatten(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def sequential_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the layers as :func:`flatten` does, without a warning about hooks."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Sequential, got {type(model).__name__}: {model!r:.80}")
+        raise InputTypeError(f"model must be an nn.Sequential, got {type(model).__name__}: {model!r:.80}")
     if not runs_children_in_order(model):
         why = "has a forward of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
-        raise TypeError(
+        raise InputTypeError(
             f"{type(model).__name__} {why}, so its layers cannot be cut apart: "
             "write it as nn.Sequential(layer, layer, ...)"
         )
     refuse_lazy(model)
     layers = list(_layers(model, ""))
     if not layers:
-        raise ValueError(f"the {type(model).__name__} holds no layers")
+        raise InputError(f"the {type(model).__name__} holds no layers")
     return layers
 
 
@@ -56,7 +57,7 @@ def runs_children_in_order(module: nn.Module) -> bool:
 def refuse_lazy(model: nn.Module) -> None:
     """Raise a ValueError if a parameter or buffer of a model has no shape yet."""
     if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in state_of(model)):
-        raise ValueError("the model holds lazy layers without shapes: call it once on a sample first")
+        raise InputError("the model holds lazy layers without shapes: call it once on a sample first")
 
 
 def state_of(layer: nn.Module) -> Iterator[Tensor]:

@@ -10,12 +10,13 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError
 
 from ..document import ByteCount, Document, Value
+from ..input_error import InputError
 from ..units import counted
 
 MANIFEST = "manifest.json"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint is damaged: a file of it is missing, cut off or changed. The message names the file."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import functools
 import sys
@@ -30,8 +29,8 @@ class UsageError(typer.BadParameter):
 def with_exit_status(command: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
     """Decorate a command to end with status 2 for bad input, and with 1 and a traceback for everything else.
 
-    Bad input is a :class:`UsageError`, a model that does not fit, or a ValueError or TypeError that a ``raise`` of
-    pipepart made. Exceptions from further in (a layer, a loss, the factory) and our own bugs keep their traceback.
+    Bad input has a type: :class:`UsageError` of the command line, ``Refused`` of pipepart, ``ScheduleError`` of
+    schedules. All other exceptions, of a layer, a loss, the factory or pipepart itself, keep their traceback.
     """
 
     @functools.wraps(command)
@@ -53,8 +52,9 @@ def _raise_bad_input(error: Exception) -> None:
     """Raise what ends the command with status 2 if the error is bad input."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         raise UsageError("cannot write the output: no space is left on the device") from None
-    if not isinstance(error, ValueError | TypeError):
-        return
+    from schedules import ScheduleError
+
+    from ..input_error import Refused
     from ..planning import InfeasiblePlanError
 
     if isinstance(error, InfeasiblePlanError):
@@ -62,18 +62,8 @@ def _raise_bad_input(error: Exception) -> None:
 
         show(infeasible_report(error, "Error: "), file=sys.stderr)
         raise typer.Exit(2) from None
-    if _is_raised_by_us(error):
+    if isinstance(error, Refused | ScheduleError):
         raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
-
-
-def _is_raised_by_us(error: Exception) -> bool:
-    """Return True if a ``raise`` statement of pipepart raised the exception, and not a call that failed there."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or _package(last) not in _OUR_PACKAGES:
-        return False
-    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _print_traceback(error: Exception) -> None:

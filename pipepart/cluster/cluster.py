@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 
 from ..document import Document
+from ..input_error import InputError, InputTypeError
 from ..ranks import under_torchrun
 from ..units import counted, parse_bandwidth, parse_bytes
 from .describing import describe_devices, expand_counts
@@ -50,17 +51,17 @@ class Cluster(Document):
         names = [device.name for device in self.devices]
         known = set(names)
         if len(known) < len(names):
-            raise ValueError(f"device names must differ, got {_few(names)}")
+            raise InputError(f"device names must differ, got {_few(names)}")
         pairs: set[frozenset[str]] = set()
         for link in self.links:
             pair = frozenset(link.between)
             for name in link.between:
                 if name not in known:
-                    raise ValueError(f"a link joins {name!r}, the cluster has {_few(names)}")
+                    raise InputError(f"a link joins {name!r}, the cluster has {_few(names)}")
             if len(pair) < 2:
-                raise ValueError(f"a link joins two devices, got {link.between[0]!r} twice")
+                raise InputError(f"a link joins two devices, got {link.between[0]!r} twice")
             if pair in pairs:
-                raise ValueError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
+                raise InputError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
             pairs.add(pair)
         self._check_hosts()
         return self
@@ -74,12 +75,12 @@ class Cluster(Document):
                     if len(self.network) == 1
                     else "/".join(["group:0"] * (len(self.network) - 1)) + "/host:0"
                 )
-                raise ValueError(
+                raise InputError(
                     f"device {device.name!r} is in host {device.host!r}: with a network of {len(self.network)} "
                     f"tiers write it as in {tiers!r}"
                 )
             if not self.network and device.host != first.host:
-                raise ValueError(
+                raise InputError(
                     f"devices {first.name!r} and {device.name!r} are in hosts {first.host!r} and {device.host!r}: say "
                     "what joins them with network"
                 )
@@ -145,7 +146,7 @@ class Cluster(Document):
             ValueError: ``count`` is below 1.
         """
         if count < 1:
-            raise ValueError(f"the number of further devices must be at least 1, got {count}")
+            raise InputError(f"the number of further devices must be at least 1, got {count}")
         if like is None:
             model = max(self.devices, key=lambda one: (one.memory_bytes or float("inf"), one.speed))
         else:
@@ -182,7 +183,7 @@ class Cluster(Document):
         try:
             text = expand_counts(Path(path).read_bytes())
         except ValueError as error:
-            raise ValueError(f"{path} is no cluster that this version reads:\n  {error}") from None
+            raise InputError(f"{path} is no cluster that this version reads:\n  {error}") from None
         return cls._read(text, path)
 
     @classmethod
@@ -252,7 +253,7 @@ class Cluster(Document):
             ValueError: no device is named, or the headroom is not at least 0 and below 1.
         """
         if not devices:
-            raise ValueError("a cluster needs at least 1 device, got none")
+            raise InputError("a cluster needs at least 1 device, got none")
         real = [numbered(torch.device(device)) for device in devices]
         on_cpu = sum(device.type == "cpu" for device in real)
         threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
@@ -298,20 +299,20 @@ class Cluster(Document):
         0.5
         """
         if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"the number of virtual devices must be an int, got {count!r}")
+            raise InputTypeError(f"the number of virtual devices must be an int, got {count!r}")
         if count < 1:
-            raise ValueError(f"a cluster needs at least 1 device, got {count}")
+            raise InputError(f"a cluster needs at least 1 device, got {count}")
         speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
         if len(speeds) != count:
-            raise ValueError(f"speed names {len(speeds)} devices, there are {count}")
+            raise InputError(f"speed names {len(speeds)} devices, there are {count}")
         for index, one in enumerate(speeds):
             if not 0 < one <= 1:
-                raise ValueError(
+                raise InputError(
                     f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
                     "down only; give the fastest device 1 and the others what they are of it"
                 )
         if not VIRTUAL_LATENCY_SECONDS <= latency < float("inf"):
-            raise ValueError(
+            raise InputError(
                 f"messages of virtual devices cannot have a latency of {latency} s: threads need "
                 f"{VIRTUAL_LATENCY_SECONDS} s for one"
             )
@@ -393,7 +394,7 @@ class Cluster(Document):
             else network
         )
         if len(given) != tiers:
-            raise ValueError(
+            raise InputError(
                 f"hosts={hosts!r} needs {counted(tiers, 'network')}, as in network='25GB/s', got {network!r}"
                 if tiers
                 else f"network={network!r} joins hosts, and there is one: give hosts="

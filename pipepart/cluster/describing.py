@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..input_error import InputError
 from ..units import counted, is_count
 from .devices import Device, described_device
 
@@ -25,17 +26,17 @@ def describe_devices(
         ValueError: there are no devices, a text cannot be parsed, or the numbers do not agree.
     """
     if not texts:
-        raise ValueError("a cluster needs at least 1 device, got none")
+        raise InputError("a cluster needs at least 1 device, got none")
     tiers = [hosts] if isinstance(hosts, int) else list(hosts)
     if not tiers or not all(map(is_count, tiers)):
-        raise ValueError(f"hosts must be a number of at least 1, or several of them, got {hosts!r}")
+        raise InputError(f"hosts must be a number of at least 1, or several of them, got {hosts!r}")
     if devices_per_host is not None and not is_count(devices_per_host):
-        raise ValueError(f"devices_per_host must be a whole number of at least 1, got {devices_per_host!r}")
+        raise InputError(f"devices_per_host must be a whole number of at least 1, got {devices_per_host!r}")
     count = math.prod(tiers)
     each = devices_per_host or len(texts)
     devices = [described_device(index, text) for index, text in enumerate(texts)]
     if len(texts) not in (1, each, each * count):
-        raise ValueError(
+        raise InputError(
             f"{counted(len(texts), 'device')} for {counted(count, 'host')} with {counted(each, 'device')} each: "
             f"describe 1, {each} or {each * count}"
         )
@@ -76,7 +77,7 @@ def expand_counts(text: bytes) -> bytes:
     for number, entry in enumerate(entries):
         for key in ("count", "hosts"):
             if not is_count(entry.get(key, 1)):
-                raise ValueError(
+                raise InputError(
                     f"devices.{number}.{key}: must be a number of at least 1, got {entry[key]!r}"
                 )
         written += _expanded(entry, hosts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ..document import Value
+from ..input_error import InputError
 from ..units import parse_bytes
 
 # One action of a worker thread, beside what its layers take: a step of a tiny model takes so much longer than a plain
@@ -51,9 +52,9 @@ def described_device(index: int, text: str) -> Device:
     try:
         factor = float(speed) if speed else 1.0
     except ValueError:
-        raise ValueError(
+        raise InputError(
             f"device {index}, {text!r}: {speed!r} is not a speed, write for example '16GiB@0.6'"
         ) from None
     if not 0 < factor < float("inf"):
-        raise ValueError(f"device {index}, {text!r}: the speed must be positive, got {factor}")
+        raise InputError(f"device {index}, {text!r}: the speed must be positive, got {factor}")
     return Device(name=f"device:{index}", kind="described", memory_bytes=parse_bytes(memory), speed=factor)

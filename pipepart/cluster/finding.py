@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..input_error import InputTypeError
 from .cluster import Cluster
 from .real_devices import find_accelerators
 
@@ -20,7 +21,9 @@ def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster
     if isinstance(devices, Cluster):
         return devices
     if isinstance(devices, bool) or not isinstance(devices, int | Sequence) or isinstance(devices, str):
-        raise TypeError(f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}")
+        raise InputTypeError(
+            f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}"
+        )
     if not isinstance(devices, int):
         return Cluster.of(devices)
     if 1 <= devices <= len(find_accelerators()):

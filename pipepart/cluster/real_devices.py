@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..input_error import InputError
 from .devices import VIRTUAL_ACTION_SECONDS, Device
 from .links import Link
 
@@ -29,12 +30,12 @@ def real_device(
         ValueError: this machine does not have it, or the headroom is not between 0 and 1.
     """
     if not 0 <= headroom < 1:
-        raise ValueError(f"headroom is a part of the memory, at least 0 and below 1, got {headroom}")
+        raise InputError(f"headroom is a part of the memory, at least 0 and below 1, got {headroom}")
     device = devices[index]
     name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
     found = [one for one in find_accelerators() if one.type == device.type]
     if device not in found and (found or device.type == "cuda"):
-        raise ValueError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
+        raise InputError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
     if device.type != "cuda":
         share = threads if device.type == "cpu" else None
         return Device(

@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..input_error import InputTypeError
+
 
 class Arguments:
     """The arguments of one call of a model: ``Arguments(ids, attention_mask=mask)`` stands for that call.
@@ -39,7 +41,7 @@ class Arguments:
             return sample
         if isinstance(sample, dict):
             if wrong := [key for key in sample if not isinstance(key, str)]:
-                raise TypeError(
+                raise InputTypeError(
                     f"a sample that is a dict holds keyword arguments by name, got the key {wrong[0]!r}: write "
                     "pipepart.Arguments(sample) if the dict is the first argument"
                 )
@@ -117,7 +119,7 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
             "" if _fault(signature, without_last) else ". Pass the target of the loss by its name: target=..."
         )
     who = f"the model's first layer {name!r}" if name else "the model"
-    raise TypeError(
+    raise InputTypeError(
         f"{who} ({type(layer).__name__}) takes {signature} and was given {_described(given)}: {fault}{hint}"
     )
 

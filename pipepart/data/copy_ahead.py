@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..autograd.own_copy import tensors
+from ..input_error import InputError
 from ..workers.streams import Wait, has_streams, on_streams, waits
 
 
@@ -73,7 +74,7 @@ class CopyAhead:
         key = self._target
         key = key + len(keys) if in_order and isinstance(key, int) and key < 0 else key
         if key not in keys:
-            raise ValueError(
+            raise InputError(
                 f"prefetch(target={self._target!r}): a mini-batch of the loader has the entries {keys}"
             )
         return keys.index(key)

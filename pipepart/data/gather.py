@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..autograd.nests import check_nest
 from ..autograd.own_copy import tensors
+from ..input_error import InputError
 from .split import MicroBatches, together
 
 Merger = Callable[[list[Any]], Any]
@@ -41,7 +42,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
     if len(outputs) == 1:
         return outputs[0]
     if not batch.by_samples:
-        raise ValueError(
+        raise InputError(
             f"the parts of the mini-batch, {batch.sizes} samples, are not split along its samples, so their outputs "
             f"cannot be joined along dimension 0: say how to join them, {_TO_MERGE}"
         )
@@ -53,7 +54,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
     ]
     spec = columns[0][1]
     if any(other != spec for _, other in columns):
-        raise ValueError(f"the outputs of the micro-batches are nests of unlike structure: {_TO_MERGE}")
+        raise InputError(f"the outputs of the micro-batches are nests of unlike structure: {_TO_MERGE}")
     rows = zip(*(leaves for leaves, _ in columns), strict=True)
     return pytree.tree_unflatten(
         [
@@ -69,7 +70,7 @@ def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
     first = column[0]
     if not isinstance(first, Tensor):
         if not all(one is first or _equal(one, first) for one in column):
-            raise ValueError(
+            raise InputError(
                 f"{name} differs between micro-batches, and is no tensor that could be joined: {list(column)}. Return "
                 f"a tensor [samples, ...], or say how to join it, {_TO_MERGE}"
             )
@@ -82,7 +83,7 @@ def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
     )
     if not fits:
         shapes = [list(tensor.shape) for tensor in column]
-        raise ValueError(
+        raise InputError(
             f"{name} has shapes {shapes} for micro-batches of {list(samples)} samples, which cannot be joined along "
             f"dimension 0: return it as [samples, ...], or say how to join it, {_TO_MERGE}"
         )

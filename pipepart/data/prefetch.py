@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ..forks import FORKED, listen_for_forks
+from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from .copy_ahead import Copied, CopyAhead
 
@@ -91,9 +92,9 @@ class Prefetch:
 
     def __init__(self, loader: Iterable[Any], copy: CopyAhead, passes: Passes, depth: int) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise TypeError(f"prefetch takes an iterable of mini-batches, got a {type(loader).__name__}")
+            raise InputTypeError(f"prefetch takes an iterable of mini-batches, got a {type(loader).__name__}")
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ValueError(f"depth must be at least 1 mini-batch ahead, got {depth!r}")
+            raise InputError(f"depth must be at least 1 mini-batch ahead, got {depth!r}")
         passes.check_open()
         self._loader = loader
         self._copy = copy

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..capture import Chain, RecordedChain, Unfinished, finish
+from ..input_error import InputTypeError
 from .arguments import Arguments
 from .gather import Merger, gather
 from .split import Apart, MicroBatches
@@ -34,7 +35,7 @@ def entered(chain: Chain, batch: MicroBatches) -> MicroBatches:
     if all(one.live.recording.loss is None for one in found):
         return batch
     if batch.target is not None:
-        raise TypeError(
+        raise InputTypeError(
             f"the {type(chain.model).__name__} computes its own loss from the arguments that it was given, and there "
             "is a target=... as well: leave out one of them, or pass loss_fn=..."
         )

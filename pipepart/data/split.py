@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from ..autograd.nests import check_nest
+from ..input_error import InputError, InputTypeError
 from .arguments import Arguments, check_arguments
 
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -125,10 +126,10 @@ def micro_batches_of(
         return MicroBatches(split(value, parts), split(target, parts), sizes(batch, parts), _bare(target))
     found = list(splitter((value, target), most))
     if not 1 <= len(found) <= most:
-        raise ValueError(f"split returned {len(found)} parts of the mini-batch, 1 to {most} were asked for")
+        raise InputError(f"split returned {len(found)} parts of the mini-batch, 1 to {most} were asked for")
     for part in found:
         if not isinstance(part, tuple) or len(part) != 2:
-            raise TypeError(f"split must return pairs (input, target), got a {type(part).__name__}")
+            raise InputTypeError(f"split must return pairs (input, target), got a {type(part).__name__}")
     targets = [_bare(part) for _, part in found]
     counts = [batch_size(*part) for part in found]
     by_samples = _samples(value) in (None, sum(counts))
@@ -159,12 +160,12 @@ def batch_size(sample: Any, target: Any = None) -> int:
     size = _common_size(sample, "the input", None)
     if size is None:
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(sample)):
-            raise ValueError(
+            raise InputError(
                 "the input holds tensors without a batch dimension only: there is nothing to split"
             )
-        raise TypeError(f"the input must hold a tensor, got {type(sample).__name__}")
+        raise InputTypeError(f"the input must hold a tensor, got {type(sample).__name__}")
     if size == 0:
-        raise ValueError("the mini-batch holds no samples")
+        raise InputError("the mini-batch holds no samples")
     _common_size(target, "the target", size)
     return size
 
@@ -181,7 +182,7 @@ def _common_size(nest: Any, what: str, size: int | None) -> int | None:
     check_nest(nest, what, _TO_SPLIT, _is_whole)
     for place, leaf in enumerate(pytree.tree_leaves(nest, is_leaf=_is_kept)):
         if isinstance(leaf, np.ndarray):
-            raise TypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
+            raise InputTypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
         if isinstance(leaf, PackedSequence):
             found = int(leaf.batch_sizes[0])
         elif isinstance(leaf, Tensor) and leaf.dim():
@@ -190,7 +191,7 @@ def _common_size(nest: Any, what: str, size: int | None) -> int | None:
             continue
         size = found if size is None else size
         if found != size:
-            raise ValueError(
+            raise InputError(
                 f"{what}{_path_of(nest, place)} has {found} samples where the input has {size}; a tensor whose first "
                 "dimension is not that of samples goes whole to every micro-batch as pipepart.Whole(tensor)"
             )
@@ -213,15 +214,15 @@ def _check_splittable(nest: Any, what: str, samples: int) -> None:
     """
     for leaf in pytree.tree_leaves(nest, is_leaf=lambda one: _is_kept(one) or _is_list_of_values(one)):
         if isinstance(leaf, list) and len(leaf) == samples > 1:
-            raise TypeError(
+            raise InputTypeError(
                 f"{what} holds a list of {samples} {type(leaf[0]).__name__}, as many as there are samples: make a "
                 f"tensor of it, torch.tensor(...), or {_TO_SPLIT}"
             )
         if isinstance(leaf, PackedSequence):
-            raise TypeError(f"{what} holds a PackedSequence, whose rows are not samples: {_TO_SPLIT}")
+            raise InputTypeError(f"{what} holds a PackedSequence, whose rows are not samples: {_TO_SPLIT}")
         if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
             kind = "nested" if leaf.is_nested else f"sparse ({leaf.layout})"
-            raise TypeError(
+            raise InputTypeError(
                 f"{what} holds a {kind} tensor {list(leaf.shape)}, which cannot be split: {_TO_SPLIT}"
             )
 

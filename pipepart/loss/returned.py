@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..capture import loss_of
+from ..input_error import InputError
 
 _CHOICES = """
 The loss is called once for each micro-batch, and these calls must add up to the loss of the mini-batch. Choose one:
@@ -33,7 +34,7 @@ The model computes its loss once for each micro-batch, and these must add up to 
         pipe.step(**inputs, target=labels)"""
 
 
-class LossError(ValueError):
+class LossError(InputError):
     """The loss of the mini-batch cannot be put together from those of the micro-batches."""
 
 

@@ -13,6 +13,7 @@ from ..capture import chain_of, holds_meta
 from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, micro_batches_of
+from ..input_error import InputTypeError
 from ..loss import declared_reduction
 from ..profiling import profile
 from . import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
@@ -51,7 +52,7 @@ def plan_for(
             anything is measured, as far as they can be.
     """
     if not isinstance(optimizer_state, str):
-        raise TypeError(
+        raise InputTypeError(
             f"optimizer_state must be the name of an optimizer, as 'adam', got {optimizer_state!r:.80}"
         )
     cluster = as_cluster(devices)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..input_error import InputError
 from ..profiling import Profile
 
 
@@ -70,24 +71,24 @@ def read_constraints(
     def find(name: str, what: str) -> int:
         if name not in index:
             near = ", ".join(map(repr, list(index)[:8])) + (", ..." if len(index) > 8 else "")
-            raise ValueError(f"{what} names layer {name!r}, which is none of the profile's: {near}")
+            raise InputError(f"{what} names layer {name!r}, which is none of the profile's: {near}")
         return index[name]
 
     for option, names in (("no_cut_before", no_cut_before), ("cut_before", cut_before)):
         if isinstance(names, str):
-            raise ValueError(f"{option} is a list of layers, got {names!r}")
+            raise InputError(f"{option} is a list of layers, got {names!r}")
     pins = {find(name, "pin"): _stage(name, stage) for name, stage in (pin or {}).items()}
     ordered = sorted(pins.items())
     for (layer, stage), (later, other) in itertools.pairwise(ordered):
         if other < stage:
-            raise ValueError(
+            raise InputError(
                 f"pin has layer {profile.layers[layer].name!r} in stage {stage} and {profile.layers[later].name!r}, "
                 f"which runs after it, in stage {other}"
             )
     ties = []
     for group in colocate:
         if isinstance(group, str):
-            raise ValueError(f"colocate is a list of groups of layers, got the text {group!r} as one")
+            raise InputError(f"colocate is a list of groups of layers, got the text {group!r} as one")
         places = sorted(find(name, "colocate") for name in group)
         ties += [(places[0], place) for place in places[1:]]
     forbidden = {find(name, "no_cut_before") for name in no_cut_before}
@@ -102,7 +103,7 @@ def read_constraints(
 
 def _stage(name: str, stage: int) -> int:
     if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
-        raise ValueError(f"pin has layer {name!r} in stage {stage!r}: stages count from 0")
+        raise InputError(f"pin has layer {name!r} in stage {stage!r}: stages count from 0")
     return stage
 
 
@@ -112,12 +113,12 @@ def _check_cut_points(
     for layer in sorted(wanted):
         name = profile.layers[layer].name
         if layer == 0:
-            raise ValueError(f"cut_before has {name!r}, the first layer: nothing comes before it")
+            raise InputError(f"cut_before has {name!r}, the first layer: nothing comes before it")
         if layer in forbidden:
-            raise ValueError(f"cut_before and no_cut_before both have layer {name!r}")
+            raise InputError(f"cut_before and no_cut_before both have layer {name!r}")
         for first, last in ties:
             if first < layer <= last:
-                raise ValueError(
+                raise InputError(
                     f"a cut before {name!r} parts layers {profile.layers[first].name!r} and "
                     f"{profile.layers[last].name!r}, which are to stay together"
                 )

@@ -12,6 +12,7 @@ from typing import Any
 from schedules import Kind, Schedule, Timeline, split_overlaps
 
 from ..cluster import Cluster
+from ..input_error import InputError
 from ..profiling import Costs, LayerCost, Profile, Timing
 from .costs.layer_ranges import ChainCosts
 from .planner import plan as make_plan
@@ -91,7 +92,7 @@ def replan(
     """
     profile = profile or plan.profile
     if profile is None:
-        raise ValueError(
+        raise InputError(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
@@ -130,9 +131,9 @@ def _check_layers(profile: Profile, plan: Plan) -> None:
     if known != planned:
         only = [name for name in (*known, *planned) if (name in known) != (name in planned)]
         where = f"{only[0]!r} is only in one of them" if only else "their order is another"
-        raise ValueError(f"the layers of the profile are not those of the plan: {where}")
+        raise InputError(f"the layers of the profile are not those of the plan: {where}")
     if plan.fingerprint not in ("", profile.fingerprint):
-        raise ValueError(
+        raise InputError(
             "the profile is of another model than the plan: their layers differ though not in name"
         )
 
@@ -140,20 +141,20 @@ def _check_layers(profile: Profile, plan: Plan) -> None:
 def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
     """Return the measured steps, checked to be steps of the plan."""
     if trace is None:
-        raise ValueError("there is no trace: make the Pipeline with trace=True and run a step first")
+        raise InputError("there is no trace: make the Pipeline with trace=True and run a step first")
     traces = [trace] if isinstance(trace, Timeline) else list(trace)
     if not traces:
-        raise ValueError("there is no trace: give at least one measured step")
+        raise InputError("there is no trace: give at least one measured step")
     for number, one in enumerate(traces):
         if not isinstance(one, Timeline):
-            raise ValueError(f"trace {number} is no Timeline but {one!r:.80}")
+            raise InputError(f"trace {number} is no Timeline but {one!r:.80}")
         which = "the trace" if len(traces) == 1 else f"trace {number}"
         if not any(one.schedule.actions) or not one.makespan > 0:
-            raise ValueError(f"{which} is empty: nothing in it takes time")
+            raise InputError(f"{which} is empty: nothing in it takes time")
         if not all(math.isfinite(time) for rows in (one.starts, one.ends) for row in rows for time in row):
-            raise ValueError(f"{which} has times that are no numbers")
+            raise InputError(f"{which} has times that are no numbers")
         if difference := step_difference(one.schedule, plan):
-            raise ValueError(f"{which} is not a step of this plan: {difference}")
+            raise InputError(f"{which} is not a step of this plan: {difference}")
     return traces
 
 

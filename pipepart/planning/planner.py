@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 from ..cluster import Cluster
+from ..input_error import InputError
 from ..profiling import Profile
 from ..profiling.progress import progress_bar
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
@@ -139,7 +140,7 @@ def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share:
         return found
     nearest = min(infeasible_candidates(request), key=lambda one: one.deficit_bytes or math.inf, default=None)
     if nearest is None:
-        raise ValueError(
+        raise InputError(
             f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
         )
     raise DoesNotFit(nearest)

@@ -8,6 +8,7 @@ from typing import Literal
 from schedules import Kind, Schedule, build
 
 from ..cluster import Cluster
+from ..input_error import InputError, InputTypeError
 from ..profiling import Profile
 from ..units import counted, is_count
 from .constraints import Constraints, read_constraints
@@ -122,7 +123,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     )
     stages = constraints.stages or "auto" if options.stages == "auto" else options.stages
     if constraints.stages not in (None, stages):
-        raise ValueError(
+        raise InputError(
             f"cut_before is the whole cut and makes {counted(constraints.stages, 'stage')}, got stages={stages!r}: "
             "leave stages out"
         )
@@ -154,9 +155,9 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
         TypeError, ValueError: as :func:`pipepart.plan`.
     """
     if not isinstance(profile, Profile):
-        raise TypeError(f"plan needs a Profile, as pipepart.profile returns it, got {profile!r:.80}")
+        raise InputTypeError(f"plan needs a Profile, as pipepart.profile returns it, got {profile!r:.80}")
     if not isinstance(cluster, Cluster):
-        raise TypeError(
+        raise InputTypeError(
             f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
         )
     check_options(options, len(cluster))
@@ -171,7 +172,7 @@ def check_options(options: PlanOptions, devices: int) -> None:
     """
     known, chunks = (*CHUNKS, *ASYNCHRONOUS), options.chunks
     if options.schedule not in ("auto", SEARCH, *known):
-        raise ValueError(
+        raise InputError(
             f"no plan is made for schedule {options.schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or "
             "'auto'"
         )
@@ -180,18 +181,18 @@ def check_options(options: PlanOptions, devices: int) -> None:
         value = getattr(options, name)
         if value != other and not is_count(value):
             also = f"{other!r} or " if other else ""
-            raise ValueError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
+            raise InputError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
     if options.seconds is not None and not (isinstance(options.seconds, int | float) and options.seconds > 0):
-        raise ValueError(f"seconds must be None or a number above 0, got {options.seconds!r}")
+        raise InputError(f"seconds must be None or a number above 0, got {options.seconds!r}")
     _replicas(options.replicas, devices)
     if options.reduction not in (None, "mean", "sum", "batch"):
-        raise ValueError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
+        raise InputError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
     if options.reduction == "batch" and (
         options.replicas != 1
         or options.schedule == SEARCH
         or (options.schedule != "auto" and not _is_forwards_first(options.schedule))
     ):
-        raise ValueError(
+        raise InputError(
             "reduction='batch' computes the loss on the outputs of all micro-batches: it needs replicas=1 and a "
             "schedule whose last stage runs all forwards first, as schedule='gpipe' or 'auto'; got "
             f"schedule={options.schedule!r}, replicas={options.replicas!r}"
@@ -201,7 +202,7 @@ def check_options(options: PlanOptions, devices: int) -> None:
     one_chunk = (name for name, own in CHUNKS.items() if own is None)
     if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS):
         several = ", ".join(name for name, own in CHUNKS.items() if own)
-        raise ValueError(
+        raise InputError(
             f"schedule {options.schedule!r} has one stage a device, got chunks={chunks}: schedules with several are "
             f"{several}"
         )
@@ -216,7 +217,7 @@ def refuse_asynchronous(schedule: str) -> None:
         ValueError: the schedule is asynchronous.
     """
     if schedule in ASYNCHRONOUS:
-        raise ValueError(
+        raise InputError(
             f"schedule {schedule!r} is asynchronous and wants an optimizer a stage: make the pipeline with "
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
@@ -227,7 +228,7 @@ def _check_stages(stages: int | Literal["auto"], devices: int, layers: int, chun
         return
     most = min(devices * chunks, layers)
     if not is_count(stages) or stages > most:
-        raise ValueError(
+        raise InputError(
             f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
         )
 
@@ -246,12 +247,12 @@ def _check_pins(profile: Profile, options: PlanOptions, constraints: Constraints
     for layer, stage in constraints.pins.items():
         name = profile.layers[layer].name
         if stage >= stages:
-            raise ValueError(
+            raise InputError(
                 f"pin has layer {name!r} in stage {stage}, and schedule {options.schedule!r} has at most "
                 f"{counted(stages, 'stage')} on {counted(devices, 'device')}: stages count from 0"
             )
         if stage > layer:
-            raise ValueError(
+            raise InputError(
                 f"pin has layer {name!r} in stage {stage}, and only {counted(layer, 'layer')} for the stages before it"
             )
 
@@ -260,7 +261,7 @@ def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:
     if replicas == "auto":
         return tuple(count for count in range(1, devices + 1) if devices % count == 0)
     if not is_count(replicas) or replicas > devices:
-        raise ValueError(
+        raise InputError(
             f"replicas must be between 1 and the number of devices, {devices}, or 'auto', got {replicas!r}"
         )
     return (replicas,)
@@ -273,8 +274,8 @@ def _micro_batches(
         measured = [costs.micro_batches for costs in profile.costs]
         counts = tuple(count for count in measured if most is None or count <= most)
         if not counts:
-            raise ValueError(f"max_micro_batches is {most}, and the profile was measured for {measured}")
+            raise InputError(f"max_micro_batches is {most}, and the profile was measured for {measured}")
         return counts
     if most is not None and micro_batches > most:
-        raise ValueError(f"micro_batches is {micro_batches}, and max_micro_batches {most}")
+        raise InputError(f"micro_batches is {micro_batches}, and max_micro_batches {most}")
     return (profile.at(micro_batches).micro_batches,)

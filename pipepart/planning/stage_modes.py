@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from ..cluster import Cluster
+from ..input_error import InputError
 from .costs.stage_memory import MODE_SETS, Mode, ModeChoice, OffloadChoice, RecomputeChoice
 
 
@@ -19,14 +20,14 @@ def check_modes(recompute: RecomputeChoice, offload: OffloadChoice, asynchronous
         ("offload", offload, get_args(OffloadChoice)),
     ):
         if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+            raise InputError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     if offload == "stash" and recompute not in ("auto", "never"):
-        raise ValueError(
+        raise InputError(
             f"offload='stash' keeps the stashes of all stages on their hosts, and recompute={recompute!r} makes them "
             "again: choose one of the two"
         )
     if offload == "stash" and asynchronous:
-        raise ValueError(
+        raise InputError(
             "offload='stash' is not possible under asynchronous schedules, whose stages keep versions of their "
             "weights: choose another schedule"
         )
@@ -42,7 +43,7 @@ def check_host_links(cluster: Cluster, offload: OffloadChoice) -> None:
         return
     for device in cluster.devices:
         if device.host_bandwidth is None and device.torch_device != "cpu":
-            raise ValueError(
+            raise InputError(
                 f"offload='stash' needs the bandwidth between {device.name!r} and its host, host_bandwidth of the "
                 "device: describe it, as Cluster.parse(..., host_link='25GB/s') does"
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..cluster import Cluster, Device
+from ..input_error import InputError
 from ..profiling import Profile
 from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
@@ -73,7 +74,7 @@ class Suggestion:
         return " ".join(texts)
 
 
-class InfeasiblePlanError(ValueError):
+class InfeasiblePlanError(InputError):
     """No cut of the model fits the devices.
 
     Attributes:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ..capture import LayerInfo, TensorSpec
 from ..document import Document
+from ..input_error import InputError
 from ..units import counted
 from .analytic.roofline import Roofline
 from .costs import Costs
@@ -61,7 +62,7 @@ class Profile(Document):
         faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
         faults += _faults(self.layers, self.costs, self.edges)
         if faults:
-            raise ValueError("\n  ".join(faults))
+            raise InputError("\n  ".join(faults))
         return self
 
     @property
@@ -97,7 +98,7 @@ class Profile(Document):
             if costs.micro_batches == micro_batches:
                 return costs
         measured = [costs.micro_batches for costs in self.costs]
-        raise ValueError(
+        raise InputError(
             f"the profile was measured for {measured} micro-batches, not for {micro_batches}: "
             f"profile again with micro_batches={micro_batches}"
         )
@@ -118,7 +119,7 @@ def check_optimizer(name: str) -> str:
         ValueError: the state of this optimizer is not known.
     """
     if name.lower() not in STATE_PER_GRADIENT:
-        raise ValueError(_unknown_optimizer(name))
+        raise InputError(_unknown_optimizer(name))
     return name.lower()
 
 

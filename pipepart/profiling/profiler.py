@@ -17,6 +17,7 @@ from ..capture import Chain, RecordedChain, chain_of, deferred, describe, live_t
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
+from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .all_at_once import AllAtOnce, Estimated
@@ -100,7 +101,7 @@ def profile(
     """
     counts = _counts(micro_batches)
     if devices < 1 or seconds < 0:
-        raise ValueError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
+        raise InputError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
     optimizer = check_optimizer(optimizer)
     layered = chain_of(model, layers=layers, split_loss=loss_fn is None)
     model = layered.model
@@ -108,7 +109,7 @@ def profile(
     check_arguments(*layered.entrance, given, target)
     batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
     if split is None and counts[-1] > max(batch, 1):
-        raise ValueError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
+        raise InputError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
     if split is None:
         most = max(1, batch // least_samples(model.modules(), training=True))
         counts = sorted({min(count, most) for count in counts})
@@ -191,13 +192,13 @@ def _place(
 ) -> torch.device:
     """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
     if measure and roofline is not None:
-        raise ValueError("times are measured, and roofline=... is to estimate them: write measure=False too")
+        raise InputError("times are measured, and roofline=... is to estimate them: write measure=False too")
     if roofline is not None and not isinstance(roofline, Roofline):
-        raise TypeError(
+        raise InputTypeError(
             f"roofline must be a Roofline, got {roofline!r}: write Roofline.parse(...) or Roofline.load(...)"
         )
     if roofline is not None and device is not None:
-        raise ValueError(
+        raise InputError(
             f"roofline=... states the speed, so nothing is measured on device={str(device)!r}: leave one out"
         )
     if not measure:
@@ -211,9 +212,9 @@ def _place(
     try:
         device = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device={device!r} is no torch device: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device={device!r} is no torch device: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
-        raise ValueError('device="meta" has nothing to measure: name the device whose times are wanted')
+        raise InputError('device="meta" has nothing to measure: name the device whose times are wanted')
     Cluster.of([device])  # refuses one that is not here
     if device.type == "cpu" or device.index is not None:
         return torch.device("cpu") if device.type == "cpu" else device
@@ -248,7 +249,7 @@ def _costs(count: int, measured: Measured) -> Costs:
 def _counts(micro_batches: int | Sequence[int]) -> list[int]:
     counts = [micro_batches] if isinstance(micro_batches, int | float | str) else list(micro_batches)
     if not counts or any(type(count) is not int or count < 1 for count in counts):
-        raise ValueError(f"micro_batches must be whole numbers of at least 1, got {micro_batches!r}")
+        raise InputError(f"micro_batches must be whole numbers of at least 1, got {micro_batches!r}")
     return sorted(set(counts))
 
 
@@ -257,7 +258,7 @@ def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
         return max(1, torch.get_num_threads() // devices)
     most = _THREADS_A_CORE * cores
     if not 1 <= threads <= most:
-        raise ValueError(
+        raise InputError(
             f"threads must be between 1 and {most} ({_THREADS_A_CORE} a core, {cores} cores), got {threads}"
         )
     return threads

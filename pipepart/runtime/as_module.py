@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
+from ..input_error import InputTypeError
 from .model_part import ModelPart
 from .state.optimizers import StageOptimizers
 
@@ -84,7 +85,7 @@ class AsModule:
         Raises:
             TypeError: always.
         """
-        raise TypeError(
+        raise InputTypeError(
             "a Pipeline has threads, which cannot be pickled or copied: pipepart.save(folder, pipe, optimizer, "
             "step=n) and pipe.plan.save(path) save it, and another Pipeline of such a model and that plan can load it"
         )

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from ..cluster import Device
+from ..input_error import InputError
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
 from .failure.nonfinite import StageGuard
@@ -102,7 +103,7 @@ def _names(devices: Sequence[Device]) -> list[str] | None:
 def _check_schedule(plan: Plan) -> None:
     schedule = plan.build_schedule()
     if schedule.model_stages != len(plan.stages):
-        raise ValueError(
+        raise InputError(
             f"{len(plan.stages)} stages are not {plan.chunks} for each device: "
             f"schedule {plan.schedule!r} with chunks={plan.chunks} has {schedule.model_stages}"
         )
@@ -111,7 +112,7 @@ def _check_schedule(plan: Plan) -> None:
         first = homes.setdefault(row, index)
         here, there = plan.stages[index].device, plan.stages[first].device
         if here != there:
-            raise ValueError(
+            raise InputError(
                 f"stage {index} is on {here!r}: schedule {plan.schedule!r} runs it beside stage {first}, "
                 f"which is on {there!r}"
             )
@@ -128,7 +129,7 @@ def _check_layers(names: list[str], plan: Plan) -> None:
         for what, which in (("it leaves out layers", missing), ("the model has no layers", unknown))
         if which
     ]
-    raise ValueError(
+    raise InputError(
         "the plan was not made for this model: " + ("; ".join(faults) or "its layers are in another order")
         + ". Profile the model and plan again"
     )  # fmt: skip
@@ -137,7 +138,7 @@ def _check_layers(names: list[str], plan: Plan) -> None:
 def _check_devices(plan: Plan) -> None:
     for device in plan.workers:
         if device.torch_device is None:
-            raise ValueError(
+            raise InputError(
                 f"device {device.name!r} is only described, nothing can run on it: "
                 "plan for Cluster.local() or Cluster.virtual(n) to train"
             )

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..capture import has_hooks
+from ..input_error import InputError, InputTypeError
 from ..planning import Plan
 from .replay.randomness import draws_now
 
@@ -40,18 +41,18 @@ def compile_options(wish: CompileOptions, plan: Plan) -> Mapping[str, Any] | Non
     if wish is False:
         return None
     if wish is not True and not isinstance(wish, Mapping):
-        raise TypeError(
+        raise InputTypeError(
             f"compile must be True, False or keywords for torch.compile, got {wish!r}: "
             'compile={"mode": "max-autotune-no-cudagraphs"}'
         )
     options = {} if wish is True else dict(wish)
     if "model" in options:
-        raise TypeError("compile: torch.compile's 'model' is a stage's layers, leave it out")
+        raise InputTypeError("compile: torch.compile's 'model' is a stage's layers, leave it out")
     graphs = options.get("mode") in _MODES_WITH_CUDA_GRAPHS or (options.get("options") or {}).get(
         "triton.cudagraphs"
     )
     if graphs and any((device.torch_device or "").startswith("cuda") for device in plan.devices):
-        raise ValueError(
+        raise InputError(
             f"compile={options!r} replays CUDA graphs, which hold the activations of one micro-batch, but a pipeline "
             'has several in flight: use mode="max-autotune-no-cudagraphs"'
         )

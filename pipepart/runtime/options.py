@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from ..capture import Verify
 from ..data.gather import Merger
+from ..input_error import InputError, InputTypeError
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout
@@ -46,7 +47,7 @@ def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:
     for name in options.keys() - RunOptions.__annotations__.keys():
         near = get_close_matches(name, [*others, *RunOptions.__annotations__], n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"Pipeline.auto() got an unexpected keyword argument {name!r}{hint}")
+        raise InputTypeError(f"Pipeline.auto() got an unexpected keyword argument {name!r}{hint}")
     check_functions(merge=options.get("merge"))
     check_optimizer(options.get("optimizer"))
     check_timeout(options.get("timeout"))
@@ -60,7 +61,7 @@ def check_functions(**functions: Any) -> None:
     """
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise TypeError(f"{name} must be a function, got {function!r:.80}")
+            raise InputTypeError(f"{name} must be a function, got {function!r:.80}")
 
 
 def check_runs(
@@ -75,9 +76,9 @@ def check_runs(
     """
     if not isinstance(plan, Plan):
         hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
-        raise TypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
+        raise InputTypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
     if plan.edges:
-        raise ValueError(
+        raise InputError(
             f"the plan is for a model with branches ({len(plan.edges)} edges between layers) whose profile was made by "
             "hand, and a Pipeline runs the layers of a model as they were profiled: make the plan with "
             "pipepart.profile(model, ...); this one can be printed, saved and simulated"

@@ -16,6 +16,7 @@ from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
+from ..input_error import InputError
 from ..pipeline import Pipeline
 from ..planning import Plan, StagePlan, warn_of_changes
 from ..planning.costs.stage_memory import Recompute
@@ -307,12 +308,12 @@ def _even_plan(
     """A plan with the stages that a schedule has, each of the same number of layers, give or take one."""
     built = known_schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches)
     if built.versions:
-        raise ValueError(
+        raise InputError(
             f"schedule {schedule!r} changes the weights within a step, by design: choose another"
         )
     stages = built.model_stages
     if len(names) < stages:
-        raise ValueError(
+        raise InputError(
             f"schedule {schedule!r} on {len(cluster)} devices has {stages} stages, the model {len(names)} layers: "
             "take fewer devices or another schedule"
         )
@@ -343,7 +344,7 @@ def _labels(dtypes: Sequence[str], own: str) -> dict[str, torch.dtype | None]:
 
 def _require(is_so: bool, otherwise: str) -> None:
     if not is_so:
-        raise ValueError(otherwise)
+        raise InputError(otherwise)
 
 
 def _require_known(what: str, name: str, known: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from ..capture import Chain, LayerInfo, chain_of
 from ..capture.deep_copies import deep_copies
 from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
+from ..input_error import InputTypeError
 
 Optimizer = Literal["sgd", "adam"]
 Reductions = Literal["mean", "sum", "batch"]
@@ -182,7 +183,7 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) ->
     try:
         copied, loss = deep_copies(model, loss_fn)
     except Exception as error:
-        raise TypeError(
+        raise InputTypeError(
             f"a check trains copies, and {_uncopied(model)} cannot be copied: copy.deepcopy raises "
             f"{type(error).__name__}: {error}. Give it a __deepcopy__, or keep what cannot be copied outside of it"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,3 +100,11 @@ def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pyte
     assert result.exit_code == 1
     assert "zip() argument 2 is longer" in result.stderr
     assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("room", ["capture", "cluster", "data", "loss", "planning", "profiling", "verify"])
+def test_what_callers_give_is_refused_with_a_type_of_its_own(room: str) -> None:
+    """A plain ValueError would be taken for a bug of pipepart."""
+    files = (Path(pipepart.__file__).parent / room).rglob("*.py")
+    plain = [path.name for path in files if re.search(r"raise (Value|Type)Error\b", path.read_text("utf-8"))]
+    assert not plain, "raise InputError or InputTypeError, which end a command with status 2"

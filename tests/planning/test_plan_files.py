@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipepart import Plan, Profile
+from pipepart.input_error import InputError
 from pipepart.planning import StagePlan
 from tests.planning.plan_edits import CLUSTER, LAYERS, Data, chunked_plan, edited, move, swap, tied_plan
 from tests.planning.plan_faults import FAULTS
@@ -34,7 +35,7 @@ def test_every_fault_of_a_file_is_named_beside_its_path(case, tied, tmp_path):
     with pytest.raises(ValueError, match=r"plan\.json") as caught:
         Plan.load(path)
     text = str(caught.value)
-    assert type(caught.value) is ValueError
+    assert type(caught.value) is InputError
     assert text.startswith(str(path))
     for each in words:
         assert each in text
@@ -178,7 +179,7 @@ def test_whatever_is_written_into_a_file_it_loads_or_is_refused(seed, tied, chun
         path = edited(plan, change, tmp_path / "plan.json")
         read, error = outcome(path)
         if error is not None:
-            assert type(error) is ValueError
+            assert type(error) is InputError
             assert str(error).startswith(str(path))
         elif read is not None and read.profile is not None:
             assert read.simulate().makespan == read.predicted.step_seconds

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
 from .placing import together
@@ -109,7 +110,7 @@ class RecordedChain(Chain):
             ValueError: each replay is to be compared with the model.
         """
         if self._verify == "always":
-            raise ValueError(
+            raise InputError(
                 'verify="always" runs the whole model in each step, and each process has only some of its layers: '
                 "leave it out, and compare the model and its pipeline in one process, by pipepart.check"
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ...input_error import InputError
 from .valueless import asks_for_values
 
 _HERE = Path(__file__).parent
@@ -27,7 +28,7 @@ LAST_RESORT = (
 """The end of the message if a model cannot be recorded."""
 
 
-class CaptureError(ValueError):
+class CaptureError(InputError):
     """A model cannot be cut into layers, or a recording of it cannot be replayed.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ...input_error import InputError
 from ..plans.plan_record import PlanRecord
 from . import deepspeed, megatron, torch_pipelining, torchtitan
 from .conditions import faults_for_all, notes_for_all
@@ -30,10 +31,10 @@ def export_plan(plan: PlanRecord, name: str) -> Export:
             instead.
     """
     if name not in ENGINES:
-        raise ValueError(f"no engine is called {name!r}: export to one of {', '.join(ENGINES)}")
+        raise InputError(f"no engine is called {name!r}: export to one of {', '.join(ENGINES)}")
     engine = ENGINES[name]
     faults = list(faults_for_all(plan)) or list(engine.faults(plan))
     if faults:
-        raise ValueError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
+        raise InputError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
     notes = (*notes_for_all(plan), *engine.notes(plan))
     return Export(name, MappingProxyType(dict(engine.files(plan, notes))), notes)

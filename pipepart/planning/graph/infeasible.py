@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ...cluster import Cluster
+from ...input_error import InputError
 from ...units import format_bytes
 from .gap_search import Budget
 from .parse import ParsedGraph
@@ -13,7 +14,7 @@ from .problem import UNLIMITED, Problem, Split
 from .search import Effort, SearchResult, search
 
 
-class CutDoesNotFit(ValueError):
+class CutDoesNotFit(InputError):
     """No cut of the graph fits the memory of the devices.
 
     Attributes:

@@ -11,6 +11,7 @@ import networkx as nx
 import numpy as np
 
 from ...cluster import Cluster
+from ...input_error import InputError
 from ..partition.device_orders import device_types
 from .problem import UNLIMITED, DeviceType, Net, Problem, tidy_nets
 
@@ -33,13 +34,13 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
             negative or not finite, or a tensor touches a node that is not in the graph.
     """
     if not isinstance(graph, nx.Graph) or not graph.is_directed():
-        raise ValueError(
+        raise InputError(
             f"the graph must be a networkx.DiGraph, its edges say what comes before what; got {graph!r}"
         )
     if graph.is_multigraph():
         graph = nx.DiGraph(graph)
     if not len(graph):
-        raise ValueError("the graph has no nodes: there is nothing to cut")
+        raise InputError("the graph has no nodes: there is nothing to cut")
     members = _classes(graph)
     number = {node: index for index, group in enumerate(members) for node in group}
     successors: list[set[int]] = [set() for _ in members]
@@ -48,7 +49,7 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
             successors[number[before]].add(number[after])
     size = [sum(_bytes(graph, node) for node in group) for group in members]
     if sum(size) >= UNLIMITED:
-        raise ValueError(f"the bytes of all nodes must be below 2**60 together, got {sum(size)}")
+        raise InputError(f"the bytes of all nodes must be below 2**60 together, got {sum(size)}")
     problem = Problem(
         successors=tuple(tuple(sorted(others)) for others in successors),
         bytes=np.array(size, dtype=np.int64),
@@ -66,7 +67,7 @@ def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
     """
     if not nx.is_directed_acyclic_graph(graph):
         cycle = " -> ".join(repr(before) for before, _ in nx.find_cycle(graph))
-        raise ValueError(f"the graph has a cycle, so it has no execution order: {cycle} -> back to the first")
+        raise InputError(f"the graph has a cycle, so it has no execution order: {cycle} -> back to the first")
     position = {node: index for index, node in enumerate(graph)}
     first: dict[Hashable, Hashable] = {}
     tied = nx.DiGraph(graph.edges)
@@ -110,7 +111,7 @@ def _device_types(
 def _refuse_banned(graph: nx.DiGraph, group: Sequence[Hashable], kinds: Sequence[str]) -> None:
     allowed = "; ".join(f"{node!r} on {_kinds(graph, node)}" for node in group)
     tied = "nodes that stay together" if len(group) > 1 else "node"
-    raise ValueError(f"no device of the cluster (kinds {list(kinds)}) may run the {tied}: {allowed}")
+    raise InputError(f"no device of the cluster (kinds {list(kinds)}) may run the {tied}: {allowed}")
 
 
 def _kinds(graph: nx.DiGraph, node: Hashable) -> str:
@@ -121,7 +122,7 @@ def _kinds(graph: nx.DiGraph, node: Hashable) -> str:
 def _seconds(graph: nx.DiGraph, node: Hashable, kind: str) -> float:
     given: Any = graph.nodes[node].get("seconds")
     if given is None:
-        raise ValueError(
+        raise InputError(
             f"node {node!r} has no attribute 'seconds': give a number, or one for each kind of device"
         )
     if isinstance(given, Mapping):
@@ -145,7 +146,7 @@ def _finite(given: Any, what: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ValueError(f"{what} must be a finite number, 0 or more, got {given!r}")
+        raise InputError(f"{what} must be a finite number, 0 or more, got {given!r}")
     return number
 
 
@@ -157,13 +158,13 @@ def _nets(graph: nx.DiGraph, tensors: Tensors | None, number: Mapping[Hashable, 
         return
     for index, (seconds, nodes) in enumerate(tensors):
         if not isinstance(nodes, Iterable):
-            raise ValueError(
+            raise InputError(
                 f"tensor {index} must be its seconds and the nodes that touch it, got {(seconds, nodes)!r}"
             )
         pins = list(nodes)
         unknown = [pin for pin in pins if pin not in number]
         if unknown:
-            raise ValueError(f"tensor {index} touches {unknown[0]!r}, which is not a node of the graph")
+            raise InputError(f"tensor {index} touches {unknown[0]!r}, which is not a node of the graph")
         yield Net(
             _finite(seconds, f"seconds of tensor {index} ({pins!r})"), tuple(number[pin] for pin in pins)
         )

@@ -13,6 +13,7 @@ from schedules.core.action import COMMUNICATION
 
 from ...capture import LayerInfo
 from ...document import fault_texts
+from ...input_error import InputError
 from ...pages import to_html
 from ...units import counted, format_bytes
 from ..export import Export, export_plan
@@ -51,7 +52,7 @@ class Plan(PlanRecord):
     def _is_possible(self) -> Self:
         faults = _structure_faults(self)
         if faults:
-            raise ValueError("\n  ".join(faults))
+            raise InputError("\n  ".join(faults))
         return self
 
     @classmethod
@@ -68,12 +69,12 @@ class Plan(PlanRecord):
             read = read.refreshed()
         except (ValueError, ArithmeticError) as error:
             faults = fault_texts(error) if isinstance(error, ValidationError) else [str(error)]
-            raise ValueError(
+            raise InputError(
                 f"{path} holds a plan whose costs are too large:\n  " + "\n  ".join(faults)
             ) from None
         faults = _memory_faults(read)
         if faults:
-            raise ValueError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
+            raise InputError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
         return read
 
     def export(self, engine: str) -> Export:

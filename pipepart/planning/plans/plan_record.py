@@ -15,6 +15,7 @@ import schedules
 from ...capture import TensorSpec
 from ...cluster import Cluster, Device
 from ...document import Document
+from ...input_error import InputError
 from ...profiling import Profile
 from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
@@ -127,7 +128,7 @@ class PlanRecord(Document):
             ValueError: the plan was written by hand and has none.
         """
         if self.prediction is None:
-            raise ValueError("this plan carries no prediction: make it with pipepart.plan")
+            raise InputError("this plan carries no prediction: make it with pipepart.plan")
         return self.prediction
 
     @property

@@ -15,6 +15,7 @@ from ...capture.restore import draws_restored
 from ...data.arguments import Arguments, check_arguments
 from ...data.recorded import entered
 from ...data.split import micro_batches_of
+from ...input_error import InputError
 from ..layer_pass import LayerPass, Layers, fresh
 from ..timing import LayerTimer
 from .meta_tensors import META, on_meta, refuse_autocast, to_meta
@@ -55,7 +56,7 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
     refuse_autocast()
     device = next((parameter.device for parameter in model.parameters()), META)
     if device == META:
-        raise ValueError(
+        raise InputError(
             "a roofline is fitted to layers that run: pass a model with parameters on a real device"
         )
     chain = chain_of(model)
@@ -109,7 +110,7 @@ def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
 
     samples = [sample for sample in samples if sample.work and sample.seconds > 0]
     if not samples:
-        raise ValueError("there is nothing to fit a roofline to: no layer ran an operation that took time")
+        raise InputError("there is nothing to fit a roofline to: no layer ran an operation that took time")
     seconds = np.array([sample.seconds for sample in samples])
     work = [np.array(sample.work) for sample in samples]  # [operations, 2]
     # The least that one unit can take, from the fastest sample: for what no operation waits for.

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.own_copy import tensors
 from ...capture import grouped_product, shadow_parameters
+from ...input_error import InputError
 
 META = torch.device("meta")
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
@@ -36,7 +37,7 @@ def to_meta(nest: Any) -> Any:
 def refuse_autocast() -> None:
     """Raise a ValueError under autocast, which has no effect on meta tensors."""
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        raise ValueError(
+        raise InputError(
             "autocast has no effect on the meta device, so bytes would be wrong under it: estimate a model of the "
             "lower precision, as in model.to(torch.bfloat16), or measure it (measure=True)"
         )

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from ...document import Document
+from ...input_error import InputError
 from .work import Work
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -58,7 +59,7 @@ class Roofline(Document):
                 )
         except ValueError:
             pass
-        raise ValueError(
+        raise InputError(
             f"{text!r} is not a roofline: write for example 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', with speeds above 0"
         )
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import Node
 
 from schedules import Action, Kind
 
+from ...input_error import InputError
 from ...ranks import Ranks
 from ...ranks.doing import Doing
 from ...workers.worker import Worker
@@ -50,7 +51,7 @@ def check_timeout(timeout: float | None) -> None:
         ValueError: it is not positive.
     """
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
-        raise ValueError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
+        raise InputError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
 
 
 def wait_for(

@@ -12,6 +12,7 @@ from typing import Any
 import schedules
 from schedules import Timeline
 
+from ...input_error import InputError
 from ...pages import to_html
 from ...planning import Plan
 from ..stage import Stage
@@ -59,7 +60,7 @@ class Trace:
         """
         whole = [step for step in self.steps if step.schedule.micro_batches == self.plan.micro_batches]
         if not whole:
-            raise ValueError(
+            raise InputError(
                 f"no step of {self.plan.micro_batches} micro-batches was traced: run pipe.step within "
                 "`with pipe.trace() as trace`"
             )

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...input_error import InputError, InputTypeError
+
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -29,7 +31,7 @@ class WeightFiles:
 
     def __init__(self, weights: str | PathLike[str]) -> None:
         if not isinstance(weights, str | PathLike):
-            raise TypeError(
+            raise InputTypeError(
                 f"weights must be the path of a file or folder, got {type(weights).__name__}. For a state dict, call "
                 "model.load_state_dict(state, assign=True) instead"
             )
@@ -71,7 +73,7 @@ class WeightFiles:
             if which
         ]
         if faults:
-            raise ValueError(
+            raise InputError(
                 f"the weights in {str(self._where)!r} are not those of the model: {'; '.join(faults)}. The names must "
                 "be those of model.state_dict()"
             )
@@ -110,7 +112,7 @@ class WeightFiles:
                 values = stored(first, device)
                 for other in others:
                     if not torch.equal(values, stored(other, device)):
-                        raise ValueError(
+                        raise InputError(
                             f"{first!r} and {other!r} are one tensor of the model and differ in {str(self._where)!r}"
                         )
                 # A copy: what was read is a window onto the file.
@@ -149,7 +151,7 @@ def _opened(path: Path, device: str = "cpu") -> Any:
     try:
         return safe_open(path, framework="pt", device=device)
     except SafetensorError as error:
-        raise ValueError(
+        raise InputError(
             f"{str(path)!r} is not a whole file of safetensors ({error}). For a file of torch.save, pass no weights= "
             "and call model.load_state_dict(torch.load(path, mmap=True), assign=True) before the pipeline is made"
         ) from error

@@ -32,6 +32,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...capture import Live, Recording
+from ...input_error import InputTypeError
 from ...ranks import Ranks
 from .reductions import Reductions
 from .threads import Key, ThreadTransport, Transport
@@ -175,7 +176,7 @@ class RankTransport:
             return
         form, buffers = pack(graph_cut.move(message, _HOST))
         if len(buffers) > _PARTS - 2:
-            raise TypeError(
+            raise InputTypeError(
                 f"stage {sender} passes {len(buffers)} tensors to another rank, at most {_PARTS - 2} can be passed"
             )
         tag = self._tag(key, sender)

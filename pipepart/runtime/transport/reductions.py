@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...input_error import InputTypeError
 from ...ranks import Ranks
 
 _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel
@@ -139,7 +140,7 @@ def _packed(parameters: Sequence[nn.Parameter], replicas: int) -> Tensor:
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             if gradient.layout is not torch.strided:
-                raise TypeError(
+                raise InputTypeError(
                     f"the gradient of a parameter {list(parameter.shape)} is sparse, and those of several ranks are "
                     "added up dense: use sparse=False, or plan with replicas=1"
                 )

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...capture import Live, Recording
+from ...input_error import InputTypeError
 
 _ALIGNMENT = 64  # bytes
 
@@ -135,12 +136,12 @@ def _tensor(form: TensorForm, buffers: Sequence[Tensor]) -> Tensor:
 def _check_plain(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
         kind = type(tensor).__name__ if tensor.layout is torch.strided else f"{tensor.layout} tensor"
-        raise TypeError(
+        raise InputTypeError(
             f"a stage passes a {kind} {list(tensor.shape)} to a stage of another rank, which only plain tensors can "
             "go to: put the layers on both sides of it into one stage (pipepart.plan(..., colocate=...))"
         )
     if tensor.is_conj() or tensor.is_neg():
-        raise TypeError(
+        raise InputTypeError(
             f"a stage passes a tensor {list(tensor.shape)} with a lazy conjugate or negation to a stage of another "
             "rank: return tensor.resolve_conj() or tensor.resolve_neg() from its last layer"
         )
