@@ -22,12 +22,13 @@ from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches, Splitter
-from .distributed import Agreed, join, making, planned_once
+from .distributed import join, making, planned_once
 from .input_error import InputError
-from .loss import LossError, Reduction, StepLoss, add_loss
+from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .ranks import Ranks, join_ranks, under_torchrun
+from .runtime.agreed import Agreed
 from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
@@ -308,7 +309,7 @@ class Pipeline(AsModule, Observed):
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
         options = f"(scaler={scaler is not None}, {loss_weight=}, {return_outputs=})"
-        batch, form, seed = self._agreed("step", args, kwargs, target, options)
+        batch, form, seed, _ = self._agreed("step", args, kwargs, target, options)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
@@ -363,7 +364,7 @@ class Pipeline(AsModule, Observed):
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
         with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
-            batch, form, seed = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
+            batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
             sink = make_loss_sink(
                 self._loss,
@@ -385,18 +386,17 @@ class Pipeline(AsModule, Observed):
         after all forwards, and adds to the ``grad`` of the parameters. The parameters are not in the graph of the
         output, so ``torch.autograd.grad`` and ``backward(inputs=...)`` reach the arguments of the model only.
 
+        Under torchrun every rank gets the output, computes the same loss of it, and goes backward.
+
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        batch, form, seed = self._agreed("forward", args, kwargs)
+        agreed = self._agreed("forward", args, kwargs, options="(collect_losses=True)" * collecting())
+        batch, form, seed, _ = agreed
         if torch.is_grad_enabled():
-            if self._side.links is not None:
-                raise RuntimeError(
-                    "under torchrun a pipeline is called without gradients: with torch.no_grad(): pipe(x); pipe.step "
-                    "trains"
-                )
             recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
-            outputs = differentiable(self._engine, batch, dict(self.named_parameters()), recomputes)
+            parameters = dict(self.named_parameters())
+            outputs = differentiable(self._engine, agreed, parameters, recomputes, self._side)
             return gathered(outputs, batch, self._merge, loss_of_outputs(self._loss, outputs, batch))
         sink = OutputSink(batch.sizes)
         step = self._engine.forwards_for_caller(

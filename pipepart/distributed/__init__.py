@@ -1,6 +1,5 @@
 """One pipeline on several processes: who has what, what they agree on before a call, and what they share behind it."""
 
 from .joined import join, making, planned_once
-from .meeting import Agreed
 
-__all__ = ["Agreed", "join", "making", "planned_once"]
+__all__ = ["join", "making", "planned_once"]

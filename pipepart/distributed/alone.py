@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,12 +12,13 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
+from ..runtime.agreed import Agreed
 from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.ranks import Links
-from .meeting import Agreed, Make
+from .meeting import Make
 
 
 class Alone:
@@ -86,6 +87,32 @@ class Alone:
 
     def collect(self, made: list[Any], batch: MicroBatches) -> None:
         """Fill in what was made in other processes for their micro-batches."""
+
+    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
+        """Fill in the outputs of micro-batches that another process has made."""
+
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Agree on the backward of a differentiable call; return the form of its messages.
+
+        Args:
+            form, number: of the forward.
+            gradients: of the output.
+            parameters: whether the parameters get gradients.
+            check: raises if it cannot run.
+        """
+        check()
+        return None
+
+    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
+        """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
+        return [gradient for part in step.input_gradients for gradient in part]
 
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return what the process of the last stage makes."""

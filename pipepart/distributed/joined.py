@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
-from ..capture import Chain
+from ..autograd.own_copy import tensors
+from ..capture import Chain, Live
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks, join_ranks
+from ..runtime.agreed import Agreed
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_hooks
@@ -25,7 +28,7 @@ from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
 from ..runtime.transport.reductions import Reductions
 from .alone import Alone
-from .meeting import Agreed, Make, Meeting
+from .meeting import Make, Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
 
@@ -127,6 +130,33 @@ class Joined(Alone):
         """Fill in what ranks of other replicas made for their micro-batches."""
         self._meeting.collect(made, batch.inputs)
 
+    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
+        """Give every rank the outputs of all micro-batches."""
+        self._meeting.collect(outputs, batch.inputs, always=True)
+
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Agree on the backward of a differentiable call, which all ranks begin with the same gradients of the output.
+
+        Raises:
+            RuntimeError: the ranks make different calls.
+            ValueError: their gradients of the output differ.
+        """
+        what = f"the backward of the output of call {number}" + ("" if parameters else " to its input alone")
+        return "backward", parameters, form, self._meeting.begin_backward(what, gradients, check)
+
+    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
+        """Give every rank the gradients of the inputs, which the ranks of the first stage have."""
+        self._meeting.collect(step.input_gradients, [None] * len(step.input_gradients))
+        found = super().end_backward(step)
+        return self._meeting.end_backward(list(found))
+
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return on every rank what the rank of the last stage makes."""
         return self._meeting.from_one(self._meeting.last, make)
@@ -148,9 +178,12 @@ class Joined(Alone):
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
-            if self.mesh is not None and call.startswith("step"):
+            if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
-            return make(args, kwargs, target)
+            batch = make(args, kwargs, target)
+            if call.startswith("forward") and torch.is_grad_enabled():
+                _check_labels(batch)
+            return batch
 
         agreed = self._meeting.begin(call, args, kwargs, target, checked, options)
         self.part.share_tied()
@@ -178,6 +211,19 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain, strict: bool) -> Alone:
             "links and memory"
         )
     return Joined(ranks, plan, chain)
+
+
+def _check_labels(batch: MicroBatches) -> None:
+    """Check that this rank can compute the loss of a model that computes its own.
+
+    Raises:
+        ValueError: the rank was given no mini-batch.
+    """
+    has_loss = any(isinstance(one, Live) and one.recording.loss is not None for one in batch.inputs)
+    if has_loss and any(label.is_meta for label in tensors(batch.targets)):
+        raise ValueError(
+            "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"
+        )
 
 
 @contextmanager

@@ -12,42 +12,28 @@ them.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..capture import Live, Recording, fingerprint
+from ..capture import Live, Recording
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..ranks import RankError, Ranks
+from ..runtime.agreed import Agreed
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import pack, unpack
 from ..workers.modes import Modes
-
-_SAMPLES = 1024  # numbers of each tensor that are compared between ranks
+from .mini_batches import Shape, digest, forms, values
+from .sketches import Sketches, are_close, sketches
 
 Make = Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
-
-
-class Agreed(NamedTuple):
-    """What all ranks know before a call runs.
-
-    Attributes:
-        batch: the micro-batches.
-        form: equal for calls whose stages exchange equal messages.
-        seed: of the random numbers.
-    """
-
-    batch: MicroBatches
-    form: Hashable = None
-    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +48,7 @@ class _Hello:
         target: the same of the target.
         state: of the parameters and modes of the model that decide which gradients there are.
         seed: of the rank's random numbers.
+        gradients: sketches of those that a backward begins with.
     """
 
     call: tuple[str, int]
@@ -71,6 +58,7 @@ class _Hello:
     target: str
     state: str
     seed: int
+    gradients: Sketches = ()
 
 
 class Meeting:
@@ -120,10 +108,10 @@ class Meeting:
                 refusal = error
         mine = _Hello(
             (call + options, self._calls),
-            "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
-            "" if batch is None else _digest(_forms(batch.inputs)),
-            "" if batch is None else _digest(_values((args, kwargs))),
-            "" if target is None else _digest((_forms([target]), _values(target))),
+            _told(refusal),
+            "" if batch is None else digest(forms(batch.inputs)),
+            "" if batch is None else digest(values((args, kwargs))),
+            "" if target is None else digest((forms([target]), values(target))),
             self._state(),
             RngKeys().seed,
         )
@@ -138,7 +126,59 @@ class Meeting:
             args, kwargs = self._shapes((args, kwargs), everyone)
             batch = self._everywhere(batch, form, lambda: make(args, kwargs, target))
         self.ranks.midway, self.ranks.place = True, f"the end of {call}"
-        return Agreed(batch, (call, form, tuple(one.state for one in everyone)), everyone[0].seed)
+        whole = call, form, tuple(one.state for one in everyone)
+        return Agreed(batch, whole, everyone[0].seed, self._calls - 1)
+
+    def begin_backward(
+        self, call: str, gradients: Sequence[Tensor | None], check: Callable[[], None]
+    ) -> Hashable:
+        """Agree on a backward, which takes the gradients of the output from the ranks of the last stage.
+
+        Args:
+            call: which one.
+            gradients: of the output on this rank; those of all ranks are the same, but for rounding.
+            check: raises if it cannot run.
+
+        Returns:
+            The layout of the gradients, which decides with the forward what the messages look like.
+
+        Raises:
+            RankError: another rank refuses it, or is lost.
+            RuntimeError: the ranks make different calls, or ``check`` raises.
+            ValueError: the gradients of a rank are others than those of the last stage's.
+        """
+        refusal = None
+        try:
+            check()
+        except Exception as error:
+            refusal = error
+        form = digest(forms(gradients))
+        mine = _Hello((call, self._calls), _told(refusal), form, "", "", "", 0, sketches(gradients))
+        self._calls += 1
+        self.ranks.place = f"the begin of {call}"
+        everyone: list[_Hello] = self.ranks.gather(mine)
+        if refusal is not None:
+            raise refusal
+        _check_refusals(everyone)
+        _check_calls(everyone)
+        for rank, one in enumerate(everyone):
+            if not are_close(one.gradients, everyone[self.last].gradients):
+                raise ValueError(
+                    f"rank {rank} goes backward from another gradient of the output than rank {self.last}, whose "
+                    "stage is the last: every rank computes the same loss, of the whole output that pipe(x) returns"
+                )
+        self.ranks.midway, self.ranks.place = True, f"the end of {call}"
+        return tuple(everyone[rank].form for rank in self._lasts)
+
+    def end_backward(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Return on every rank the gradients of the inputs, which the rank of the first stage gives.
+
+        Raises:
+            RankError: another rank has failed in the backward, or is lost.
+        """
+        found = self.from_one(self.first, lambda: gradients)
+        self.ranks.midway = False
+        return found
 
     def meet(self, call: str) -> None:
         """Check that all ranks make a call that takes no mini-batch.
@@ -189,14 +229,15 @@ class Meeting:
             return str(error)
         return ""
 
-    def collect(self, made: list[Any], inputs: Sequence[Any]) -> None:
-        """Fill in what the ranks of several replicas made, such as outputs, on every rank; with one replica do nothing.
+    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+        """Fill in what the ranks of several replicas made, such as outputs, on every rank.
 
         Args:
             made: by micro-batch; None or an empty tuple where another rank has made it.
             inputs: of the micro-batches.
+            always: with one replica as well; otherwise nothing is done there.
         """
-        if len(self._lasts) == 1:
+        if len(self._lasts) == 1 and not always:
             return
         everyone = self.ranks.gather([one is not None and type(one) is not tuple for one in made])
         for index, given in enumerate(inputs):
@@ -239,7 +280,7 @@ class Meeting:
 
     def _state(self) -> str:
         modes = Modes.current()
-        return _digest(
+        return digest(
             (
                 [module.training for module in self._model.modules()],
                 [parameter.requires_grad for parameter in self._model.parameters()],
@@ -250,9 +291,7 @@ class Meeting:
 
     def _check(self, everyone: Sequence[_Hello]) -> None:
         """Refuse a call that the ranks do not make alike."""
-        for rank, one in enumerate(everyone):
-            if one.refusal:
-                raise RankError(f"rank {rank} refuses the arguments of {one.call[0]}: {one.refusal}")
+        _check_refusals(everyone)
         _check_calls(everyone)
         first = everyone[0]
         firsts = [(rank, "runs the first stage") for rank in self._firsts]
@@ -293,7 +332,7 @@ class Meeting:
                 batch = make()
             except Exception as error:
                 failure = error
-        mine = failure and f"{type(failure).__name__}: {failure}", batch and _digest(_forms(batch.inputs))
+        mine = failure and f"{type(failure).__name__}: {failure}", batch and digest(forms(batch.inputs))
         for rank, (why, own) in enumerate(self.ranks.gather(mine)):
             if failure is not None:
                 raise failure
@@ -312,9 +351,19 @@ class Meeting:
         source = next(rank for rank, one in enumerate(everyone) if one.form)
         mine = None
         if self.ranks.rank == source:
-            mine = pytree.tree_map_only(Tensor, _Shape.of, given)
+            mine = pytree.tree_map_only(Tensor, Shape.of, given)
         found = self.ranks.gather(mine)[source]
-        return pytree.tree_map_only(_Shape, _Shape.made, found)
+        return pytree.tree_map_only(Shape, Shape.made, found)
+
+
+def _told(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _check_refusals(everyone: Sequence[_Hello]) -> None:
+    for rank, one in enumerate(everyone):
+        if one.refusal:
+            raise RankError(f"rank {rank} refuses {one.call[0]}: {one.refusal}")
 
 
 def _check_calls(everyone: Sequence[_Hello]) -> None:
@@ -325,54 +374,3 @@ def _check_calls(everyone: Sequence[_Hello]) -> None:
                 f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
                 f"{first.call[1]}): all ranks make the same calls with the same options in the same order"
             )
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-    @staticmethod
-    def of(tensor: Tensor) -> _Shape:
-        """Return that of a tensor."""
-        return _Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-
-    def made(self) -> Tensor:
-        """Return such a tensor on the meta device."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return made.requires_grad_(self.requires_grad)
-
-
-def _forms(nests: Iterable[Any]) -> list[Any]:
-    """Return what decides the shapes of messages: of tensors the layout, of other values the value."""
-    found: list[Any] = []
-    for nest in nests:
-        leaves, spec = pytree.tree_flatten(nest)
-        found.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-                found.append((tuple(leaf.shape), layout, leaf.dtype, leaf.requires_grad))
-            else:
-                plain = isinstance(leaf, bool | int | float | str | type(None))
-                found.append(leaf if plain else type(leaf).__name__)
-    return found
-
-
-def _values(nest: Any) -> list[Any]:
-    """Return some numbers of each tensor on the CPU, spread over it."""
-    found = []
-    for leaf in pytree.tree_leaves(nest):
-        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
-            flat = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
-            step = max(1, len(flat) // _SAMPLES)
-            found.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
-    return found
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()

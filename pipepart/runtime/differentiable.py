@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,31 +22,68 @@ from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
 from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
+from .agreed import Agreed
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
 from .sinks import OutputSink
 from .step import Step
 
 
+class Processes(Protocol):
+    """What a call shares with the other processes of its pipeline, if it has any."""
+
+    def end(self, step: Step) -> None:
+        """After the forwards, share the losses that layers added."""
+        ...
+
+    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
+        """Fill in the outputs of micro-batches that another process has made."""
+        ...
+
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Before the backwards, call ``check``; return the form of their messages.
+
+        Args:
+            form, number: of the forwards.
+            gradients: of the output.
+            parameters: whether the parameters get gradients.
+            check: raises if they cannot run.
+        """
+        ...
+
+    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
+        """After the backwards, return the gradients of the leaves of all inputs, in order."""
+        ...
+
+
 def differentiable(
     engine: Engine,
-    batch: MicroBatches,
+    agreed: Agreed,
     parameters: Mapping[str, nn.Parameter],
     recomputes: bool,
+    processes: Processes,
 ) -> list[Any]:
     """Run all forwards; return the outputs of the micro-batches. Their backward runs the backwards of the stages.
 
     Args:
         engine: runs them.
-        batch: the micro-batches, with the graph that made their inputs, if any.
+        agreed: the micro-batches, with the graph that made their inputs, if any.
         parameters: of the model, by name.
         recomputes: whether the backward reads the parameters again. Autograd does not notice if they have changed.
+        processes: that the pipeline runs on.
     """
-    call = _Call(engine, batch, parameters, recomputes)
+    call = _Call(engine, agreed, parameters, recomputes, processes)
     # The parameters are not inputs of the node, so an anchor makes it run backward. Autograd makes the caller's streams
     # wait for the streams of leaves, so each device with parameters needs a leaf.
     first, *others = (torch.empty(0, requires_grad=True, device=device) for device in engine.devices)
-    leaves = (leaf for one in batch.inputs for leaf in graph_cut.leaves(one))
+    leaves = (leaf for one in agreed.batch.inputs for leaf in graph_cut.leaves(one))
     return call.rebuild(_Node.apply(call, first, *leaves, *others))
 
 
@@ -67,11 +104,19 @@ class _Call:
     """One forward and the backward that belongs to it."""
 
     def __init__(
-        self, engine: Engine, batch: MicroBatches, parameters: Mapping[str, nn.Parameter], recomputes: bool
+        self,
+        engine: Engine,
+        agreed: Agreed,
+        parameters: Mapping[str, nn.Parameter],
+        recomputes: bool,
+        processes: Processes,
     ) -> None:
+        batch = agreed.batch
         self._engine = engine
+        self._batch: MicroBatches | None = batch
+        self._form, self._seed, self._number = agreed.form, agreed.seed, agreed.number
+        self._processes = processes
         self._parameters = list(parameters.values())
-        self._inputs = [graph_cut.part(one) for one in batch.inputs]
         self._homes = [leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)]
         read = [("the input", tensor) for one in batch.inputs for tensor in tensors(one)]
         read += [(f"parameter {name!r}", one) for name, one in parameters.items()] if recomputes else []
@@ -84,9 +129,13 @@ class _Call:
 
     def forward(self) -> tuple[list[Tensor], list[bool]]:
         """Return the tensors of all outputs, and which of them can be differentiated."""
+        batch, self._batch = self._batch, None
+        assert batch is not None
         with torch.enable_grad():
-            self._run = self._engine.forwards_for_caller(self._inputs, self._sink)
-        self._inputs = []
+            inputs = [graph_cut.part(one) for one in batch.inputs]
+            self._run = self._engine.forwards_for_caller(inputs, self._sink, self._form, self._seed)
+        self._processes.end(self._run)
+        self._processes.share_outputs(self._sink.outputs, batch)
         self._nests = [pytree.tree_flatten(output) for output in self._sink.outputs]
         self._sink.outputs = [None] * len(self._nests)  # a second forward replaces them
         found = [[item for item in nest if isinstance(item, Tensor)] for nest, _ in self._nests]
@@ -118,7 +167,9 @@ class _Call:
             raise RuntimeError(
                 "backward through the same output of a pipeline a second time: its stash is gone"
             )
-        self._check_unwritten()
+        form = self._processes.begin_backward(
+            self._form, self._number, gradients, parameters, self._check_unwritten
+        )
         if self._collects:
             *gradients, self._sink.gradient_of_added = gradients
         given = iter(gradients)
@@ -127,8 +178,9 @@ class _Call:
         run, self._run = self._run, None
         self._read = []
         with nullcontext() if parameters else _gradients_kept(self._parameters):
-            found = self._engine.backwards(run, self._sink)
-        return graph_cut.gradients_home((gradient for part in found for gradient in part), self._homes)
+            step = self._engine.backwards(run, self._sink, form)
+            found = self._processes.end_backward(step)
+        return graph_cut.gradients_home(found, self._homes)
 
     def _check_unwritten(self) -> None:
         """Raise, as autograd does, if a tensor that the backward reads was written after the forward."""

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..autograd import graph_cut
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import told
@@ -90,7 +89,7 @@ class Engine:
         self._links = links
         self._rows = range(len(plan.workers)) if links is None else links.local  # of the schedule
         self._names = [device.name for device in plan.workers]
-        homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
+        self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes)
         self._routes = Routes(plan)
         self._copy_queues = copy_queues(plan, self._streams)
@@ -102,8 +101,8 @@ class Engine:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices of all stages."""
-        return list(dict.fromkeys(stage.device for stage in self._stages))
+        """The devices of all workers of this process."""
+        return list(dict.fromkeys(self._homes[row] for row in self._rows))
 
     @property
     def closed(self) -> str:
@@ -201,16 +200,16 @@ class Engine:
             self.hold_for_caller(sink.outputs)
         return step
 
-    def backwards(self, forward: Step, sink: OutputSink) -> Sequence[graph_cut.Gradients]:
-        """Run the backwards of such forwards; return the gradients of the inputs, one entry per micro-batch.
+    def backwards(self, forward: Step, sink: OutputSink, form: Hashable = None) -> Step:
+        """Run the backwards of such forwards.
 
         With accelerators they run on the calling thread: see :meth:`pipepart.runtime.step.Step.backward_here`.
         """
         with self.claimed():
             parts = len(forward.input_gradients)
-            step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward)
+            step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
             self.execute(step, on_workers=all(device.type == "cpu" for device in self.devices))
-        return step.input_gradients
+        return step
 
     def hold_for_caller(self, outputs: Any) -> None:
         """Keep the memory of outputs until the caller's streams have read them."""

@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     ),
     "values": (lambda pipe, rank, x, y: pipe.step(x + rank, target=y), "with other values"),
     "target": (lambda pipe, rank, x, y: pipe.step(x, target=y + rank), "with another target"),
-    "argument": (_wrong_argument, "unknown|refuses the arguments"),
+    "argument": (_wrong_argument, "unknown|rank 1 refuses step"),
     "no tensor": (
         lambda pipe, rank, x, y: pipe.step("x" if rank == 0 else x, target=y),
         "the input must hold a tensor",

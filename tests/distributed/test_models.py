@@ -148,30 +148,32 @@ def test_values_that_skip_ranks(processes, stages, schedule, recompute):
     assert_as_in_one_process(hourglass, processes, stages, schedule, recompute)
 
 
-def language_model(kind: str) -> dict[str, Any]:
+def language_model(kind: str) -> nn.Module:
     import transformers
 
     if kind == "gpt2":
         config: Any = transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=40, n_positions=32)
-        model: Any = transformers.GPT2LMHeadModel(config)
-    else:
-        config = transformers.LlamaConfig(
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=40,
-            tie_word_embeddings=True,
-        )
-        model = transformers.LlamaForCausalLM(config)
+        return transformers.GPT2LMHeadModel(config)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=40,
+        tie_word_embeddings=True,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def of_language(kind: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(4)
     words = [
         torch.randint(40, (size, length), generator=generator) for size, length in [(6, 7), (6, 5), (6, 7)]
     ]
     sample = {"input_ids": words[0], "labels": words[0], "use_cache": False}
     found: dict[str, Any] = {"losses": []}
-    with piped(model, sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
+    with piped(language_model(kind), sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
         optimizer = adam(pipe.parameters())
         for ids in words:
             optimizer.zero_grad()
@@ -185,7 +187,7 @@ def language_model(kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_language_model_with_a_tied_head(kind):
-    assert_as_in_one_process(language_model, 3, kind)
+    assert_as_in_one_process(of_language, 3, kind)
 
 
 def frozen() -> dict[str, Any]:

@@ -172,7 +172,7 @@ class LossSink(ABC):
     def adopt(self, shares: Sequence[Share], last: int) -> None:
         """Take over what the other ranks know; ``last`` is the rank of the last stage."""
         for share in shares:
-            self._added.update(share.added)
+            self._added = {**share.added, **self._added}  # this rank's own stay on their devices
             self._trains |= share.trains
             self.added_have_graph |= any(graph for row in share.added.values() for *_, graph in row)
         self._known = shares[last]

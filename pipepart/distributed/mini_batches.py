@@ -1,0 +1,68 @@
+"""What ranks compare of the mini-batches that they are given: layouts, and some of the values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..capture import Live, fingerprint
+
+_SAMPLES = 1024  # numbers of each tensor that are compared between ranks
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> Shape:
+        """Return that of a tensor."""
+        return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    def made(self) -> Tensor:
+        """Return such a tensor on the meta device."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return made.requires_grad_(self.requires_grad)
+
+
+def forms(nests: Iterable[Any]) -> list[Any]:
+    """Return what decides the shapes of messages: of tensors the layout, of other values the value."""
+    found: list[Any] = []
+    for nest in nests:
+        leaves, spec = pytree.tree_flatten(nest)
+        found.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+                found.append((tuple(leaf.shape), layout, leaf.dtype, leaf.requires_grad))
+            else:
+                plain = isinstance(leaf, bool | int | float | str | type(None))
+                found.append(leaf if plain else type(leaf).__name__)
+    return found
+
+
+def values(nest: Any) -> list[Any]:
+    """Return some numbers of each tensor on the CPU, spread over it."""
+    found = []
+    for leaf in pytree.tree_leaves(nest):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+            flat = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
+            step = max(1, len(flat) // _SAMPLES)
+            found.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
+    return found
+
+
+def digest(value: Any) -> str:
+    """Return a short text that is equal for equal values."""
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
