@@ -18,7 +18,9 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class DescribedStages:
-    """Options with the costs of stages, each one number for all stages or one per stage.
+    """Options with the costs of stages, each one number for the stages of a device together or one per stage.
+
+    So one number describes the same model under schedules with one and with several stages per device.
 
     Attributes:
         forward, backward_input, backward_weight: seconds.
@@ -30,15 +32,15 @@ class DescribedStages:
     backward_weight: Sequence[float]
     stash: str | None
 
-    def costs(self, stages: int, latency: float) -> StageCosts:
-        """Return the costs of ``stages`` stages. Without stash sizes each stash is 1."""
-        forward, backward_input, backward_weight = self._seconds(stages)
+    def costs(self, order: Schedule, latency: float) -> StageCosts:
+        """Return the costs of the stages of a schedule. Without stash sizes a micro-batch on a device counts as 1."""
+        forward, backward_input, backward_weight = self._seconds(order)
         return StageCosts(
             forward=forward,
             backward_input=backward_input,
             backward_weight=backward_weight,
             latency=latency,
-            stash_bytes=self._stash_bytes(stages) or [1.0] * stages,
+            stash_bytes=self._stash_bytes(order) or _per_stage("--stash", [1.0], order),
         )
 
     def on_cluster(
@@ -62,7 +64,7 @@ class DescribedStages:
             chunks: stages per device; None for those of the schedule.
             replicas: of all stages, whose gradients are summed.
             message: size of what a stage sends to the next one for a micro-batch; None for nothing.
-            gradients: size of a stage's gradients; None for nothing.
+            gradients: size of the gradients of a device's stages; None for nothing.
 
         Raises:
             UsageError: the cluster has too few devices, or there is another number of costs than stages.
@@ -73,9 +75,10 @@ class DescribedStages:
             raise UsageError(f"{replicas} replicas need {wanted} devices, and the cluster has {len(cluster)}")
         order = built(schedule, devices, -(-micro_batches // replicas), chunks)
         stages = order.model_stages
-        sent, summed = (0 if size is None else parse_bytes(size) for size in (message, gradients))
+        sent = 0 if message is None else parse_bytes(message)
+        summed = 0 if gradients is None else parse_bytes(gradients) * devices // stages
         names = [f"stage {number}" for number in range(stages)]
-        timings = [[Timing(seconds=each) for each in seconds] for seconds in self._seconds(stages)]
+        timings = [[Timing(seconds=each) for each in seconds] for seconds in self._seconds(order)]
         profile = Profile(
             model="stages",
             batch=micro_batches,
@@ -102,7 +105,7 @@ class DescribedStages:
                     ),
                     saved=tuple(
                         SavedTensor(bytes=int(size), layers=(number,))
-                        for number, size in enumerate(self._stash_bytes(stages))
+                        for number, size in enumerate(self._stash_bytes(order))
                     ),
                 ),
             ),
@@ -124,17 +127,17 @@ class DescribedStages:
             cut_before=names[1:],
         )
 
-    def _seconds(self, stages: int) -> tuple[list[float], list[float], list[float]]:
+    def _seconds(self, order: Schedule) -> tuple[list[float], list[float], list[float]]:
         return (
-            _per_stage("--forward", self.forward, stages),
-            _per_stage("--backward-input", self.backward_input, stages),
-            _per_stage("--backward-weight", self.backward_weight, stages),
+            _per_stage("--forward", self.forward, order),
+            _per_stage("--backward-input", self.backward_input, order),
+            _per_stage("--backward-weight", self.backward_weight, order),
         )
 
-    def _stash_bytes(self, stages: int) -> list[float]:
+    def _stash_bytes(self, order: Schedule) -> list[float]:
         if self.stash is None:
             return []
-        return _per_stage("--stash", [parse_bytes(size) for size in self.stash.split(",")], stages)
+        return _per_stage("--stash", [parse_bytes(size) for size in self.stash.split(",")], order)
 
 
 def built(name: str, devices: int, micro_batches: int, chunks: int | None) -> Schedule:
@@ -144,7 +147,11 @@ def built(name: str, devices: int, micro_batches: int, chunks: int | None) -> Sc
     return schedules.build(name, devices, micro_batches, chunks)
 
 
-def _per_stage(option: str, numbers: Sequence[float], stages: int) -> list[float]:
-    if len(numbers) not in (1, stages):
+def _per_stage(option: str, numbers: Sequence[float], order: Schedule) -> list[float]:
+    """Return one number per stage; a single one is that of a device, shared by its stages."""
+    stages, devices = order.model_stages, order.devices
+    if len(numbers) == 1:
+        return [numbers[0] * devices / stages] * stages
+    if len(numbers) != stages:
         raise UsageError(f"{option} has {len(numbers)} numbers for {stages} stages: give 1 or {stages}")
-    return [float(number) for number in numbers] * (stages if len(numbers) == 1 else 1)
+    return [float(number) for number in numbers]

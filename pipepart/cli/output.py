@@ -46,8 +46,17 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, and say so on standard error.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     typer.echo(f"Saved in {path}.", err=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import schedules
 from schedules import Schedule, StageCosts, Timeline
+from schedules.pictures.draw import Panel
 
 from ..cluster import Device
 from ..planning import Plan
@@ -36,6 +39,59 @@ class Played:
     rows: Sequence[str]
     needs: Sequence[int] = ()
     limits: Sequence[int | None] = ()
+
+    @cached_property
+    def bound(self) -> float:
+        """Seconds that no synchronous schedule of this placement can beat; 0 if unknown."""
+        schedule = self.timeline.schedule
+        if schedule.versions or schedule.replicas > 1:
+            return 0.0
+        return schedules.bound(
+            self.costs, schedule.devices, schedule.micro_batches, placement=schedule.device_of
+        )
+
+    @property
+    def panel(self) -> Panel:
+        """What a picture shows of it."""
+        numbered = list(self.rows) == [str(row) for row in range(len(self.rows))]
+        return self.drawn.panel(self.timeline.schedule.name, None if numbered else self.rows)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the step as JSON values, and per device the idle seconds by cause.
+
+        ``zero_bubble`` is the bubble if each device starts its next step as soon as it has finished this one.
+        """
+        timeline, schedule = self.timeline, self.timeline.schedule
+        devices = [
+            {
+                "device": self.names[row],
+                "stages": list(schedule.stages_of(row)),
+                "busy_seconds": timeline.busy[row],
+                "producer_seconds": idle.producer,
+                "transfer_seconds": idle.transfer,
+                "finished_seconds": idle.finished,
+                "peak_stash_bytes": timeline.peak_bytes[row],
+            }
+            for row, idle in enumerate(timeline.idle)
+        ]
+        return {
+            "version": 1,
+            "schedule": schedule.name,
+            "micro_batches": schedule.micro_batches,
+            "makespan_seconds": timeline.makespan,
+            "bubble": timeline.bubble,
+            "zero_bubble": timeline.zero_bubble,
+            "bound_seconds": self.bound,
+            "devices": devices,
+            "actions": [list(map(str, row)) for row in schedule.actions],
+        }
+
+
+def traced(played: Sequence[Played]) -> dict[str, Any]:
+    """Return the timeline of one simulated step, or of several under each other, as a Chrome trace."""
+    if len(played) == 1:
+        return played[0].timeline.to_trace()
+    return schedules.side_by_side({each.timeline.schedule.name: each.timeline for each in played})
 
 
 def play_plan(
@@ -82,7 +138,7 @@ def play_numbers(stages: DescribedStages, order: Schedule, latency: float, searc
         latency: seconds that a message between devices takes.
         search: look for a faster order of the same stages.
     """
-    costs = stages.costs(order.model_stages, latency)
+    costs = stages.costs(order, latency)
     if search:
         order = schedules.search(costs, order.devices, order.micro_batches)
     timeline = schedules.simulate(order, costs)

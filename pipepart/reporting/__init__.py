@@ -11,6 +11,7 @@ from .plan_tables import (
     memory_table,
     stage_table,
 )
+from .schedules import schedules_table
 from .steps import (
     action_table,
     idle_table,
@@ -39,6 +40,7 @@ __all__ = [
     "memory_table",
     "plan_reports",
     "plan_summary",
+    "schedules_table",
     "show",
     "simulation_summary",
     "size_table",

@@ -93,7 +93,7 @@ def idle_table(
     Args:
         timeline: simulated or measured.
         devices: their names; numbers if left out.
-        counted: the stash of each stage is 1: it counts the micro-batches in flight, whatever their size.
+        counted: the stashes of a device's stages are 1 together: they count the micro-batches in flight.
         needs: the peak memory of each device; left out if unknown.
         limits: the memory of each device, None without a limit; goes with ``needs``.
     """
@@ -123,7 +123,7 @@ def idle_table(
     ]
     peaks = list(map(round, timeline.peak_bytes))
     if counted:
-        columns.append(Column("in flight,\nat most", list(map(str, peaks))))
+        columns.append(Column("in flight,\nat most", [f"{peak:g}" for peak in timeline.peak_bytes]))
     elif any(peaks):
         columns.append(Column("stash,\nat most", list(map(size, peaks)), rank=1, name="peak stash"))
     if needs:

@@ -162,7 +162,7 @@ class Timeline:
             ValueError: the picture is too narrow, has more than 256 devices, or another number of labels than devices.
             OSError: the file cannot be written.
         """
-        return picture_svg([self.panel()], path, width, labels, title, transparent)
+        return picture_svg([self.panel(labels=labels)], path, width, title, transparent)
 
     def png(
         self,
@@ -179,11 +179,11 @@ class Timeline:
             ValueError, OSError: as for `svg`.
             ImportError: Pillow is not installed.
         """
-        return picture_png([self.panel()], path, width, labels, title, scale)
+        return picture_png([self.panel(labels=labels)], path, width, title, scale)
 
-    def panel(self, name: str = "") -> Panel:
-        """Return what `pictures` draws of the timeline, under a name."""
-        return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble)
+    def panel(self, name: str = "", labels: Sequence[str] | None = None) -> Panel:
+        """Return what `pictures` draws of the timeline, under a name and with names of its devices."""
+        return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble, labels)
 
     def to_trace(self) -> dict[str, Any]:
         """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.

@@ -15,12 +15,11 @@ def picture_svg(
     panels: Sequence[Panel],
     path: str | Path | None,
     width: int,
-    labels: Sequence[str] | None,
     title: str | None,
     transparent: bool,
 ) -> str:
     """Return timelines under each other as SVG; `Timeline.svg` says what the arguments are."""
-    text = to_svg(lay_out(panels, width, labels, title), transparent)
+    text = to_svg(lay_out(panels, width, title), transparent)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
@@ -30,14 +29,13 @@ def picture_png(
     panels: Sequence[Panel],
     path: str | Path | None,
     width: int,
-    labels: Sequence[str] | None,
     title: str | None,
     scale: float,
 ) -> bytes:
     """Return timelines under each other as PNG; `Timeline.png` says what the arguments are."""
     from .png import to_png  # Pillow, which is an optional extra
 
-    data = to_png(lay_out(panels, width, labels, title), scale)
+    data = to_png(lay_out(panels, width, title), scale)
     if path is not None:
         Path(path).write_bytes(data)
     return data

@@ -34,6 +34,7 @@ class Panel(NamedTuple):
         starts, ends: seconds, as in `Timeline`.
         seconds: from the first start to the last end.
         bubble: the idle part of them, mean over the devices.
+        labels: the names of the devices; None for "device 0", "device 1", ...
     """
 
     name: str
@@ -42,16 +43,17 @@ class Panel(NamedTuple):
     ends: Sequence[Sequence[float]]
     seconds: float
     bubble: float
+    labels: Sequence[str] | None
 
 
-def lay_out(panels: Sequence[Panel], width: int, labels: Sequence[str] | None, title: str | None) -> Drawing:
+def lay_out(panels: Sequence[Panel], width: int, title: str | None) -> Drawing:
     """Return the picture of timelines under each other, on one axis of time; `Timeline.svg` says what it shows.
 
     Raises:
         ValueError: the picture is too narrow, there is another number of labels than devices, or too many devices.
         TypeError: `labels` are no sequence of names.
     """
-    names = [_row_names(panel, labels) for panel in panels]
+    names = list(map(_row_names, panels))
     if width < _NARROWEST:
         raise ValueError(f"width={width}: a picture has at least {_NARROWEST} pixels")
     longest = max(len(name) for rows in [["time (ms)"], *names] for name in rows)
@@ -82,8 +84,8 @@ def lay_out(panels: Sequence[Panel], width: int, labels: Sequence[str] | None, t
     )
 
 
-def _row_names(panel: Panel, labels: Sequence[str] | None) -> list[str]:
-    devices = panel.schedule.devices
+def _row_names(panel: Panel) -> list[str]:
+    devices, labels = panel.schedule.devices, panel.labels
     if devices > _MOST_ROWS:
         raise ValueError(
             f"a picture has room for {_MOST_ROWS} devices and {panel.schedule.name} has {devices}: "
@@ -133,19 +135,16 @@ def _short(panel: Panel) -> float:
 
 def _legend(panels: Sequence[Panel], width: int, top: float, folded: bool) -> tuple[list[Shape], float]:
     """Return the legend, on as many lines as it needs, and where it ends."""
-    leaves = {
-        leaf.kind
-        for panel in panels
-        for row in panel.schedule.actions
-        for action in row
-        for leaf in action.leaves
-    }
-    chunked = not folded and any(panel.schedule.stages > panel.schedule.devices for panel in panels)
-    entries = [
-        ([look.light, look.dark] if chunked and kind is not Kind.REDUCE_GRAD else [look.light], look.word)
-        for kind, look in LOOKS.items()
-        if kind in leaves
-    ]
+    used = set().union(*map(_kinds, panels))
+    chunked = not folded and any(dark for _, dark in used)
+    entries = []
+    for kind, look in LOOKS.items():
+        fills = [
+            (look.light, (kind, False) in used or folded),
+            (look.dark, (kind, True) in used and not folded),
+        ]
+        if (kind, False) in used or (kind, True) in used:
+            entries.append(([fill for fill, shown in fills if shown], look.word))
     entries.append(([IDLE], "idle"))
     if chunked:
         entries.append(([], "dark: every second stage of a device"))
@@ -162,6 +161,22 @@ def _legend(panels: Sequence[Panel], width: int, top: float, folded: bool) -> tu
         shapes.append(Text(x + 14 * len(fills) + 4, y + 6, word, _FONT, TEXT))
         x += length
     return shapes, y + 14
+
+
+def _kinds(panel: Panel) -> set[tuple[Kind, bool]]:
+    """Return the kinds of actions of a timeline, each with whether its boxes are dark."""
+    chunk_of = {
+        stage: number
+        for device in range(panel.schedule.devices)
+        for number, stage in enumerate(panel.schedule.stages_of(device))
+    }
+    return {
+        (leaf.kind, chunk_of[leaf.stage] % 2 == 1)
+        for row in panel.schedule.actions
+        for action in row
+        for leaf in action.leaves
+        if leaf.kind in LOOKS
+    }
 
 
 def _description(panels: Sequence[Panel]) -> str:

@@ -164,7 +164,7 @@ def test_search_says_where_nothing_fits(run: Run, planned: Plan, directory: Path
 
 
 def test_a_schedule_is_written_as_csv_and_read_again(run: Run, planned: Plan, directory: Path) -> None:
-    first = figures(run("simulate plan.json --schedule zb-h1 --csv order.csv --json"))
+    first = figures(run("simulate plan.json --schedule zb-h1 -o order.csv --json"))
     assert (directory / "order.csv").read_text() == schedules.build(
         "zb-h1", devices=2, micro_batches=4
     ).to_csv()
@@ -183,7 +183,7 @@ def test_the_trace_is_the_timeline(run: Run, directory: Path) -> None:
 def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile, directory: Path) -> None:
     made = plan(measured, Cluster.virtual(2), schedule="1f1b", micro_batches=4, recompute="always")
     made.save(directory / "plan.json")
-    found = figures(run("simulate plan.json --csv order.csv --json"))
+    found = figures(run("simulate plan.json -o order.csv --json"))
     assert found["makespan_seconds"] == pytest.approx(made.predicted.step_seconds, rel=1e-12)
     assert "0RECOMPUTE0" in found["actions"][0]
     again = figures(run("simulate plan.json --schedule-file order.csv --json"))
@@ -203,6 +203,7 @@ def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile,
         (f"{NUMBERS} --stash much", "'much' is not a size"),
         (f"{NUMBERS} --chunks 2", "1f1b needs chunks=1, got chunks=2"),
         (f"{NUMBERS} --trace nowhere/trace.json", "there is no directory"),
+        (f"{NUMBERS} -o nowhere/picture.svg", "there is no directory"),
         (
             f"{NUMBERS} --schedule-file order.csv",
             "--schedule, --micro-batches, --devices cannot change order.csv",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +13,13 @@ from ..errors import UsageError, with_exit_status
 from ..options import option
 
 if TYPE_CHECKING:
-    from schedules import Schedule, StageCosts, Timeline
+    from rich.console import RenderableType
+
+    from ..played import Played
 
 _COSTS = ("forward", "backward_input", "backward_weight", "stash")
 _OF_CLUSTER = ("replicas", "message", "gradients")
-_PER_STAGE = "one number, or one per stage as in 1,2,1"
+_PER_STAGE = "one number for a device, shared by its stages, or one per stage as in 1,2,1"
 
 
 @with_exit_status
@@ -31,11 +32,11 @@ def simulate_command(
         ),
     ] = None,
     schedule: Annotated[
-        str | None,
+        list[Any] | None,
         option(
             "NAME",
             f"search for the best that is found, or one of {options.SCHEDULE_LIST}; the plan's own if not "
-            "given.",
+            "given. Repeat it for a table of schedules.",
             options.choice(*options.SCHEDULES, "search"),
         ),
     ] = None,
@@ -68,7 +69,7 @@ def simulate_command(
         str | None, option("SIZE", "What a stage sends to the next for a micro-batch, on --cluster.")
     ] = None,
     gradients: Annotated[
-        str | None, option("SIZE", "Gradients of a stage that replicas sum, on --cluster.")
+        str | None, option("SIZE", "Gradients of a device's stages, which replicas sum, on --cluster.")
     ] = None,
     forward: Annotated[
         Any, option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs)
@@ -95,9 +96,18 @@ def simulate_command(
     trace: Annotated[
         Path | None, option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.")
     ] = None,
-    csv: Annotated[Path | None, option("FILE", "Save the schedule as CSV.")] = None,
+    width: Annotated[
+        int, option("PIXELS", "Width of the pictures that -o saves.", min=200, show_default=True)
+    ] = 900,
     as_json: options.AsJson = False,
-    output: options.Output = None,
+    output: Annotated[
+        list[Path] | None,
+        option(
+            "FILE",
+            "Save FILE.svg or FILE.png: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
+            names=("--output", "-o"),
+        ),
+    ] = None,
 ) -> None:
     """Simulate a schedule; show what each device waits for.
 
@@ -105,16 +115,20 @@ def simulate_command(
     Without: stages described by numbers, as in
     `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
     With --cluster these stages run on its devices and links, and --replicas of them train together.
+    Repeat --schedule to compare: `pipepart simulate --schedule 1f1b --schedule zb-v --devices 4 --micro-batches 8`.
     """
     from ...cluster import Cluster
     from ...planning import Plan
-    from ...reporting import drawn_timeline, idle_table, simulation_summary
+    from ...reporting import drawn_timeline, idle_table, schedules_table, simulation_summary
     from ..described_stages import DescribedStages, built
     from ..files import read, read_schedule
     from ..output import check_writable, deliver, write_text
-    from ..played import play_numbers, play_plan
+    from ..played import play_numbers, play_plan, traced
+    from ..simulated_files import check_suffixes, write_simulated
 
-    check_writable(trace, csv, output)
+    names, files = schedule or [None], output or []
+    check_suffixes(files, len(names))
+    check_writable(trace, *files)
     for source, cannot_change in (
         (schedule_file, ("schedule", "devices", "micro_batches", "chunks", "cluster")),
         (plan, ("devices", *_COSTS, "latency", "cluster", *_OF_CLUSTER)),
@@ -126,45 +140,50 @@ def simulate_command(
         raise UsageError(f"{', '.join(ignored)} goes with --cluster FILE")
     order = read_schedule(schedule_file) if schedule_file else None
     stages = DescribedStages(forward, backward_input, backward_weight, stash)
-    made, own = None, None
-    if plan is not None:
-        made = read(Plan, plan)
-        if made.profile is None:
-            raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
-        own = made.simulate()
-        played = play_plan(made, order, schedule, micro_batches, chunks)
-    elif cluster is not None:
-        where = read(Cluster, cluster)
-        devices = devices or len(where) // (replicas or 1)
-        made = stages.on_cluster(
-            where, *_needed(schedule, devices, micro_batches), chunks, replicas or 1, message, gradients
-        )
-        played = play_plan(made, None, None, None, None)
-    else:
-        order = order or built(*_needed(schedule, devices, micro_batches), chunks)
-        played = play_numbers(stages, order, latency, search=schedule == "search")
-    timeline = played.timeline
-    bound = _bound(timeline.schedule, played.costs)
+    made = None if plan is None else read(Plan, plan)
+    if made is not None and made.profile is None:
+        raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
+    where = None if cluster is None else read(Cluster, cluster)
+
+    def play(name: str | None) -> Played:
+        if made is not None:
+            return play_plan(made, order, name, micro_batches, chunks)
+        if where is not None:
+            count = devices or len(where) // (replicas or 1)
+            needed = _needed(name, count, micro_batches)
+            on_cluster = stages.on_cluster(where, *needed, chunks, replicas or 1, message, gradients)
+            return play_plan(on_cluster, None, None, None, None)
+        ordered = order or built(*_needed(name, devices, micro_batches), chunks)
+        return play_numbers(stages, ordered, latency, search=name == "search")
+
+    played = list(map(play, names))
+    figures = [each.figures() for each in played]
+    result = json.dumps(figures[0] if len(names) == 1 else {"version": 1, "schedules": figures}, indent=1)
     if trace is not None:
-        write_text(trace, json.dumps(timeline.to_trace()))
-    if csv is not None:
-        write_text(csv, timeline.schedule.to_csv())
-    deliver(
-        _as_json(timeline, played.names, bound) if as_json or output else "",
-        lambda: [
-            simulation_summary(timeline, bound, own),
-            idle_table(
-                played.drawn,
-                played.rows,
-                counted=made is None and stash is None,
-                needs=played.needs,
-                limits=played.limits,
-            ),
-            drawn_timeline(played.drawn, devices=played.rows if made else ()),
-        ],
-        as_json=as_json,
-        path=output,
-    )
+        write_text(trace, json.dumps(traced(played)))
+    write_simulated(files, played, result, width)
+    counted = plan is None and cluster is None and stash is None
+
+    def reports() -> list[RenderableType]:
+        if len(played) > 1:
+            memory = "in flight" if counted else "stash" if made is None and where is None else "memory"
+            return [
+                schedules_table(
+                    [each.timeline for each in played],
+                    [each.needs or each.timeline.peak_bytes for each in played],
+                    memory=memory,
+                    limits=[each.limits for each in played] if played[0].limits else (),
+                )
+            ]
+        one = played[0]
+        own = None if made is None else made.simulate()
+        return [
+            simulation_summary(one.timeline, one.bound, own),
+            idle_table(one.drawn, one.rows, counted=counted, needs=one.needs, limits=one.limits),
+            drawn_timeline(one.drawn, devices=() if plan is None and cluster is None else one.rows),
+        ]
+
+    deliver(result, reports, as_json=as_json, path=None)
 
 
 def _needed(schedule: str | None, devices: int | None, micro_batches: int | None) -> tuple[str, int, int]:
@@ -174,44 +193,3 @@ def _needed(schedule: str | None, devices: int | None, micro_batches: int | None
             "give a saved plan, or describe the stages: --schedule 1f1b --devices 4 --micro-batches 8"
         )
     return schedule, devices, micro_batches
-
-
-def _bound(schedule: Schedule, costs: StageCosts) -> float:
-    """Return seconds that no synchronous schedule of this placement can beat; 0 if unknown."""
-    import schedules
-
-    if schedule.versions or schedule.replicas > 1:
-        return 0.0
-    return schedules.bound(costs, schedule.devices, schedule.micro_batches, placement=schedule.device_of)
-
-
-def _as_json(timeline: Timeline, names: Sequence[str], bound: float) -> str:
-    """Return the figures of a timeline as JSON: of the step, and per device the idle seconds by cause.
-
-    ``zero_bubble`` is the bubble if each device starts its next step as soon as it has finished this one.
-    """
-    schedule = timeline.schedule
-    devices = [
-        {
-            "device": names[row],
-            "stages": list(schedule.stages_of(row)),
-            "busy_seconds": timeline.busy[row],
-            "producer_seconds": idle.producer,
-            "transfer_seconds": idle.transfer,
-            "finished_seconds": idle.finished,
-            "peak_stash_bytes": timeline.peak_bytes[row],
-        }
-        for row, idle in enumerate(timeline.idle)
-    ]
-    figures = {
-        "version": 1,
-        "schedule": schedule.name,
-        "micro_batches": schedule.micro_batches,
-        "makespan_seconds": timeline.makespan,
-        "bubble": timeline.bubble,
-        "zero_bubble": timeline.zero_bubble,
-        "bound_seconds": bound,
-        "devices": devices,
-        "actions": [list(map(str, row)) for row in schedule.actions],
-    }
-    return json.dumps(figures, indent=1)

@@ -1,0 +1,68 @@
+"""Saves simulated steps in files; the suffix of a file says what goes into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+from .output import write_bytes, write_text
+
+if TYPE_CHECKING:
+    from .played import Played
+
+_CONTENTS = {
+    ".svg": "a picture",
+    ".png": "a picture",
+    ".csv": "the schedule",
+    ".json": "the figures that --json prints",
+}
+
+
+def check_suffixes(files: Sequence[Path], schedules: int) -> None:
+    """Check that each file can be written, before anything is simulated.
+
+    Args:
+        files: of ``-o``.
+        schedules: how many are simulated.
+
+    Raises:
+        UsageError: a suffix is unknown, a CSV would hold several schedules, or Pillow is missing.
+    """
+    for file in files:
+        if file.suffix not in _CONTENTS:
+            known = ", ".join(f"{suffix} ({what})" for suffix, what in _CONTENTS.items())
+            raise UsageError(f"-o {file}: the suffix says what to save, give one of {known}")
+        if file.suffix == ".csv" and schedules > 1:
+            raise UsageError(f"-o {file} holds one schedule, and {schedules} are given: save each by itself")
+        if file.suffix == ".png" and find_spec("PIL") is None:
+            raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
+
+
+def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str, width: int) -> None:
+    """Write each file.
+
+    Args:
+        files: of ``-o``.
+        played: the simulated steps; several share a picture.
+        result: the figures as JSON.
+        width: of a picture, in pixels.
+
+    Raises:
+        UsageError: a file cannot be written.
+        ValueError: the steps have too many devices for a picture.
+    """
+    from schedules.pictures.draw import picture_png, picture_svg
+
+    for file in files:
+        panels = [each.panel for each in played]
+        if file.suffix == ".svg":
+            write_text(file, picture_svg(panels, None, width, None, False))
+        elif file.suffix == ".png":
+            write_bytes(file, picture_png(panels, None, width, None, 2.0))
+        elif file.suffix == ".csv":
+            write_text(file, played[0].timeline.schedule.to_csv())
+        else:
+            write_text(file, result + "\n")

@@ -1,0 +1,92 @@
+"""``pipepart simulate`` with several schedules, and the files that -o saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import schedules
+from pipepart import Cluster, Profile, plan
+
+Run = Callable[[str], Result]
+SIZES = "--devices 4 --micro-batches 8"
+
+
+def simulated(name: str) -> schedules.Timeline:
+    """Return a schedule whose devices take 1 second for each part of a micro-batch, whatever their stages."""
+    order = schedules.build(name, devices=4, micro_batches=8)
+    each = [4 / order.model_stages] * order.model_stages
+    return schedules.simulate(order, schedules.StageCosts(each, each, each, stash_bytes=each))
+
+
+def test_the_suffix_says_what_is_saved(run: Run, directory: Path) -> None:
+    result = run(f"simulate --schedule zb-v {SIZES} -o a.svg -o a.png -o a.csv -o a.json")
+    assert result.exit_code == 0, result.stderr
+    timeline = simulated("zb-v")
+    assert (directory / "a.svg").read_text() == timeline.svg()
+    assert (directory / "a.png").read_bytes() == timeline.png()
+    assert (directory / "a.csv").read_text() == timeline.schedule.to_csv()
+    saved = json.loads((directory / "a.json").read_text())
+    assert saved == json.loads(run(f"simulate --schedule zb-v {SIZES} --json").stdout)
+    assert saved["makespan_seconds"] == timeline.makespan
+
+
+def test_schedules_of_one_model_stand_in_a_table(run: Run) -> None:
+    rows = run(f"simulate --schedule 1f1b --schedule zb-v --schedule v-min {SIZES}").stdout.splitlines()
+    assert rows[4].split()[:6] == ["1f1b", "4", "33.00", "29%", "longer", "27%"]
+    assert rows[5].split()[:4] == ["zb-v", "8", "25.50", "6%"]
+    assert rows[6].split()[-5:] == ["2"] * 5  # in flight, at most and on each device
+
+
+def test_the_figures_of_several_schedules_are_those_of_each(run: Run) -> None:
+    both = json.loads(run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} --json").stdout)
+    for name, figures in zip(("1f1b", "zb-v"), both["schedules"], strict=True):
+        assert figures == json.loads(run(f"simulate --schedule {name} {SIZES} --json").stdout)
+
+
+def test_several_schedules_share_a_picture_and_a_trace(run: Run, directory: Path) -> None:
+    result = run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} -o a.svg --width 1200 --trace a.json")
+    assert result.exit_code == 0, result.stderr
+    picture = (directory / "a.svg").read_text()
+    assert 'width="1200"' in picture
+    assert "1f1b: a step of 33 s, 27 % idle" in picture
+    assert "zb-v: a step of 25.5 s, 6 % idle" in picture
+    trace = json.loads((directory / "a.json").read_text())
+    assert list(trace["otherData"]["timelines"]) == ["1f1b", "zb-v"]
+
+
+def test_a_plan_under_several_schedules_has_its_memory_and_devices(
+    run: Run, measured: Profile, directory: Path
+) -> None:
+    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4)
+    made.save(directory / "plan.json")
+    result = run("simulate plan.json --schedule 1f1b --schedule gpipe -o a.svg")
+    assert result.exit_code == 0, result.stderr
+    assert "memory," in result.stdout
+    assert "virtual:1" in (directory / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"--schedule 1f1b {SIZES} -o a.pdf", "-o a.pdf: the suffix says what to save, give one of .svg"),
+        (f"--schedule 1f1b {SIZES} -o a", "-o a: the suffix says what to save"),
+        (f"--schedule 1f1b --schedule gpipe {SIZES} -o a.csv", "a.csv holds one schedule, and 2 are given"),
+        (f"--schedule 1f1b {SIZES} -o a.svg --width 20", "greater than or equal to 200"),
+        (
+            "--schedule gpipe --devices 300 --micro-batches 1 -o a.svg",
+            "room for 256 devices and gpipe has 300",
+        ),
+        (f"--schedule 1f1b --schedule gipe {SIZES}", "did you mean gpipe"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(run: Run, directory: Path, line: str, says: str) -> None:
+    result = run(f"simulate {line}")
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+    assert not result.stdout
+    assert not list(directory.glob("a*"))
