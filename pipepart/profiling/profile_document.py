@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from ..capture import LayerInfo, TensorSpec
 from ..document import Document
 from ..input_error import InputError
-from ..units import counted
+from ..pages import notebook_html
+from ..units import counted, format_seconds
 from .analytic.roofline import Roofline
 from .costs import Costs
 
@@ -106,6 +107,21 @@ class Profile(Document):
     def optimizer_bytes(self, layer: LayerInfo) -> int:
         """Return the size of the optimizer's state for one layer."""
         return STATE_PER_GRADIENT[self.optimizer] * layer.gradient_bytes
+
+    def __str__(self) -> str:
+        """A summary in one line; ``model_dump_json`` has everything."""
+        costs = self.costs[0]
+        seconds = sum(cost.seconds for cost in costs.layers) + costs.loss.seconds
+        return (
+            f"{type(self).__name__} of {self.model}: {counted(len(self.layers), 'layer')}, {format_seconds(seconds)} a "
+            f"micro-batch of {counted(costs.samples, 'sample')} on {self.device}"
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the layers with their times in a notebook."""
+        return notebook_html(self)
 
 
 # State tensors that an optimizer keeps for each trained parameter, each as large as the parameter.

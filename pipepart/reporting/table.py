@@ -70,6 +70,7 @@ class Column:
         name: what to call it when it is left out; by default the title in one line.
         text: whether cells are words, aligned left and folded if needed. Numbers are aligned right and never fold.
         style: of its cells.
+        parts: of a column of bars, the length of each from 0 to 1; None is no bar.
     """
 
     header: str
@@ -78,6 +79,7 @@ class Column:
     name: str | None = None
     text: bool = False
     style: str = ""
+    parts: Sequence[float | None] = ()
 
     @property
     def called(self) -> str:
@@ -92,7 +94,8 @@ class Column:
 
 def bars(parts: Sequence[float | None], rank: int) -> Column:
     """Make a column of bars, of at most 8 characters, for parts from 0 to 1; None is no bar."""
-    return Column("", ["" if part is None else _bar(part) for part in parts], rank, text=True, style="cyan")
+    cells = ["" if part is None else _bar(part) for part in parts]
+    return Column("", cells, rank, text=True, style="cyan", parts=tuple(parts))
 
 
 def _bar(part: float) -> str:

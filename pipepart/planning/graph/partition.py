@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from ...cluster import Cluster, Device
+from ...pages import notebook_html
 from .gap_search import Budget
 from .infeasible import CutDoesNotFit, check_memory, nearest
 from .parse import ParsedGraph, Tensors, parse
@@ -45,6 +46,10 @@ class Cut:
         if self.optimal:
             return 0.0
         return self.bottleneck / self.lower_bound - 1 if self.lower_bound > 0 else float("inf")
+
+    def _repr_html_(self) -> str:
+        """Show the stages with their loads in a notebook."""
+        return notebook_html(self)
 
 
 def cut(

@@ -14,7 +14,7 @@ from schedules.core.action import COMMUNICATION
 from ...capture import LayerInfo
 from ...document import fault_texts
 from ...input_error import InputError
-from ...pages import to_html
+from ...pages import notebook_html, to_html
 from ...units import counted, format_bytes
 from ..export import Export, export_plan
 from .plan_record import PlanRecord
@@ -92,6 +92,10 @@ class Plan(PlanRecord):
     def to_html(self) -> str:
         """Return the plan and its predicted step as an HTML page that needs no other file and no network."""
         return to_html(self)
+
+    def _repr_html_(self) -> str:
+        """Show the stages, their memory and the predicted timeline in a notebook."""
+        return notebook_html(self)
 
 
 def _structure_faults(plan: PlanRecord) -> list[str]:

@@ -7,12 +7,18 @@ from importlib.metadata import version
 
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
+from .costs import costs_section
+from .rejected import rejected_section
 from .run import Run
 from .section import Section, asset, render
 from .summary import summary_section
 
 # Each makes its section, or None where there is nothing to show. In the order of the page.
-_SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (summary_section,)
+_SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
+    summary_section,
+    costs_section,
+    rejected_section,
+)
 _OWN_ASSETS = ("page.css", "page.js")
 
 

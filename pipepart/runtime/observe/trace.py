@@ -13,7 +13,7 @@ import schedules
 from schedules import Timeline
 
 from ...input_error import InputError
-from ...pages import to_html
+from ...pages import notebook_html, to_html
 from ...planning import Plan
 from ..stage import Stage
 from .recorder import Recorder
@@ -105,6 +105,10 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}>"
+
+    def _repr_html_(self) -> str:
+        """Show the median step beside the predicted one in a notebook."""
+        return notebook_html(self)
 
 
 class Traces:

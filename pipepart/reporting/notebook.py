@@ -1,0 +1,135 @@
+"""Shows profiles, plans, cuts and traces in notebooks: tables and pictures without scripts or style sheets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..planning import Plan
+from ..profiling import Profile
+from ..runtime.observe.trace import Trace
+from ..units import counted, format_seconds
+from .html_table import html_table, text
+from .layers import layer_table
+from .plan_tables import loaded_stages, stage_numbers, stage_table
+from .quantity import NONE, TimeUnit, longer, percent, size
+from .steps import idle_table
+from .table import Column, FittingTable, bars
+
+if TYPE_CHECKING:
+    from ..planning.graph import Cut
+
+_MOST_ROWS = 16
+# Larger steps take seconds to simulate, and their boxes are too small to see.
+_MOST_ACTIONS = 20_000
+
+
+def notebook_html(value: Profile | Plan | Cut | Trace) -> str:
+    """Return what a notebook shows of a value: HTML without scripts, all its names escaped."""
+    if isinstance(value, Profile):
+        return _profile(value)
+    if isinstance(value, Plan):
+        return _plan(value)
+    return _trace(value) if isinstance(value, Trace) else _cut(value)
+
+
+def _profile(profile: Profile) -> str:
+    """Return the layers of a profile with their times and sizes; of more than 16, the first and the last."""
+    return _cell(str(profile), html_table(layer_table(profile), most_rows=_MOST_ROWS, most_rank=3))
+
+
+def _plan(plan: Plan) -> str:
+    """Return one row a device: its stages, layers, time and memory; and the predicted timeline."""
+    head = str(plan).partition("\n")[0]
+    actions = 2 * len(plan.all_stages) * plan.micro_batches // plan.replicas
+    drawn = plan.prediction is not None and actions <= _MOST_ACTIONS
+    picture = plan.simulate()._repr_html_() if drawn else ""
+    return _cell(head, html_table(_device_table(plan), most_rows=_MOST_ROWS), picture)
+
+
+def _cut(cut: Cut) -> str:
+    """Return one row a stage: its device, its first and last node, and its load."""
+    longest = cut.bottleneck or 1.0
+    unit = TimeUnit.for_all(cut.loads)
+    table = FittingTable(
+        "Stages",
+        [
+            Column("stage", [str(number) for number in range(len(cut.stages))]),
+            Column("device", [device.name for device in cut.devices], text=True),
+            Column("nodes", [_ends([str(node) for node in nodes]) for nodes in cut.stages], text=True),
+            Column("count", [str(len(nodes)) for nodes in cut.stages]),
+            Column(f"load\n{unit.name}", list(map(unit.text, cut.loads))),
+            bars([load / longest for load in cut.loads], rank=0),
+        ],
+    )
+    proven = "no cut has a smaller one" if cut.optimal else f"at most {cut.gap:.1%} above the smallest"
+    head = (
+        f"Cut into {counted(len(cut.stages), 'stage')}: bottleneck {format_seconds(cut.bottleneck)}, {proven}"
+    )
+    return _cell(head, html_table(table, most_rows=_MOST_ROWS))
+
+
+def _trace(trace: Trace) -> str:
+    """Return the median step beside the predicted one, and the idle time of each device."""
+    if not any(step.schedule.micro_batches == trace.plan.micro_batches for step in trace.steps):
+        return _cell(f"{trace!r}: no whole step was traced yet")
+    median, predicted = trace.median, trace.predicted
+    head = f"Trace of {counted(len(trace.steps), 'step')} of {trace.plan.schedule}: "
+    head += f"median {format_seconds(median.makespan)}"
+    if predicted is None or trace.ratio is None:
+        pictures = [median._repr_html_()]
+    else:
+        head += f", {longer(1 / trace.ratio, 'as predicted')}"
+        head += "" if head.endswith("as predicted") else " than predicted"
+        pictures = ["Measured", median._repr_html_(), "Predicted", predicted._repr_html_()]
+    names = [device.name for device in trace.plan.workers]
+    return _cell(head, *pictures, html_table(idle_table(median, names), most_rows=_MOST_ROWS))
+
+
+def _device_table(plan: Plan) -> FittingTable:
+    """Make a table with a row for the stages of a replica on a device."""
+    stages, loaded = plan.all_stages, loaded_stages(plan)
+    spans = next(column for column in stage_table(plan).columns if column.called == "layers").cells
+    own = [[stages[number] for number in numbers] for numbers in loaded.values()]
+    loads = [sum(stage.load_seconds for stage in each) for each in own]
+    unit = TimeUnit.for_all(loads)
+    needs = plan.device_bytes()
+    limits = [plan.cluster.device(device).memory_bytes for _, device in loaded]
+    memory = [needs[device] for _, device in loaded]
+    used = [need / limit if limit else None for need, limit in zip(memory, limits, strict=True)]
+    longest = max(loads) or 1.0
+    return FittingTable(
+        "Devices: time of one micro-batch, peak memory",
+        [
+            Column("device", [device for _, device in loaded], text=True),
+            *([Column("replica", [str(replica) for replica, _ in loaded])] if plan.replicas > 1 else []),
+            Column("stages", [stage_numbers(numbers, len(plan.stages)) for numbers in loaded.values()]),
+            Column(
+                "layers", [_few([spans[number] for number in each]) for each in loaded.values()], text=True
+            ),
+            Column(f"time\n{unit.name}", list(map(unit.text, loads))),
+            bars([load / longest for load in loads], rank=0),
+            Column("memory", list(map(size, memory))),
+            *(
+                [
+                    Column("limit", [size(limit) if limit else "none" for limit in limits]),
+                    Column("used", [NONE if part is None else percent(part) for part in used]),
+                    bars(used, rank=0),
+                ]
+                if any(limits)
+                else []
+            ),
+        ],
+    )
+
+
+def _few(spans: list[str]) -> str:
+    return "; ".join(spans if len(spans) <= 4 else [*spans[:3], f"{len(spans) - 3} more stages"])
+
+
+def _ends(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} – {names[-1]}"
+
+
+def _cell(head: str, *parts: str) -> str:
+    body = "".join(parts)
+    return f'<div style="overflow-x:auto"><p style="margin:2px 0"><b>{text(head)}</b></p>{body}</div>'
