@@ -88,5 +88,6 @@ def text(words: str) -> str:
 
 
 def _alignment(column: Column) -> str:
-    side = "left" if column.text else "right"
-    return f"text-align:{side};padding:1px 8px;white-space:nowrap"
+    if column.text:  # names of layers may be long
+        return "text-align:left;padding:1px 8px;max-width:440px;overflow-wrap:break-word"
+    return "text-align:right;padding:1px 8px;white-space:nowrap"

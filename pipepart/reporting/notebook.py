@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedules.pictures.cell import panels_html
+
 from ..planning import Plan
 from ..profiling import Profile
 from ..runtime.observe.trace import Trace
@@ -40,9 +42,10 @@ def _profile(profile: Profile) -> str:
 def _plan(plan: Plan) -> str:
     """Return one row a device: its stages, layers, time and memory; and the predicted timeline."""
     head = str(plan).partition("\n")[0]
-    actions = 2 * len(plan.all_stages) * plan.micro_batches // plan.replicas
+    actions = 2 * len(plan.stages) * plan.micro_batches
     drawn = plan.prediction is not None and actions <= _MOST_ACTIONS
-    picture = plan.simulate()._repr_html_() if drawn else ""
+    names = [device.name for device in plan.workers]
+    picture = panels_html([plan.simulate().panel()], names) if drawn else ""
     return _cell(head, html_table(_device_table(plan), most_rows=_MOST_ROWS), picture)
 
 
@@ -75,14 +78,15 @@ def _trace(trace: Trace) -> str:
     median, predicted = trace.median, trace.predicted
     head = f"Trace of {counted(len(trace.steps), 'step')} of {trace.plan.schedule}: "
     head += f"median {format_seconds(median.makespan)}"
-    if predicted is None or trace.ratio is None:
-        pictures = [median._repr_html_()]
-    else:
-        head += f", {longer(1 / trace.ratio, 'as predicted')}"
-        head += "" if head.endswith("as predicted") else " than predicted"
-        pictures = ["Measured", median._repr_html_(), "Predicted", predicted._repr_html_()]
+    panels = [median.panel("measured")]
+    if predicted is not None and trace.ratio is not None:
+        how = longer(1 / trace.ratio, "as predicted")
+        head += f", {how}{'' if how == 'as predicted' else ' than predicted'}"
+        panels.append(predicted.panel("predicted"))
     names = [device.name for device in trace.plan.workers]
-    return _cell(head, *pictures, html_table(idle_table(median, names), most_rows=_MOST_ROWS))
+    return _cell(
+        head, panels_html(panels, names), html_table(idle_table(median, names), most_rows=_MOST_ROWS)
+    )
 
 
 def _device_table(plan: Plan) -> FittingTable:

@@ -12,6 +12,7 @@ from typing import Any
 from ..core.action import COMMUNICATION, Action, ScheduleError
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
+from ..pictures.cell import panels_html
 from ..pictures.draw import Panel, picture_png, picture_svg
 from .ascii import draw
 from .chrome_trace import from_trace, to_trace
@@ -184,6 +185,10 @@ class Timeline:
     def panel(self, name: str = "", labels: Sequence[str] | None = None) -> Panel:
         """Return what `pictures` draws of the timeline, under a name and with names of its devices."""
         return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble, labels)
+
+    def _repr_html_(self) -> str:
+        """Show the timeline in a notebook; of more than 16 devices, the first ones."""
+        return panels_html([self.panel()])
 
     def to_trace(self) -> dict[str, Any]:
         """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.

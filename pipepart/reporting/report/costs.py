@@ -152,6 +152,8 @@ def _table(plan: Plan, profile: Profile) -> FittingTable:
     }
     columns = [table.columns[0], Column("stage", [*stage_of, *blank])]
     for column in table.columns[1:]:
+        if column.header == "±":
+            continue
         columns.append(column)
         if sizes := more.get(column.called):
             largest = max(sizes) or 1

@@ -35,11 +35,16 @@ def data_table(table: FittingTable, row_header: int = 0) -> Markup:
     return render(
         "data_table.html",
         table=table,
-        headers=[column.header.split("\n") for column in table.columns],
+        headers=[_header(column) for column in table.columns],
         rows=rows[:end],
         totals=rows[end:],
         row_header=row_header,
     )
+
+
+def _header(column: Column) -> str:
+    """Return the title of a column in one line; a column of numbers without a title counts the rows."""
+    return column.header.replace("-\n", "-").replace("\n", " ") or ("" if column.parts else "#")
 
 
 def _cells(column: Column) -> Sequence[_Cell]:

@@ -27,6 +27,7 @@
     rows.forEach((row, place) => { row.place = place; });
     const headers = [...table.tHead.rows[0].cells];
     headers.forEach((header, column) => {
+      if (header.querySelector(".visually-hidden")) return; // bars sort by the numbers beside them
       const button = document.createElement("button");
       button.type = "button";
       button.append(...header.childNodes);

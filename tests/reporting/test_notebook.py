@@ -1,0 +1,139 @@
+"""What notebooks show of values: tables and pictures without scripts, all names escaped, long ones cut."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import networkx as nx
+import pytest
+
+import schedules
+from pipepart import Cluster, Plan, Profile, Trace, planning
+
+_HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+
+
+class _Tags(HTMLParser):
+    """Collects the tags of a text, its words, and its tags that were not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.names: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.names += [name for name, _ in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def shown(value: object) -> _Tags:
+    """Parse what a notebook shows of a value, and check that it needs no scripts and no style sheets."""
+    found = _Tags(value._repr_html_())  # type: ignore[attr-defined]
+    assert not {"script", "style", "img", "link", "iframe"} & set(found.tags)
+    assert not [name for name in found.names if name.startswith("on")]
+    return found
+
+
+def rows(value: object) -> list[list[str]]:
+    """Return the cells of the rows of all tables that a notebook shows of a value."""
+    text = value._repr_html_()  # type: ignore[attr-defined]
+    lines = re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
+    return [re.findall(r"<t[dh][^>]*>([^<]*)", line) for line in lines]
+
+
+def test_a_profile_shows_its_layers_and_totals(profile: Profile):
+    found = rows(profile)
+    assert [row[0] for row in found] == [
+        "layer",
+        "embedding",
+        "body.a_layer_with_a_very_long_name.attention",
+        "head",
+        "loss",
+        "total",
+    ]
+    assert str(profile) == "Profile of Sequential: 3 layers, 12.5 ms a micro-batch of 16 samples on cpu"
+    assert str(profile) in shown(profile).words
+
+
+def test_of_a_long_profile_the_first_and_the_last_layers_are_shown(profile: Profile):
+    layers = [profile.layers[0].model_copy(update={"name": f"layers.{number}"}) for number in range(1000)]
+    costs = profile.costs[0].model_copy(update={"layers": profile.costs[0].layers[:1] * 1000, "saved": ()})
+    costs = costs.model_copy(
+        update={"layers": tuple(each.model_copy(update={"saved_bytes": 0}) for each in costs.layers)}
+    )
+    long = profile.model_copy(update={"layers": tuple(layers), "costs": (costs,)})
+    names = [row[0] for row in rows(long)][1:]
+    assert names[:2] == ["layers.0", "layers.1"]
+    assert names[-3:] == ["layers.999", "loss", "total"]
+    assert len(names) == 17
+    assert "… 986 more" in names
+    assert len(long._repr_html_()) < 20_000
+
+
+def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages: Plan):
+    found = shown(two_stages)
+    assert found.tags.count("svg") > 1
+    devices = [row for row in rows(two_stages) if row and row[0].startswith("virtual")]
+    assert [row[:3] for row in devices] == [
+        ["virtual:0", "0", "embedding – body.a_layer_with_a_very_long_name.attention"],
+        ["virtual:1", "1", "head"],
+    ]
+    assert all("64.0 MiB" in row for row in devices)
+
+
+def test_several_stages_of_a_device_are_in_one_row(four_chunks: Plan):
+    _, *devices = [row for row in rows(four_chunks) if len(row) > 1]
+    assert [row[:2] for row in devices] == [["device:1", "0, 2"], ["device:0", "1, 3"]]
+    assert devices[0][2] == "embedding1; embedding2"
+
+
+def test_a_plan_without_figures_is_shown(two_stages: Plan):
+    bare = two_stages.model_copy(update={"prediction": None, "profile": None})
+    assert "virtual:0" in shown(bare).words
+
+
+def test_a_trace_shows_the_measured_step_over_the_predicted_one(two_stages: Plan):
+    trace = Trace(two_stages, [two_stages.simulate()])
+    words = " ".join(shown(trace).words)
+    assert "as predicted" in words
+    assert "measured" in words
+    assert "predicted:" in words
+    assert "no whole step" in " ".join(shown(Trace(two_stages)).words)
+
+
+def test_a_cut_shows_its_stages():
+    graph = nx.DiGraph()
+    for number in range(6):
+        graph.add_node(f"n{number}", seconds=1e-3)
+    nx.add_path(graph, list(graph))
+    cut = planning.cut(graph, Cluster.virtual(2))
+    assert "Cut into 2 stages: bottleneck 3 ms, no cut has a smaller one" in shown(cut).words
+    assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]
+
+
+def test_a_schedule_shows_the_actions_of_each_device_in_order():
+    built = schedules.build("1f1b", devices=2, micro_batches=2)
+    assert rows(built) == [["0", "0F0", "0F1", "0B0", "0B1"], ["1", "1F0", "1B0", "1F1", "1B1"]]
+
+
+@pytest.mark.parametrize("what", ["schedule", "timeline"])
+def test_large_schedules_and_timelines_stay_small(what: str):
+    built = schedules.build("1f1b", devices=64, micro_batches=512)
+    costs = schedules.StageCosts([1.0] * 64, [1.0] * 64, [1.0] * 64)
+    value = built if what == "schedule" else schedules.simulate(built, costs)
+    assert "… 48 more devices" in shown(value).words
+    assert len(value._repr_html_()) < 100_000
+
+
+def test_names_are_escaped(profile: Profile, two_stages: Plan):
+    layers = tuple(layer.model_copy(update={"name": f"{_HOSTILE}{layer.name}"}) for layer in profile.layers)
+    named = profile.model_copy(update={"layers": layers, "model": _HOSTILE})
+    shown(named)
+    shown(planning.plan(named, Cluster.virtual(2), schedule="1f1b", micro_batches=4))
+    shown(replace(schedules.build("1f1b", devices=2, micro_batches=2), name=_HOSTILE))
+    shown(replace(two_stages.simulate(), schedule=replace(two_stages.simulate().schedule, name=_HOSTILE)))
