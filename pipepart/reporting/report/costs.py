@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from .section import Section, render
 _WIDTH = 1000  # of the strips, in units of their view box
 _TIME_HEIGHT, _BYTES_HEIGHT = 120, 60
 _COLOURS = 8  # series of the page
+_MOST_BARS = 250
+_TIMES = ("forward", "input", "weight")
 
 
 class _Bar(NamedTuple):
@@ -79,30 +81,37 @@ def _strips(plan: Plan, profile: Profile) -> list[_Strip]:
         (cost.forward.seconds, cost.backward_input.seconds, cost.backward_weight.seconds) for cost in costs
     ]
     names = [printable(layer.name) for layer in profile.layers]
+    saved = [(float(cost.saved_bytes),) for cost in costs]
+    parameters = [(float(layer.parameter_bytes),) for layer in profile.layers]
+    each = -(-len(names) // _MOST_BARS)  # layers of a bar
+    names = [_ends(names[at : at + each]) for at in range(0, len(names), each)]
+    times, saved, parameters = (_summed(values, each) for values in (times, saved, parameters))
     time_tips = [
         f"{name}: forward {format_seconds(forward)}, backward for inputs {format_seconds(own_input)}, for weights "
         f"{format_seconds(weight)}"
         for name, (forward, own_input, weight) in zip(names, times, strict=True)
     ]
-    saved = [cost.saved_bytes for cost in costs]
-    parameters = [layer.parameter_bytes for layer in profile.layers]
+    count = f", each bar {each} layers" if each > 1 else ""
     return [
-        _strip(
-            "Time of one micro-batch",
-            _TIME_HEIGHT,
-            times,
-            ("forward", "input", "weight"),
-            time_tips,
-            format_seconds,
-        ),
-        _strip("Saved for the backward", _BYTES_HEIGHT, *_sizes(saved, "saved", names), format_bytes),
-        _strip("Parameters", _BYTES_HEIGHT, *_sizes(parameters, "parameters", names), format_bytes),
+        _strip(f"Time of one micro-batch{count}", _TIME_HEIGHT, times, _TIMES, time_tips, format_seconds),
+        _byte_strip(f"Saved for the backward{count}", "saved", saved, names),
+        _byte_strip(f"Parameters{count}", "parameters", parameters, names),
     ]
 
 
-def _sizes(sizes: Sequence[int], word: str, names: Sequence[str]):
-    tips = [f"{name}: {word} {format_bytes(size)}" for name, size in zip(names, sizes, strict=True)]
-    return [(float(size),) for size in sizes], (word,), tips
+def _summed(values: Sequence[tuple[float, ...]], each: int) -> list[tuple[float, ...]]:
+    """Add up the values of ``each`` neighbours."""
+    groups = (values[at : at + each] for at in range(0, len(values), each))
+    return [tuple(map(sum, zip(*group, strict=True))) for group in groups]
+
+
+def _ends(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} – {names[-1]}"
+
+
+def _byte_strip(title: str, word: str, sizes: Sequence[tuple[float, ...]], names: Sequence[str]) -> _Strip:
+    tips = [f"{name}: {word} {format_bytes(size)}" for name, (size,) in zip(names, sizes, strict=True)]
+    return _strip(title, _BYTES_HEIGHT, sizes, (word,), tips, format_bytes)
 
 
 def _strip(
@@ -111,7 +120,7 @@ def _strip(
     values: Sequence[Sequence[float]],
     classes: Sequence[str],
     tips: Sequence[str],
-    text,
+    text: Callable[[float], str],
 ) -> _Strip:
     """Stack the values of each layer from the bottom up, scaled to the largest sum."""
     largest = max(map(sum, values))

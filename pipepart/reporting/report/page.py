@@ -8,6 +8,7 @@ from importlib.metadata import version
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
 from .costs import costs_section
+from .graph import graph_section
 from .rejected import rejected_section
 from .run import Run
 from .section import Section, asset, render
@@ -17,6 +18,7 @@ from .summary import summary_section
 _SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
     summary_section,
     costs_section,
+    graph_section,
     rejected_section,
 )
 _OWN_ASSETS = ("page.css", "page.js")
