@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import sqrt
 from typing import NamedTuple
 
 from .graph_nodes import Edge, Node
@@ -22,9 +23,9 @@ from .graph_nodes import Edge, Node
 BOX_WIDTH, BOX_HEIGHT = 168, 24
 _ROW_STEP, _LANE_STEP = BOX_HEIGHT + 16, BOX_WIDTH + 14
 _STAGE_GAP, _HEAD = 64, 46
-_WIDEST_PICTURE = 1500  # before the columns go on below
+_LEAST_WIDTH, _ASPECT = 1500, 2.4  # of the picture, before the columns go on below
 _MARGIN = 16
-_MOST_ROWS = 40  # of a column; a longer one is wrapped
+_MOST_ROWS = 24  # of a column; a longer one is wrapped
 _WIDEST_EDGE = 9.0
 
 
@@ -67,11 +68,12 @@ def lay_out(nodes: Sequence[Node], edges: Sequence[Edge], stages: int) -> Layout
     for place, node in enumerate(nodes):
         own[node.stage].append(place)
     places = [(0.0, 0.0)] * len(nodes)
+    widest_row = max(_LEAST_WIDTH, sqrt(_ASPECT * len(nodes) * _LANE_STEP * _ROW_STEP))
     columns: list[Column] = []
     left, top, bottom, widest = float(_MARGIN), float(_MARGIN), 0.0, 0.0
     for stage, members in enumerate(own):
         width, height = _place_stage(members, rows, left + _MARGIN, top + _HEAD, places)
-        if left > _MARGIN and left + width > _WIDEST_PICTURE:
+        if left > _MARGIN and left + width > widest_row:
             # The next stages go below.
             columns = _of_one_height(columns, top, bottom)
             left, top, bottom = float(_MARGIN), bottom + _STAGE_GAP, 0.0
@@ -146,7 +148,8 @@ def _path(source: tuple[float, float], target: tuple[float, float]) -> str:
         start, end = y + BOX_HEIGHT / 2, to_y + BOX_HEIGHT / 2
         right = to_x + BOX_WIDTH
         return f"M{side:.1f} {start:.1f} C{out:.1f} {start:.1f} {out:.1f} {end:.1f} {right:.1f} {end:.1f}"
-    if down > 0 and abs(to_x - x) < 3 * _LANE_STEP and down < 2 * _ROW_STEP:
+    is_near = abs(to_x - x) < 3 * _LANE_STEP and down < 2 * _ROW_STEP
+    if down > 0 and (is_near or to_x < x):
         bend = (y + BOX_HEIGHT + to_y) / 2
         return (
             f"M{x + middle:.1f} {y + BOX_HEIGHT:.1f} C{x + middle:.1f} {bend:.1f} {to_x + middle:.1f} {bend:.1f} "
