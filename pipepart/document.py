@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .input_error import InputError
+from .whole_file import write_whole
 
 FORMAT_VERSION = 1
 
@@ -28,8 +29,8 @@ class Document(Value):
     version: int = Field(default=FORMAT_VERSION, ge=1, le=FORMAT_VERSION)
 
     def save(self, path: str | Path) -> None:
-        """Write the value to ``path`` as JSON."""
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Write the value to ``path`` as JSON, as a whole or not at all."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

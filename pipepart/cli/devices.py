@@ -11,6 +11,8 @@ from ..cluster import Cluster, as_cluster
 from .errors import UsageError
 from .files import read
 
+_FORMS = "give a number of at least 1, or torch devices as in cuda:0,cuda:1"
+
 
 def make_cluster(
     devices: str | None,
@@ -44,13 +46,24 @@ def make_cluster(
     return found if memory is None else found.with_memory(memory)
 
 
+def torch_device(option: str, text: str, forms: str = "give one as cpu or cuda:0") -> torch.device:
+    """Return a device of this machine by torch's name for it.
+
+    Raises:
+        UsageError: torch or this machine does not know it.
+    """
+    try:
+        device = torch.device(text.strip())
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{option} {text!r}: torch has no such device here: {forms} ({reason})") from None
+    return device
+
+
 def _named(text: str) -> Cluster:
     if text.isdecimal():
         return as_cluster(int(text))
-    try:
-        return as_cluster([torch.device(name.strip()) for name in text.split(",")])
-    except (RuntimeError, AssertionError) as error:  # a name that torch or this machine does not know
-        reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"--devices {text!r}: give a number, or torch devices as in cuda:0,cuda:1 ({reason})"
-        ) from None
+    if text.lstrip("-").isdecimal():
+        raise UsageError(f"--devices {text!r}: {_FORMS}")
+    return as_cluster([torch_device("--devices", name, _FORMS) for name in text.split(",")])

@@ -15,23 +15,23 @@ from .commands.plan import plan_command
 from .commands.profile import profile_command
 from .commands.report import report_command
 from .commands.simulate import simulate_command
+from .grouped_help import GroupedCommand
 
 app = typer.Typer(
     name="pipepart",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("profile")(profile_command)
-app.command("plan")(plan_command)
-app.command("explain")(explain_command)
-app.command("simulate")(simulate_command)
-app.command("report")(report_command)
-app.command("export")(export_command)
-app.command("check")(check_command)
-app.command("cluster")(cluster_command)
+app.command("profile", cls=GroupedCommand)(profile_command)
+app.command("plan", cls=GroupedCommand)(plan_command)
+app.command("explain", cls=GroupedCommand)(explain_command)
+app.command("simulate", cls=GroupedCommand)(simulate_command)
+app.command("report", cls=GroupedCommand)(report_command)
+app.command("export", cls=GroupedCommand)(export_command)
+app.command("check", cls=GroupedCommand)(check_command)
+app.command("cluster", cls=GroupedCommand)(cluster_command)
 
 
 def _print_version(wanted: bool) -> None:

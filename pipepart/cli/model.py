@@ -1,7 +1,8 @@
-"""Loads and profiles the model of a command, given as ``path/to/file.py:factory`` or ``package.module:factory``."""
+"""Loads and profiles the model of a command, named by its factory: ``path/to/file.py:factory(width=64)``."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -9,7 +10,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +24,11 @@ from ..data.split import batch_size
 from ..profiling import Profile, profile
 from .errors import UsageError
 from .output import note, user_output_to_stderr
+from .samples import cast_floats, make_sample
 
-_FORMS = "path/to/file.py:factory or package.module:factory"
+_FORMS = "path/to/file.py:factory, package.module:factory or file.py:factory(width=64)"
 _RETURNS = "(model, sample, target, loss_fn), or the first one, two or three of these"
-_SAMPLE = re.compile(r"(\d+(?:x\d+)*)(?::([a-z]+[0-9]*)(?::(\d+))?)?")
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+_CALLED = re.compile(r"(.+?):([^\W\d]\w*)(?:\((.*)\))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class Given:
 
 
 def measure(
-    name: str, sample: str | None, micro_batches: Callable[[int], list[int]], **options: Any
+    name: str,
+    sample: str | None,
+    micro_batches: Callable[[int], list[int]],
+    dtype: str | None = None,
+    **options: Any,
 ) -> Profile:
     """Load and profile a model.
 
@@ -50,6 +54,7 @@ def measure(
         name: file or module, and factory.
         sample: description of a random sample, instead of the factory's own.
         micro_batches: returns the numbers to measure, for the number of samples in the mini-batch.
+        dtype: of the model and of floating point tensors; None for their own.
         options: keywords of :func:`pipepart.profile`.
 
     Raises:
@@ -58,7 +63,7 @@ def measure(
     """
     with user_output_to_stderr(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(str(message))
-        given = load(name, sample)
+        given = load(name, sample, dtype)
         if given.loss_fn is None:
             target = "" if given.target is None else "a target and "
             note(
@@ -78,8 +83,13 @@ def measure(
         return found
 
 
-def load(name: str, sample: str | None) -> Given:
+def load(name: str, sample: str | None, dtype: str | None = None) -> Given:
     """Import the file or module of ``name`` and call its factory; make up the sample if one is described.
+
+    Args:
+        name: file or module, and factory, with its arguments if it takes some.
+        sample: description of a random sample, instead of the factory's own.
+        dtype: to cast the model and floating point tensors to; None to leave them.
 
     Raises:
         UsageError: there is no such file, module or factory, the factory needs arguments, or it returns no model or
@@ -87,58 +97,30 @@ def load(name: str, sample: str | None) -> Given:
         Exception: whatever the user's code raises.
     """
     made_up = None if sample is None else make_sample(sample)
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
+    match = _CALLED.fullmatch(name)
+    if not match:
         raise UsageError(f"{name!r} does not name a model: write {_FORMS}")
+    place, attribute, arguments = match[1], match[2], _literals(name, match[3] or "")
     is_file = place.endswith(".py") or "/" in place or "\\" in place
     module = _import_file(Path(place)) if is_file else _import_module(place)
-    given = _given(name, _call(name, _find(module, place, attribute)))
+    given = _given(name, _call(name, _find(module, place, attribute), *arguments))
     if made_up is not None:
-        return replace(given, sample=made_up)
+        given = replace(given, sample=made_up)
     if given.sample is None:
         raise UsageError(
             f"{name} returned a model without a sample: let it return (model, sample), or describe one, "
             "as in --input 32x3x16x16"
         )
-    return given
-
-
-def make_sample(text: str) -> Tensor:
-    """Make normally distributed numbers, or integers below a bound, from ``SHAPE[:DTYPE[:BOUND]]``.
-
-    The same text gives the same numbers. Without a bound, integers are 0 and 1, which every embedding has.
-
-    Raises:
-        UsageError: the text is not of this form.
-
-    >>> make_sample("2x3").shape, make_sample("4x8:int64:100").dtype
-    (torch.Size([2, 3]), torch.int64)
-    """
-    match = _SAMPLE.fullmatch(text)
-    if not match:
-        raise UsageError(
-            f"--input {text!r} is not a shape: write for example 32x3x16x16, 32x100:float64 or, for tokens "
-            "of a vocabulary, 8x128:int64:50257"
+    return (
+        given
+        if dtype is None
+        else replace(
+            given,
+            model=given.model.to(getattr(torch, dtype)),
+            sample=cast_floats(given.sample, dtype),
+            target=cast_floats(given.target, dtype),
         )
-    shape, name = [int(extent) for extent in match[1].split("x")], match[2] or "float32"
-    if 0 in shape:
-        raise UsageError(f"--input {text!r} holds nothing: each number of the shape must be at least 1")
-    if name not in _FLOATS + _INTEGERS:
-        raise UsageError(
-            f"--input {text!r}: no dtype {name!r}, choose one of {', '.join(_FLOATS + _INTEGERS)}"
-        )
-    dtype, generator = getattr(torch, name), torch.Generator().manual_seed(0)
-    if name in _FLOATS:
-        if match[3]:
-            raise UsageError(f"--input {text!r}: a bound is for whole numbers, {name} takes none")
-        try:
-            return torch.randn(shape, generator=generator).to(dtype)
-        except RuntimeError as error:  # torch cannot allocate it
-            raise UsageError(f"--input {text!r} does not fit in memory: {error}") from None
-    bound, most = int(match[3] or 2), torch.iinfo(dtype).max
-    if not 1 <= bound <= most:
-        raise UsageError(f"--input {text!r}: the bound of {name} must be between 1 and {most}, got {bound}")
-    return torch.randint(bound, shape, generator=generator).to(dtype)
+    )
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -184,21 +166,62 @@ def _find(module: ModuleType, place: str, attribute: str) -> Any:
     raise UsageError(f"{place} has no {attribute!r}: {there}")
 
 
-def _call(name: str, factory: Any) -> Any:
-    if isinstance(factory, nn.Module):
+def _literals(name: str, text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Read the arguments in the parentheses behind a factory.
+
+    >>> _literals("m:f", "64, depth=2, name='wide'")
+    ([64], {'depth': 2, 'name': 'wide'})
+    """
+    try:
+        call = ast.parse(f"factory({text})", mode="eval").body
+    except SyntaxError:
+        call = None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise UsageError(
+            f"{name!r}: ({text}) are not arguments: write them as in Python, file.py:factory(width=64)"
+        )
+    given = [*call.args, *(each.value for each in call.keywords)]
+    read = []
+    for each in given:
+        try:
+            read.append(ast.literal_eval(each))
+        except ValueError:
+            raise UsageError(
+                f"{name!r}: argument {ast.unparse(each)} is no literal: give numbers, 'text', True, False, None, or "
+                "lists, tuples and dicts of these"
+            ) from None
+    if any(each.arg is None for each in call.keywords):
+        raise UsageError(f"{name!r}: write the arguments one by one, without **")
+    positional = read[: len(call.args)]
+    return positional, dict(
+        zip([each.arg or "" for each in call.keywords], read[len(positional) :], strict=True)
+    )
+
+
+def _call(name: str, factory: Any, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    if isinstance(factory, nn.Module) and not positional and not keywords:
         return factory
-    if not callable(factory):
+    if isinstance(factory, nn.Module) or not callable(factory):
         raise UsageError(
             f"{name} is of type {type(factory).__name__}: give a function that returns {_RETURNS}"
         )
     try:
-        inspect.signature(factory).bind()
+        signature = inspect.signature(factory)
+    except ValueError:  # built in: the call itself tells
+        return factory(*positional, **keywords)
+    try:
+        signature.bind(*positional, **keywords)
     except TypeError as error:
+        example = ", ".join(
+            f"{each.name}=..."
+            for each in signature.parameters.values()
+            if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        )
+        place = name.partition("(")[0]
         raise UsageError(
-            f"{name} is called with no arguments, and it needs some ({error}): "
-            "give them defaults, or write a function that calls it"
+            f"{name} cannot be called: {error}. It takes {signature}: write {place}({example})"
         ) from None
-    return factory()
+    return factory(*positional, **keywords)
 
 
 def _given(name: str, result: Any) -> Given:

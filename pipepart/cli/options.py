@@ -24,6 +24,7 @@ ENGINES = (
     "megatron",
     "deepspeed",
 )  # a test compares them with those of plan.export
+FLOATS = ("float32", "float64", "float16", "bfloat16")
 RECOMPUTE = ("never", "except-last", "always")
 
 
@@ -92,18 +93,43 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def completing(*choices: str) -> Callable[[str], list[str]]:
+    """Return what completes a word in a shell to one of the choices."""
+    return lambda incomplete: [each for each in choices if each.startswith(incomplete)]
+
+
 def option(
     metavar: str,
     help_text: str,
     parser: Callable[[str], Any] | None = None,
     *,
     names: Sequence[str] = (),
+    group: str | None = None,
+    complete: Sequence[str] = (),
     show_default: bool = False,
     **more: Any,
 ) -> Any:
-    """Declare an option that takes a value."""
+    """Declare an option that takes a value.
+
+    Args:
+        metavar: stands for the value in ``--help``.
+        help_text: its line there.
+        parser: makes the value of its text; raises ``typer.BadParameter``.
+        names: as in ``("--output", "-o")``; by default that of the parameter.
+        group: its section in ``--help``.
+        complete: values that shells complete.
+        show_default: whether ``--help`` has the default.
+        more: keywords of ``typer.Option``.
+    """
     return typer.Option(
-        *names, parser=parser, metavar=metavar, help=help_text, show_default=show_default, **more
+        *names,
+        parser=parser,
+        metavar=metavar,
+        help=help_text,
+        show_default=show_default,
+        rich_help_panel=group,
+        autocompletion=completing(*complete) if complete else None,
+        **more,
     )
 
 
@@ -117,6 +143,17 @@ Sample = Annotated[
         "SHAPE[:DTYPE[:BOUND]]",
         "Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
         names=("--input",),
+        group="Profiling",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    option(
+        "NAME",
+        f"Cast the model and floating point samples to this precision: {', '.join(FLOATS)}.",
+        choice(*FLOATS),
+        complete=FLOATS,
+        group="Profiling",
     ),
 ]
 Layers = Annotated[
@@ -125,27 +162,45 @@ Layers = Annotated[
         "NAME[,NAME..]",
         "Modules that become layers, with those beside them, in place of the model's blocks; '' for the whole model.",
         _names,
+        group="Profiling",
     ),
 ]
 Devices = Annotated[
     str | None,
     option(
-        "N|NAMES", "Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1."
+        "N|NAMES",
+        "Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1.",
+        group="Devices",
     ),
 ]
 Optimizer = Annotated[
     str,
-    option("NAME", "Whose state memory figures include: sgd, momentum, adam or adamw.", show_default=True),
+    option(
+        "NAME",
+        "Whose state memory figures include: sgd, momentum, adam or adamw.",
+        show_default=True,
+        group="Profiling",
+    ),
 ]
-Threads = Annotated[int | None, option("N", "CPU threads per operation while measuring.", min=1)]
+Threads = Annotated[
+    int | None, option("N", "CPU threads per operation while measuring.", min=1, group="Profiling")
+]
 TimeBudget = Annotated[
-    float, option("SECONDS", "Time to measure each micro-batch size for.", min=0, show_default=True)
+    float,
+    option(
+        "SECONDS",
+        "Time to measure each micro-batch size for.",
+        min=0,
+        show_default=True,
+        group="Profiling",
+    ),
 ]
 Measure = Annotated[
     bool,
     typer.Option(
         "--measure/--no-measure",
         help="Run the layers to time them; or estimate times, also for a model on the meta device.",
+        rich_help_panel="Profiling",
     ),
 ]
 RooflineOf = Annotated[
@@ -155,23 +210,33 @@ RooflineOf = Annotated[
         "With --no-measure, the device to estimate for: 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', or a file made by "
         "Roofline.save; this machine if not given.",
         names=("--roofline",),
+        group="Profiling",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Output = Annotated[Path | None, option("FILE", "Save the JSON in FILE.", names=("--output", "-o"))]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel="Output")
+]
+Output = Annotated[
+    Path | None, option("FILE", "Save the JSON in FILE.", names=("--output", "-o"), group="Output")
+]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
-    list[Any] | None, option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin)
+    list[Any] | None,
+    option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin, group="Cut"),
 ]
 Colocate = Annotated[
-    list[Any] | None, option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group)
+    list[Any] | None,
+    option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group, group="Cut"),
 ]
-NoCutBefore = Annotated[list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.")]
+NoCutBefore = Annotated[
+    list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.", group="Cut")
+]
 CutBefore = Annotated[
     list[str] | None,
     option(
         "LAYER",
         "A layer that starts a stage; repeatable. Given once per stage but the first, this is the whole cut.",
+        group="Cut",
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..whole_file import write_whole
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def deliver(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, and say so on standard error.
+    """Write a text file as a whole, and say so on standard error.
 
     Raises:
         UsageError: the file cannot be written.
@@ -49,14 +51,14 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, and say so on standard error.
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file as a whole, and say so on standard error.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        path.write_bytes(data)
+        write_whole(path, content)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     typer.echo(f"Saved in {path}.", err=True)
@@ -66,15 +68,16 @@ def check_writable(*paths: Path | None) -> None:
     """Check that results can be saved, before anything is measured.
 
     Raises:
-        UsageError: a path is a directory, or its directory does not exist.
+        UsageError: a path is a directory, its directory does not exist, or it may not be written.
     """
     for path in filter(None, paths):
+        parent = path.absolute().parent
         if path.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: it is a directory")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"cannot write {str(path)!r}: there is no directory {str(path.absolute().parent)!r}"
-            )
+        if not parent.is_dir():
+            raise UsageError(f"cannot write {str(path)!r}: there is no directory {str(parent)!r}")
+        if not os.access(path if path.exists() else parent, os.W_OK):
+            raise UsageError(f"cannot write {str(path)!r}: permission denied")
 
 
 def user_output_to_stderr() -> redirect_stdout:

@@ -162,7 +162,7 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(
         ("", "give the devices in one way"),
         ("--devices 2 --device 1GiB", "give the devices in one way"),
         ("--devices 0", "at least 1 device"),
-        ("--devices two", "give a number, or torch devices"),
+        ("--devices two", "give a number of at least 1, or torch devices"),
         ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
         ("--devices 2 --host-link 1GB/s", "goes with devices described"),
         ("--devices 2 --more-devices 0", "'--more-devices'"),

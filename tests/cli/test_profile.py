@@ -88,7 +88,10 @@ def test_a_missing_loss_is_mentioned(run: Run) -> None:
         ("models.nosub:f", "no module 'models.nosub'"),
         ("..:f", "not the name of a module"),
         ("/:f", "is a directory"),
-        ("models.py:sized", "it needs some (missing a required argument: 'width')"),
+        (
+            "models.py:sized",
+            "missing a required argument: 'width'. It takes (width, depth=2): write models.py:sized(width=...)",
+        ),
         ("models.py:nothing", "returned NoneType where a model was expected"),
         ("models.py:five", "returned a tuple of 5"),
         ("models.py:swapped", "returned Tensor, Sequential where a model"),

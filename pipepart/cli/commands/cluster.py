@@ -15,23 +15,39 @@ from ..options import option
 @with_exit_status
 def cluster_command(
     devices: Annotated[
-        str | None, option("N|NAMES", "A number of devices, or names as in cuda:0,cuda:1.")
+        str | None,
+        option("N|NAMES", "A number of devices, or names as in cuda:0,cuda:1.", group="This machine"),
     ] = None,
-    cluster: Annotated[Path | None, option("FILE", "A cluster as JSON; it may be written by hand.")] = None,
+    cluster: Annotated[
+        Path | None, option("FILE", "A cluster as JSON; it may be written by hand.", group="Described")
+    ] = None,
     device: Annotated[
         list[str] | None,
-        option("SIZE[@SPEED]", "Describe a device, as in 24GiB or 16GiB@0.6; once for each, or for all."),
+        option(
+            "SIZE[@SPEED]",
+            "Describe a device, as in 24GiB or 16GiB@0.6; once for each, or for all.",
+            group="Described",
+        ),
     ] = None,
-    bandwidth: Annotated[str | None, option("RATE", "Between devices given by --device: 12GB/s.")] = None,
-    hosts: Annotated[int, option("N", "Number of hosts with the devices given by --device.", min=1)] = 1,
+    bandwidth: Annotated[
+        str | None, option("RATE", "Between devices given by --device: 12GB/s.", group="Described")
+    ] = None,
+    hosts: Annotated[
+        int, option("N", "Number of hosts with the devices given by --device.", min=1, group="Described")
+    ] = 1,
     devices_per_host: Annotated[
-        int | None, option("N", "Devices of each host; as many as --device says if not given.", min=1)
+        int | None,
+        option("N", "Devices of each host; as many as --device says if not given.", min=1, group="Described"),
     ] = None,
-    network: Annotated[str | None, option("RATE", "Of a host's port to the network: 25GB/s.")] = None,
+    network: Annotated[
+        str | None, option("RATE", "Of a host's port to the network: 25GB/s.", group="Described")
+    ] = None,
     measure_again: Annotated[
         bool,
         typer.Option(
-            "--measure-again", help="Measure the links of this machine, also if that was done before."
+            "--measure-again",
+            help="Measure the links of this machine, also if that was done before.",
+            rich_help_panel="This machine",
         ),
     ] = False,
     as_json: options.AsJson = False,

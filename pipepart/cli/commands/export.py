@@ -19,7 +19,13 @@ def export_command(
         typer.Argument(metavar="PLAN", show_default=False, help="A saved plan; it may have been edited."),
     ],
     to: Annotated[
-        Any, option("NAME", f"The engine: {', '.join(options.ENGINES)}.", options.choice(*options.ENGINES))
+        Any,
+        option(
+            "NAME",
+            f"The engine: {', '.join(options.ENGINES)}.",
+            options.choice(*options.ENGINES),
+            complete=options.ENGINES,
+        ),
     ],
     output: Annotated[
         Path | None,

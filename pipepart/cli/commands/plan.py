@@ -28,24 +28,32 @@ def plan_command(
         ),
     ],
     devices: options.Devices = None,
-    cluster: Annotated[Path | None, option("FILE", "A cluster saved as JSON.")] = None,
+    cluster: Annotated[Path | None, option("FILE", "A cluster saved as JSON.", group="Devices")] = None,
     device: Annotated[
         list[str] | None,
         option(
             "MEMORY[@SPEED]",
             "A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+            group="Devices",
         ),
     ] = None,
-    bandwidth: Annotated[str | None, option("RATE", "Between devices given by --device: 12GB/s.")] = None,
+    bandwidth: Annotated[
+        str | None, option("RATE", "Between devices given by --device: 12GB/s.", group="Devices")
+    ] = None,
     host_link: Annotated[
         str | None,
-        option("RATE", "Between each device given by --device and the memory of its host: 25GB/s."),
+        option(
+            "RATE",
+            "Between each device given by --device and the memory of its host: 25GB/s.",
+            group="Devices",
+        ),
     ] = None,
     more_devices: Annotated[
-        int | None, option("N", "Add N devices like the largest of these.", min=1)
+        int | None, option("N", "Add N devices like the largest of these.", min=1, group="Devices")
     ] = None,
     memory: Annotated[
-        str | None, option("SIZE", "Memory limit of each device: 2GiB; in place of the one it has.")
+        str | None,
+        option("SIZE", "Memory limit of each device: 2GiB; in place of the one it has.", group="Devices"),
     ] = None,
     schedule: Annotated[
         str,
@@ -55,6 +63,8 @@ def plan_command(
             f"{options.SCHEDULE_LIST}.",
             options.choice(*options.SCHEDULES, "auto", "search"),
             show_default=True,
+            group="Schedule",
+            complete=[*options.SCHEDULES, "auto", "search"],
         ),
     ] = "auto",
     micro_batches: Annotated[
@@ -64,6 +74,7 @@ def plan_command(
             "Parts of a mini-batch; auto for the best number profiled.",
             options.count_or_auto,
             show_default=True,
+            group="Schedule",
         ),
     ] = "auto",
     stages: Annotated[
@@ -73,6 +84,7 @@ def plan_command(
             "Number of stages, or auto for the best. Devices that gain nothing are left out.",
             options.count_or_auto,
             show_default=True,
+            group="Schedule",
         ),
     ] = "auto",
     chunks: Annotated[
@@ -81,6 +93,7 @@ def plan_command(
             "N",
             "Stages per device, for a schedule that has several; 2 if not given, any number under auto.",
             min=1,
+            group="Schedule",
         ),
     ] = None,
     replicas: Annotated[
@@ -90,10 +103,11 @@ def plan_command(
             "Replicas of the model, each on devices of its own with a share of the micro-batches; or auto.",
             options.count_or_auto,
             show_default=True,
+            group="Schedule",
         ),
     ] = "1",
     max_micro_batches: Annotated[
-        int | None, option("N", "Upper limit for --micro-batches auto.", min=1)
+        int | None, option("N", "Upper limit for --micro-batches auto.", min=1, group="Schedule")
     ] = None,
     recompute: Annotated[
         Any,
@@ -103,6 +117,8 @@ def plan_command(
             "but the last) or always, for all stages.",
             options.choice("auto", *options.RECOMPUTE),
             show_default=True,
+            group="Schedule",
+            complete=["auto", *options.RECOMPUTE],
         ),
     ] = "auto",
     offload: Annotated[
@@ -113,6 +129,8 @@ def plan_command(
             "says how fast its devices reach their host; stash for all stages; or never.",
             options.choice("auto", "never", "stash"),
             show_default=True,
+            group="Schedule",
+            complete=["auto", "never", "stash"],
         ),
     ] = "auto",
     reduction: Annotated[
@@ -121,12 +139,17 @@ def plan_command(
             "NAME",
             "What the loss is over samples: mean, sum, or batch for any loss, on the outputs of all of them at once.",
             options.choice("mean", "sum", "batch"),
+            group="Schedule",
+            complete=["mean", "sum", "batch"],
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         option(
-            "SECONDS", "Time to search for; 10 if not given, or part of a second for a small model.", min=0.01
+            "SECONDS",
+            "Time to search for; 10 if not given, or part of a second for a small model.",
+            min=0.01,
+            group="Schedule",
         ),
     ] = None,
     pin: options.Pin = None,
@@ -138,6 +161,7 @@ def plan_command(
         typer.Option(
             "--allow-split-ties",
             help="Allow layers that share a parameter in different stages if no cut keeps them together.",
+            rich_help_panel="Cut",
         ),
     ] = False,
     estimate_costs: Annotated[
@@ -145,9 +169,11 @@ def plan_command(
         typer.Option(
             "--estimate",
             help="Estimate the costs of --micro-batches from the numbers in the profile, if it has not that one.",
+            rich_help_panel="Profiling",
         ),
     ] = False,
     sample: options.Sample = None,
+    dtype: options.Dtype = None,
     layers: options.Layers = None,
     optimizer: options.Optimizer = "adam",
     threads: options.Threads = None,
@@ -185,7 +211,16 @@ def plan_command(
         return sorted({min(each, max_micro_batches or each) for each in worth})
 
     if model_or_profile.endswith(".json"):
-        profiling = ("sample", "layers", "optimizer", "threads", "time_budget", "measure_times", "roofline")
+        profiling = (
+            "sample",
+            "dtype",
+            "layers",
+            "optimizer",
+            "threads",
+            "time_budget",
+            "measure_times",
+            "roofline",
+        )
         if ignored := options.given(context, *profiling):
             raise UsageError(
                 f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
@@ -198,6 +233,7 @@ def plan_command(
             model_or_profile,
             sample,
             sizes,
+            dtype=dtype,
             layers=layers,
             optimizer=optimizer,
             threads=threads or where.devices[0].threads,

@@ -21,6 +21,7 @@ def profile_command(
             "Number of parts that a mini-batch is split into; several numbers measure several sizes.",
             options.counts,
             show_default=True,
+            group="Profiling",
         ),
     ] = "1",
     sample: options.Sample = None,
@@ -29,13 +30,19 @@ def profile_command(
     device: Annotated[
         str | None,
         option(
-            "NAME", "Measure on this torch device, as cuda:0, one layer at a time if the model is elsewhere."
+            "NAME",
+            "Measure on this torch device, as cuda:0, one layer at a time if the model is elsewhere.",
+            group="Profiling",
         ),
     ] = None,
+    dtype: options.Dtype = None,
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
     share: Annotated[
-        bool, typer.Option("--share/--no-share", help="Time only one of several equal layers.")
+        bool,
+        typer.Option(
+            "--share/--no-share", help="Time only one of several equal layers.", rich_help_panel="Profiling"
+        ),
     ] = True,
     measure_times: options.Measure = True,
     roofline: options.RooflineOf = None,
@@ -48,6 +55,7 @@ def profile_command(
     three of these. The model may be any module; of one that is no nn.Sequential the blocks are the layers.
     """
     from ...reporting import layer_table, size_table
+    from ..devices import torch_device
     from ..files import read_roofline
     from ..model import measure
     from ..output import check_writable, deliver
@@ -57,9 +65,10 @@ def profile_command(
         model,
         sample,
         lambda _: micro_batches,
+        dtype=dtype,
         layers=layers,
         optimizer=optimizer,
-        device=device,
+        device=torch_device("--device", device) if device else None,
         threads=threads,
         seconds=time_budget,
         share=share,

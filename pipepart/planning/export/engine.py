@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ...whole_file import write_whole
 from ..plans.plan_record import PlanRecord
 
 _WIDTH = 100
@@ -37,7 +38,7 @@ class Export:
         Path(folder).mkdir(parents=True, exist_ok=True)
         paths = [Path(folder) / name for name in self.files]
         for path, text in zip(paths, self.files.values(), strict=True):
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         return paths
 
     def __str__(self) -> str:

@@ -1,0 +1,47 @@
+"""Writes a file as a whole: a reader, or a crash, never sees half of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file beside its place and move it there, as one operation of the file system.
+
+    A link is followed. What is no regular file, such as ``/dev/stdout`` or a named pipe, is written directly.
+
+    Args:
+        path: the file.
+        content: bytes, or text to write as UTF-8.
+
+    Raises:
+        OSError: the file cannot be written; what was there is unchanged.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        with open(path, "wb") as file:
+            file.write(data)
+        return
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(13, os.strerror(13), str(path))
+    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(beside, _mode(target))
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file that is there, or those that a new file gets."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
