@@ -9,6 +9,7 @@ from typing import Any
 
 import schedules
 from schedules import Schedule, StageCosts, Timeline
+from schedules.analysis.chrome_trace import Traced, to_trace
 from schedules.pictures.draw import Panel
 
 from ..cluster import Device
@@ -53,8 +54,12 @@ class Played:
     @property
     def panel(self) -> Panel:
         """What a picture shows of it."""
-        numbered = list(self.rows) == [str(row) for row in range(len(self.rows))]
-        return self.drawn.panel(self.timeline.schedule.name, None if numbered else self.rows)
+        return self.drawn.panel(self.timeline.schedule.name, self.rows)
+
+    @property
+    def traced(self) -> Traced:
+        """What a trace shows of it."""
+        return self.timeline.traced(self.names, self.costs)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the step as JSON values, and per device the idle seconds by cause.
@@ -88,10 +93,8 @@ class Played:
 
 
 def traced(played: Sequence[Played]) -> dict[str, Any]:
-    """Return the timeline of one simulated step, or of several under each other, as a Chrome trace."""
-    if len(played) == 1:
-        return played[0].timeline.to_trace()
-    return schedules.side_by_side({each.timeline.schedule.name: each.timeline for each in played})
+    """Return the timelines of simulated steps as one Chrome trace."""
+    return to_trace({each.timeline.schedule.name: each.traced for each in played})
 
 
 def play_plan(
@@ -142,7 +145,7 @@ def play_numbers(stages: DescribedStages, order: Schedule, latency: float, searc
     if search:
         order = schedules.search(costs, order.devices, order.micro_batches)
     timeline = schedules.simulate(order, costs)
-    names = [str(row) for row in range(order.devices)]
+    names = [f"device {row}" for row in range(order.devices)]
     return Played(timeline, costs, names, timeline, names)
 
 

@@ -51,18 +51,21 @@ def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str
         width: of a picture, in pixels.
 
     Raises:
-        UsageError: a file cannot be written.
-        ValueError: the steps have too many devices for a picture.
+        UsageError: a file cannot be written, or the steps have too many devices for a picture.
     """
     from schedules.pictures.draw import picture_png, picture_svg
+    from schedules.pictures.shapes import PictureError
 
     for file in files:
         panels = [each.panel for each in played]
-        if file.suffix == ".svg":
-            write_text(file, picture_svg(panels, None, width, None, False))
-        elif file.suffix == ".png":
-            write_bytes(file, picture_png(panels, None, width, None, 2.0))
-        elif file.suffix == ".csv":
+        try:
+            if file.suffix == ".svg":
+                write_text(file, picture_svg(panels, None, width, None, False))
+            elif file.suffix == ".png":
+                write_bytes(file, picture_png(panels, None, width, None, 2.0))
+        except PictureError as error:
+            raise UsageError(f"-o {file}: {error}") from None
+        if file.suffix == ".csv":
             write_text(file, played[0].timeline.schedule.to_csv())
-        else:
+        elif file.suffix == ".json":
             write_text(file, result + "\n")

@@ -45,7 +45,7 @@ def _plan(plan: Plan) -> str:
     actions = 2 * len(plan.stages) * plan.micro_batches
     drawn = plan.prediction is not None and actions <= _MOST_ACTIONS
     names = [device.name for device in plan.workers]
-    picture = panels_html([plan.simulate().panel()], names) if drawn else ""
+    picture = panels_html([plan.simulate().panel(labels=names)]) if drawn else ""
     return _cell(head, html_table(_device_table(plan), most_rows=_MOST_ROWS), picture)
 
 
@@ -78,15 +78,13 @@ def _trace(trace: Trace) -> str:
     median, predicted = trace.median, trace.predicted
     head = f"Trace of {counted(len(trace.steps), 'step')} of {trace.plan.schedule}: "
     head += f"median {format_seconds(median.makespan)}"
-    panels = [median.panel("measured")]
+    names = [device.name for device in trace.plan.workers]
+    panels = [median.panel("measured", names)]
     if predicted is not None and trace.ratio is not None:
         how = longer(1 / trace.ratio, "as predicted")
         head += f", {how}{'' if how == 'as predicted' else ' than predicted'}"
-        panels.append(predicted.panel("predicted"))
-    names = [device.name for device in trace.plan.workers]
-    return _cell(
-        head, panels_html(panels, names), html_table(idle_table(median, names), most_rows=_MOST_ROWS)
-    )
+        panels.append(predicted.panel("predicted", names))
+    return _cell(head, panels_html(panels), html_table(idle_table(median, names), most_rows=_MOST_ROWS))
 
 
 def _device_table(plan: Plan) -> FittingTable:

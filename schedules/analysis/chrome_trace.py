@@ -1,187 +1,233 @@
-"""Writes a timeline as a Chrome trace, for chrome://tracing and ui.perfetto.dev, and reads it back."""
+"""Writes timelines as one Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+::
+
+    process "measured"    thread "device 0"        │ 0F0 ││ 0F1 │    │ 0B0 │   slices, coloured by micro-batch
+                          arrow                        ↘ from what makes a message to what takes it
+                          track "F 0→1"                │ message on its way │
+                          "in flight, device 0"    ▁▂▃▂▁ counters: micro-batches, and bytes of stash
+    process "predicted"   the same
+
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
-from ..core.dependencies import dependencies
+from ..core.action import COMMUNICATION, Action, Kind
+from ..core.costs import StageCosts
+from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
+from ..core.stash import stash_changes
 from ..core.transfer import Transfer
 
 _MICROSECONDS = 1e6
-_THREADS = {"compute": 0, "send": 1, "receive": 2}
-ROWS = len(_THREADS)  # of each device, where it is a thread of a process that several devices share
+_MIB = 2**20
+_ROWS = ("", ": send", ": receive")  # of each device
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
+# Of events at one time, slices come before the arrows that begin or end in them, and beginnings before ends.
+_PHASES = "XCbsfe"
+# chrome://tracing has names for colours and no values. Perfetto ignores them and colours by kind.
+_COLOURS = (
+    "rail_response",
+    "rail_idle",
+    "rail_load",
+    "detailed_memory_dump",
+    "startup",
+    "background_memory_dump",
+    "rail_animation",
+    "thread_state_unknown",
+)
 _Event = dict[str, Any]
 
 
-def to_trace(
-    schedule: Schedule,
-    starts: Sequence[Sequence[float]],
-    ends: Sequence[Sequence[float]],
-    peak_bytes: Sequence[float],
-    peak_at: Sequence[float],
-    transfers: Sequence[Transfer],
-) -> _Event:
-    """Return the trace of a timeline with these fields as one JSON object; `Timeline.to_trace` says what it shows."""
-    spans = [
-        (device, action, start, end)
-        for device, row in enumerate(zip(schedule.actions, starts, ends, strict=True))
-        for action, start, end in zip(*row, strict=True)
-    ]
-    events = [
-        *_names(schedule),
-        *(_slice(device, action, start, end) for device, action, start, end in spans),
-        *_arrows(schedule, spans),
-        *_messages(schedule, transfers),
-        *_counters(spans),
-    ]
+class Traced(NamedTuple):
+    """A timeline to write: its fields, as in `Timeline`.
+
+    labels: the names of the devices; None for "device 0", "device 1", ...
+    costs: for a counter of the bytes that each device stashes; None for none.
+    """
+
+    schedule: Schedule
+    starts: Sequence[Sequence[float]]
+    ends: Sequence[Sequence[float]]
+    peak_bytes: Sequence[float]
+    peak_at: Sequence[float]
+    transfers: Sequence[Transfer]
+    labels: Sequence[str] | None = None
+    costs: StageCosts | None = None
+
+
+class _Span(NamedTuple):
+    device: int
+    position: int
+    action: Action
+    start: float
+    end: float
+
+
+def to_trace(timelines: Mapping[str, Traced]) -> _Event:
+    """Return one Chrome trace as a JSON object; each timeline is a process, in order, and each device a thread."""
+    named, timed = [], []
+    for process, (name, traced) in enumerate(timelines.items()):
+        spans = [
+            _Span(device, position, *each)
+            for device, row in enumerate(
+                zip(traced.schedule.actions, traced.starts, traced.ends, strict=True)
+            )
+            for position, each in enumerate(zip(*row, strict=True))
+        ]
+        found = dependencies(traced.schedule)
+        labels = traced.labels or [f"device {device}" for device in range(traced.schedule.devices)]
+        named += [
+            {**event, "pid": process} for event in _names(name, process, traced.schedule, spans, labels)
+        ]
+        for event in (
+            *map(_slice, spans),
+            *_arrows(found, spans),
+            *_messages(traced.schedule, traced.transfers),
+            *_in_flight(spans, labels),
+            *(_stash(found, spans, labels, traced.costs) if traced.costs else ()),
+        ):
+            number = {"id": f"{name} {event['id']}"} if "id" in event else {}
+            timed.append({**event, **number, "pid": process})
+    timed.sort(key=lambda event: (event["ts"], _PHASES.index(event["ph"])))
     return {
-        "traceEvents": events,
+        "traceEvents": [*named, *timed],
         "displayTimeUnit": "ms",
         "otherData": {
-            "schedule": schedule.to_json(),
-            "peak_bytes": list(peak_bytes),
-            "peak_at": list(peak_at),
+            "timelines": {
+                name: {
+                    "schedule": traced.schedule.to_json(),
+                    "peak_bytes": list(traced.peak_bytes),
+                    "peak_at": list(traced.peak_at),
+                }
+                for name, traced in timelines.items()
+            }
         },
     }
 
 
-def from_trace(trace: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the fields that `to_trace` wrote, exactly, in the same order.
-
-    Raises ScheduleError if the trace was not written by `to_trace` or `side_by_side`.
-    """
-    trace = _alone(trace)
-    other = trace.get("otherData", {})
-    if "schedule" not in other:
-        raise ScheduleError(
-            "this trace has no schedule in its otherData: it was not written by Timeline.to_trace"
-        )
-    schedule = Schedule.from_json(other["schedule"])
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    starts: list[list[float]] = [[] for _ in schedule.actions]
-    ends: list[list[float]] = [[] for _ in schedule.actions]
-    for event in slices:
-        starts[event["pid"]].append(event["args"]["start"])
-        ends[event["pid"]].append(event["args"]["end"])
-    return (
-        schedule,
-        tuple(map(tuple, starts)),
-        tuple(map(tuple, ends)),
-        tuple(other["peak_bytes"]),
-        tuple(other["peak_at"]),
-        tuple(_transfer(event["args"]) for event in trace["traceEvents"] if event["ph"] == "b"),
-    )
+def _names(
+    name: str, process: int, schedule: Schedule, spans: Sequence[_Span], labels: Sequence[str]
+) -> Iterator[_Event]:
+    yield {"ph": "M", "name": "process_name", "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "args": {"sort_index": process}}
+    used = {_thread(span) for span in spans}
+    for device, label in enumerate(labels):
+        stages = schedule.stages_of(device)
+        of = f" (stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))})" if stages else ""
+        for row, what in enumerate(_ROWS):
+            thread = len(_ROWS) * device + row
+            if row and thread not in used:
+                continue
+            yield {"ph": "M", "name": "thread_name", "tid": thread, "args": {"name": f"{label}{what or of}"}}
+            yield {"ph": "M", "name": "thread_sort_index", "tid": thread, "args": {"sort_index": thread}}
 
 
-def _names(schedule: Schedule) -> Iterator[_Event]:
-    for device in range(schedule.devices):
-        stages = ", ".join(map(str, schedule.stages_of(device)))
-        yield {
-            "ph": "M",
-            "name": "process_name",
-            "pid": device,
-            "args": {"name": f"device {device} (stage {stages})"},
-        }
-        for name, thread in _THREADS.items():
-            yield {"ph": "M", "name": "thread_name", "pid": device, "tid": thread, "args": {"name": name}}
-
-
-def _slice(device: int, action: Action, start: float, end: float) -> _Event:
+def _slice(span: _Span) -> _Event:
+    micro_batch = span.action.leaves[0].micro_batch
+    colour = {} if micro_batch is None else {"cname": _COLOURS[micro_batch % len(_COLOURS)]}
     return {
         "ph": "X",
-        "name": str(action),
-        "cat": action.kind.value,
-        "pid": device,
-        "tid": _thread(action),
-        "ts": start * _MICROSECONDS,
-        "dur": (end - start) * _MICROSECONDS,
-        "args": {"start": start, "end": end},
+        "name": str(span.action),
+        "cat": span.action.kind.value,
+        **colour,
+        "tid": _thread(span),
+        "ts": span.start * _MICROSECONDS,
+        "dur": (span.end - span.start) * _MICROSECONDS,
+        # What is read back, exactly: microseconds are rounded, and the events are sorted by time.
+        "args": {"position": span.position, "start": span.start, "end": span.end},
     }
 
 
-def _arrows(schedule: Schedule, spans: Sequence[tuple[int, Action, float, float]]) -> Iterator[_Event]:
+def _arrows(found: Dependencies, spans: Sequence[_Span]) -> Iterator[_Event]:
     """An arrow along each message between two devices."""
-    found = dependencies(schedule)
     for number, (source, target) in enumerate(zip(found.source.tolist(), found.target.tolist(), strict=True)):
-        (sender, sent, departure, made), (receiver, received, start, end) = spans[source], spans[target]
-        if sender == receiver:
+        sender, receiver = spans[source], spans[target]
+        if sender.device == receiver.device:
             continue
-        leaves = departure if sent.kind in COMMUNICATION else made
-        arrives = end if received.kind in COMMUNICATION else start
-        for phase, device, action, seconds in (
-            ("s", sender, sent, leaves),
-            ("f", receiver, received, arrives),
-        ):
+        leaves = sender.start if sender.action.kind in COMMUNICATION else _within(sender)
+        arrives = _within(receiver) if receiver.action.kind in COMMUNICATION else receiver.start
+        for phase, span, seconds in (("s", sender, leaves), ("f", receiver, arrives)):
             yield {
                 "ph": phase,
                 **({"bp": "e"} if phase == "f" else {}),
                 "name": "message",
                 "cat": "message",
                 "id": number,
-                "pid": device,
-                "tid": _thread(action),
+                "tid": _thread(span),
                 "ts": seconds * _MICROSECONDS,
             }
 
 
+def _within(span: _Span) -> float:
+    """Return a time just before the end: an arrow at the end itself belongs to no slice, and viewers drop it."""
+    return span.end - min(1e-6, (span.end - span.start) / 2)
+
+
 def _messages(schedule: Schedule, transfers: Sequence[Transfer]) -> Iterator[_Event]:
-    """Each message while it is on its way."""
+    """Each message while it is on its way; those of one edge share a track."""
     for number, transfer in enumerate(transfers):
+        row = len(_ROWS) * schedule.device_of[transfer.target]
         for phase, seconds in (("b", transfer.start), ("e", transfer.end)):
             yield {
                 "ph": phase,
-                "name": f"{Action(transfer.kind, transfer.target, transfer.micro_batch)} from {transfer.source}",
+                "name": f"{transfer.kind} {transfer.source}→{transfer.target}",
                 "cat": "transfer",
                 "id": number,
-                "pid": schedule.device_of[transfer.target],
+                "tid": row,
                 "ts": seconds * _MICROSECONDS,
                 "args": transfer._asdict() if phase == "b" else {},
             }
 
 
-def _transfer(fields: Mapping[str, Any]) -> Transfer:
-    return Transfer(**{**fields, "kind": Kind(fields["kind"])})
-
-
-def _counters(spans: Sequence[tuple[int, Action, float, float]]) -> Iterator[_Event]:
+def _in_flight(spans: Sequence[_Span], labels: Sequence[str]) -> Iterator[_Event]:
     """How many micro-batches are in flight on each device, whenever that changes."""
     changes = []
-    for device, action, start, end in spans:
-        for leaf in action.leaves:
+    for span in spans:
+        for leaf in span.action.leaves:
             if leaf.kind is Kind.F:
-                changes.append((device, start, 1))
+                changes.append((span.device, span.start, 1))
             elif leaf.kind in (Kind.B, Kind.W):
-                changes.append((device, end, -1))
-    live: dict[int, int] = {}
+                changes.append((span.device, span.end, -1))
+    for device, seconds, level in _levels(changes):
+        yield _counter(f"in flight, {labels[device]}", "micro-batches", seconds, level)
+
+
+def _stash(
+    found: Dependencies, spans: Sequence[_Span], labels: Sequence[str], costs: StageCosts
+) -> Iterator[_Event]:
+    """What the stages of each device keep for their backwards, with the sizes of the costs."""
+    changes = []
+    for owner, change in zip(found.owner.tolist(), stash_changes(found, costs).tolist(), strict=True):
+        span = spans[owner]
+        if change:
+            changes.append((span.device, span.start if change > 0 else span.end, change))
+    for device, seconds, level in _levels(changes):
+        yield _counter(f"stash, {labels[device]}", "MiB", seconds, level / _MIB)
+
+
+def _levels(changes: list[tuple[int, float, float]]) -> Iterator[tuple[int, float, float]]:
+    """Yield device, time and sum at each time of a change; a device releases before it adds."""
+    level: dict[int, float] = {}
     for device, seconds, change in sorted(changes):
-        live[device] = live.get(device, 0) + change
-        yield {
-            "ph": "C",
-            "name": "live activations",
-            "pid": device,
-            "ts": seconds * _MICROSECONDS,
-            "args": {"micro-batches": live[device]},
-        }
+        level[device] = level.get(device, 0) + change
+        yield device, seconds, level[device]
 
 
-def _thread(action: Action) -> int:
-    if action.kind not in COMMUNICATION:
-        return _THREADS["compute"]
-    return _THREADS["send" if action.kind in _SENDS else "receive"]
+def _counter(name: str, unit: str, seconds: float, level: float) -> _Event:
+    return {"ph": "C", "name": name, "tid": 0, "ts": seconds * _MICROSECONDS, "args": {unit: level}}
 
 
-def _alone(trace: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first timeline of a trace of several as a trace of its own; any other trace as it is."""
-    timelines = trace.get("otherData", {}).get("timelines")
-    if not timelines:
-        return trace
-    events = [
-        {**event, "pid": event["tid"] // ROWS, "tid": event["tid"] % ROWS}
-        for event in trace["traceEvents"]
-        if event["pid"] == 0 and event["ph"] in "Xb"
-    ]
-    return {"traceEvents": events, "otherData": next(iter(timelines.values()))}
+def _thread(span: _Span) -> int:
+    row = 0
+    if span.action.kind in COMMUNICATION:
+        row = 1 if span.action.kind in _SENDS else 2
+    return len(_ROWS) * span.device + row
+
+
+def device_of(thread: int) -> int:
+    """Return the device of a thread of a trace."""
+    return thread // len(_ROWS)

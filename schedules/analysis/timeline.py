@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..core.action import COMMUNICATION, Action, ScheduleError
+from ..core.costs import StageCosts
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
 from ..pictures.cell import panels_html
 from ..pictures.draw import Panel, picture_png, picture_svg
 from .ascii import draw
-from .chrome_trace import from_trace, to_trace
+from .chrome_trace import Traced, to_trace
 from .critical_path import critical_path
 from .idle import Idle, idle
+from .read_trace import from_trace
 
 
 @dataclass(frozen=True)
@@ -190,14 +192,34 @@ class Timeline:
         """Show the timeline in a notebook; of more than 16 devices, the first ones."""
         return panels_html([self.panel()])
 
-    def to_trace(self) -> dict[str, Any]:
-        """Return the timeline as a Chrome trace, for json.dump; chrome://tracing and ui.perfetto.dev read it.
+    def to_trace(
+        self, labels: Sequence[str] | None = None, costs: StageCosts | None = None
+    ) -> dict[str, Any]:
+        """Return the timeline as a Chrome trace, for json.dump; ui.perfetto.dev and chrome://tracing read it.
 
-        Each device is a process. It has a thread for what it computes, one for its sends and one for its receives, a
-        row for each message on its way to it, and a counter of the micro-batches in flight. Arrows lead from the
-        action that makes a message to the one that takes it.
+        The timeline is a process with a thread for each device, and further threads for sends and receives that are
+        actions. It has a track for the messages of each edge, a counter of the micro-batches in flight on each device,
+        and arrows from the action that makes a message to the one that takes it.
+
+        Args:
+            labels: the names of the devices; "device 0", "device 1", ... if not given.
+            costs: of the stages, for a counter of the bytes that each device stashes.
         """
-        return to_trace(self.schedule, self.starts, self.ends, self.peak_bytes, self.peak_at, self.transfers)
+        return to_trace({self.schedule.name: self.traced(labels, costs)})
+
+    def traced(self, labels: Sequence[str] | None = None, costs: StageCosts | None = None) -> Traced:
+        """Return what `chrome_trace` writes of the timeline."""
+        costs = costs and costs.for_schedule(self.schedule)
+        return Traced(
+            self.schedule,
+            self.starts,
+            self.ends,
+            self.peak_bytes,
+            self.peak_at,
+            self.transfers,
+            labels,
+            costs,
+        )
 
     @staticmethod
     def from_trace(trace: Mapping[str, Any]) -> Timeline:
@@ -206,7 +228,10 @@ class Timeline:
         Raises:
             ScheduleError: the trace was written by neither.
         """
-        return Timeline(*from_trace(trace))
+        read = from_trace(trace)
+        return Timeline(
+            read.schedule, read.starts, read.ends, tuple(read.peak_bytes), tuple(read.peak_at), read.transfers
+        )
 
     @property
     def _origin(self) -> float:

@@ -14,16 +14,15 @@ _MOST_ROWS = 16
 _WIDTH = 860  # pixels
 
 
-def panels_html(panels: Sequence[Panel], labels: Sequence[str] | None = None) -> str:
+def panels_html(panels: Sequence[Panel]) -> str:
     """Return timelines under each other on one axis, as HTML without scripts and style sheets.
 
     Args:
         panels: of the same number of devices; of more than 16 only the first are drawn.
-        labels: the names of the devices.
     """
     devices = panels[0].schedule.devices
     drawn = [_first_rows(panel) for panel in panels]
-    picture = to_svg(lay_out(drawn, _WIDTH, labels and labels[:_MOST_ROWS], None), transparent=True)
+    picture = to_svg(lay_out(drawn, _WIDTH, None), transparent=True)
     more = f"<p>… {devices - _MOST_ROWS:,} more devices</p>" if devices > _MOST_ROWS else ""
     # Several panels have their figures in the picture.
     head = f'<p style="margin:2px 0"><b>{escape(_head(panels[0]))}</b></p>' if len(panels) == 1 else ""
@@ -40,4 +39,6 @@ def _head(panel: Panel) -> str:
 
 def _first_rows(panel: Panel) -> Panel:
     schedule = replace(panel.schedule, actions=panel.schedule.actions[:_MOST_ROWS])
-    return panel._replace(schedule=schedule, starts=panel.starts[:_MOST_ROWS], ends=panel.ends[:_MOST_ROWS])
+    labels = panel.labels and panel.labels[:_MOST_ROWS]
+    starts, ends = panel.starts[:_MOST_ROWS], panel.ends[:_MOST_ROWS]
+    return panel._replace(schedule=schedule, starts=starts, ends=ends, labels=labels)

@@ -12,7 +12,7 @@ from ..core.schedule import Schedule
 from .axis import time_axis, with_unit
 from .boxes import Row, device_boxes, label_size
 from .colours import BACKGROUND, IDLE, LOOKS, TEXT
-from .shapes import Box, Drawing, Shape, Text, text_width
+from .shapes import Box, Drawing, PictureError, Shape, Text, text_width
 from .shares import device_shares
 
 _MARGIN = 8
@@ -50,12 +50,12 @@ def lay_out(panels: Sequence[Panel], width: int, title: str | None) -> Drawing:
     """Return the picture of timelines under each other, on one axis of time; `Timeline.svg` says what it shows.
 
     Raises:
-        ValueError: the picture is too narrow, there is another number of labels than devices, or too many devices.
+        PictureError: the picture is too narrow, there is another number of labels than devices, or too many devices.
         TypeError: `labels` are no sequence of names.
     """
     names = list(map(_row_names, panels))
     if width < _NARROWEST:
-        raise ValueError(f"width={width}: a picture has at least {_NARROWEST} pixels")
+        raise PictureError(f"width={width}: a picture has at least {_NARROWEST} pixels")
     longest = max(len(name) for rows in [["time (ms)"], *names] for name in rows)
     left = _MARGIN + text_width("0" * longest, _FONT) + _MARGIN
     seconds = max(panel.seconds for panel in panels)
@@ -87,7 +87,7 @@ def lay_out(panels: Sequence[Panel], width: int, title: str | None) -> Drawing:
 def _row_names(panel: Panel) -> list[str]:
     devices, labels = panel.schedule.devices, panel.labels
     if devices > _MOST_ROWS:
-        raise ValueError(
+        raise PictureError(
             f"a picture has room for {_MOST_ROWS} devices and {panel.schedule.name} has {devices}: "
             "draw one replica, or fewer devices"
         )
@@ -96,7 +96,7 @@ def _row_names(panel: Panel) -> list[str]:
     if isinstance(labels, (str, bool)) or not all(isinstance(label, str) for label in labels):
         raise TypeError(f"labels={labels!r}: give a list with the name of each of the {devices} devices")
     if len(labels) != devices:
-        raise ValueError(f"{len(labels)} labels for {devices} devices: give one for each")
+        raise PictureError(f"{len(labels)} labels for {devices} devices: give one for each")
     return [label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…" for label in labels]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from functools import cache
 
-from .shapes import Area, Box, Drawing, Line, Text
+from .shapes import Area, Box, Drawing, Line, PictureError, Text
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -20,10 +20,10 @@ def to_png(drawing: Drawing, scale: float) -> bytes:
     """Return the drawing as a PNG file of ``scale`` pixels per unit.
 
     Raises:
-        ValueError: ``scale`` is not between 0.5 and 8.
+        PictureError: ``scale`` is not between 0.5 and 8.
     """
     if not 0.5 <= scale <= 8:
-        raise ValueError(f"scale={scale}: give a number of pixels per unit from 0.5 to 8")
+        raise PictureError(f"scale={scale}: give a number of pixels per unit from 0.5 to 8")
     width, height = round(drawing.width * scale), round(drawing.height * scale)
     wide = Image.new("RGB", (width * _FINE, height), "white")
     pen = ImageDraw.Draw(wide)

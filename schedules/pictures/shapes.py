@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+
+class PictureError(ValueError):
+    """The picture cannot be drawn as it is wanted; the message says what to change."""
+
+
 Anchor = Literal["start", "middle", "end"]
 
 

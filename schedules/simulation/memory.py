@@ -10,6 +10,7 @@ from ..core.action import Kind
 from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
+from ..core.stash import is_recomputed, stash_changes
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -68,7 +69,7 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
 
 def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> list[tuple[float, int]]:
     """Return, per device, the peak bytes of stash and the position of the action that reaches it."""
-    change = _stash_changes(found, costs)
+    change = stash_changes(found, costs)
     return [
         _peak(change[first:last], found.owner[first:last] - offset)
         for (first, last), offset in zip(_spans(found), found.offsets, strict=False)
@@ -78,26 +79,6 @@ def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> l
 def _spans(found: Dependencies) -> list[tuple[int, int]]:
     """Return the span of leaves of each device, as first and last + 1."""
     return list(pairwise(np.searchsorted(found.owner, found.offsets).tolist()))
-
-
-def _stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
-    """Return the bytes that each leaf adds when it starts (positive) or releases when it ends (negative)."""
-    stash = np.asarray(costs.stash_bytes)[found.stage]
-    weight = np.asarray(costs.weight_stash_bytes)[found.stage]
-    boundary = np.asarray(costs.boundary_bytes)[found.stage]
-    change = np.zeros(found.code.size)
-    for kind, bytes_changed in (
-        (Kind.F, np.where(is_recomputed(found), boundary, stash)),
-        (Kind.RECOMPUTE, stash - boundary),
-        (Kind.OFFLOAD, boundary - stash),
-        (Kind.RELOAD, stash - boundary),
-        (Kind.B, -stash),
-        (Kind.I, weight - stash),
-        (Kind.W, -weight),
-    ):
-        rows = found.is_kind(kind)
-        change[rows] = bytes_changed[rows]
-    return change
 
 
 def _count_changes(found: Dependencies) -> np.ndarray:
@@ -112,15 +93,6 @@ def _count_changes(found: Dependencies) -> np.ndarray:
     change[found.is_kind(Kind.I)] = (-1, 0, 1)
     change[found.is_kind(Kind.W)] = (0, 0, -1)
     return change
-
-
-def is_recomputed(found: Dependencies) -> np.ndarray:
-    """Return for each leaf whether its stage and micro-batch has a RECOMPUTE."""
-    recomputes = found.is_kind(Kind.RECOMPUTE)
-    if not recomputes.any():
-        return recomputes
-    key = found.stage * (found.micro_batch.max() + 1) + found.micro_batch
-    return np.isin(key, key[recomputes])
 
 
 def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:

@@ -104,9 +104,9 @@ def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
     events = timeline.to_trace()["traceEvents"]
     slices = {event["name"]: event for event in events if event["ph"] == "X"}
     assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (1.5e6, 2e6)
-    assert slices["1F0"]["pid"] == 1
+    assert slices["1F0"]["tid"] == slices["1B1"]["tid"] != slices["0F0"]["tid"]
     assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 4
-    counts = [e["args"]["micro-batches"] for e in events if e["ph"] == "C" and e["pid"] == 0]
+    counts = [e["args"]["micro-batches"] for e in events if e["name"] == "in flight, device 0"]
     assert counts == [1, 2, 1, 0]
 
 

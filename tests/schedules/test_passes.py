@@ -116,8 +116,12 @@ def test_a_trace_draws_messages_as_arrows_from_send_to_receive():
     timeline = simulate(schedule, StageCosts([1, 1], [1, 1], [1, 1], latency=0.5))
     events = timeline.to_trace()["traceEvents"]
     arrows = [event for event in events if event["ph"] in "sf"]
-    assert {(event["ph"], event["tid"]) for event in arrows} == {("s", 1), ("f", 2)}
-    assert [event["ts"] for event in arrows[:2]] == [1e6, 1.5e6]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {(event["ph"], threads[event["tid"]].split(": ")[1]) for event in arrows} == {
+        ("s", "send"),
+        ("f", "receive"),
+    }
+    assert [event["ts"] for event in arrows[:2]] == [1e6, 1.5e6 - 1]  # within the receive that ends at 1.5 s
     assert timeline.span(schedule.actions[0][1]) == (1.0, 1.5)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import schedules
 from schedules import Timeline
+from schedules.pictures.draw import Panel, picture_png, picture_svg
 
 from ...input_error import InputError
 from ...pages import notebook_html, to_html
@@ -84,16 +85,68 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the median and the predicted step as a Chrome trace, one process each, for ui.perfetto.dev.
 
-        ``schedules.Timeline.from_trace(json.load(file))`` reads the measured one back.
+        Each device is a thread, with counters of its micro-batches in flight and of its stash. The stash has the sizes
+        of the plan. ``schedules.Timeline.from_trace(json.load(file))`` reads the measured step back.
 
         Raises:
             ValueError: no step was traced.
             OSError: the file cannot be written.
         """
-        timelines = {"measured": self.median}
+        names = [device.name for device in self.plan.workers]
+        costs = self.plan.stage_costs() if self.predicted else None
+        Path(path).write_text(json.dumps(schedules.side_by_side(self._timelines, names, costs)))
+
+    def svg(
+        self,
+        path: str | Path | None = None,
+        *,
+        width: int = 900,
+        labels: Sequence[str] | None = None,
+        title: str | None = None,
+        transparent: bool = False,
+    ) -> str:
+        """Return the median step above the predicted one as an SVG picture, on one axis of time.
+
+        Args:
+            path: a file to write as well.
+            width: pixels.
+            labels: the names of the devices; those of the plan if not given.
+            title: a line above the picture.
+            transparent: without a background, and in the colour of the page around.
+
+        Raises:
+            ValueError: no step was traced, or as for :meth:`schedules.Timeline.svg`.
+            OSError: the file cannot be written.
+        """
+        return picture_svg(self._panels(labels), path, width, title, transparent)
+
+    def png(
+        self,
+        path: str | Path | None = None,
+        *,
+        width: int = 900,
+        labels: Sequence[str] | None = None,
+        title: str | None = None,
+        scale: float = 2.0,
+    ) -> bytes:
+        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
+
+        Raises:
+            ValueError, OSError: as for :meth:`svg`.
+            ImportError: Pillow is not installed.
+        """
+        return picture_png(self._panels(labels), path, width, title, scale)
+
+    def _panels(self, labels: Sequence[str] | None) -> list[Panel]:
+        names = [device.name for device in self.plan.workers] if labels is None else labels
+        return [timeline.panel(name, names) for name, timeline in self._timelines.items()]
+
+    @property
+    def _timelines(self) -> dict[str, Timeline]:
+        found = {"measured": self.median}
         if self.predicted:
-            timelines["predicted"] = self.predicted
-        Path(path).write_text(json.dumps(schedules.side_by_side(timelines)))
+            found["predicted"] = self.predicted
+        return found
 
     def to_html(self) -> str:
         """Return the measured and the predicted step as an HTML page that needs no other file and no network.

@@ -17,6 +17,7 @@ from pipepart.runtime.observe import recorder
 from schedules import Action, Kind, Timeline
 from tests.support.chains import cut_by_hand
 from tests.support.replicas import cut_replicas
+from tests.support.trace_format import check_trace_format
 
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
 
@@ -190,8 +191,18 @@ def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):
     read = Timeline.from_trace(written)
     assert read.idle == trace.median.idle
     assert read.transfers == trace.median.transfers
+    check_trace_format(written)
     names = {e["pid"]: e["args"]["name"] for e in written["traceEvents"] if e["name"] == "process_name"}
     assert names == {0: "measured", 1: "predicted"}
+    events = {event["name"] for event in written["traceEvents"]}
+    assert {"virtual:0 (stage 0)", "in flight, virtual:1", "stash, virtual:0"} <= events | {
+        event["args"]["name"] for event in written["traceEvents"] if event["name"] == "thread_name"
+    }
+    svg = trace.svg(tmp_path / "trace.svg")
+    assert (tmp_path / "trace.svg").read_text(encoding="utf-8") == svg
+    assert svg.index("measured: a step of") < svg.index("predicted: a step of")
+    assert svg.count(">virtual:1<") == 2
+    assert trace.png().startswith(b"\x89PNG")
 
 
 def test_a_profiler_of_all_threads_sees_each_action_once_on_its_worker():

@@ -1,0 +1,75 @@
+"""Traces keep to the trace-event format, whatever the schedule, and have counters of bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schedules import (
+    StageCosts,
+    Timeline,
+    build,
+    insert_messages,
+    insert_offload,
+    insert_recompute,
+    names,
+    replicate,
+    side_by_side,
+    simulate,
+)
+from tests.support.trace_format import check_trace_format
+
+
+def costs_of(stages: int, **more: object) -> StageCosts:
+    seconds = [0.1 + 0.013 * stage for stage in range(stages)]
+    stash = [2.0**20 * (stage + 1) for stage in range(stages)]
+    return StageCosts(seconds, seconds, seconds, latency=0.003, stash_bytes=stash, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_schedule_is_a_trace_of_slices_arrows_messages_and_counters(name: str) -> None:
+    schedule = build(name, 4, 8)
+    costs = costs_of(schedule.model_stages)
+    timeline = simulate(schedule, costs)
+    counts = check_trace_format(json.loads(json.dumps(timeline.to_trace(costs=costs))))
+    assert counts["X"] == sum(map(len, timeline.schedule.actions))
+    assert counts["b"] == len(timeline.transfers) == counts["s"]
+
+
+def test_messages_that_are_actions_have_threads_of_their_own() -> None:
+    timeline = simulate(insert_messages(build("1f1b", 3, 4)), costs_of(3))
+    counts = check_trace_format(timeline.to_trace())
+    assert counts["s"] == 2 * 2 * 4
+
+
+@pytest.mark.parametrize("change", [insert_recompute, insert_offload])
+def test_the_stash_of_each_device_begins_and_ends_with_nothing_and_has_its_peak(change) -> None:
+    schedule = change(build("1f1b", 3, 6))
+    costs = costs_of(3, boundary_bytes=[2.0**18] * 3, recompute=[0.1] * 3, offload=[0.01] * 3)
+    timeline = simulate(schedule, costs)
+    trace = timeline.to_trace(["a", "b", "c"], costs)
+    check_trace_format(trace)
+    for device, label in enumerate("abc"):
+        levels = [
+            event["args"]["MiB"] for event in trace["traceEvents"] if event["name"] == f"stash, {label}"
+        ]
+        assert levels[-1] == 0
+        assert max(levels) == pytest.approx(timeline.peak_bytes[device] / 2**20)
+
+
+def test_replicas_and_several_timelines_share_a_trace() -> None:
+    two = replicate(build("1f1b", 2, 2), 2)
+    costs = costs_of(2)
+    timelines = {"measured": simulate(two, costs), "predicted": simulate(two, costs)}
+    trace = json.loads(json.dumps(side_by_side(timelines, costs=costs)))
+    check_trace_format(trace)
+    assert Timeline.from_trace(trace) == timelines["measured"]
+    order = {e["pid"]: e["args"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"}
+    assert order == {0: {"sort_index": 0}, 1: {"sort_index": 1}}
+
+
+def test_a_micro_batch_has_one_colour_on_all_devices() -> None:
+    events = simulate(build("zb-h1", 4, 8), costs_of(4)).to_trace()["traceEvents"]
+    colours = {(event["name"][-1], event["cname"]) for event in events if event["ph"] == "X"}
+    assert len(colours) == len({number for number, _ in colours}) == len({name for _, name in colours}) == 8
