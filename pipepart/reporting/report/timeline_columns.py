@@ -1,0 +1,117 @@
+"""The columns of a timeline for the report's scripts: its actions, and the inputs that each one waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedules import Kind, Schedule, Timeline
+from schedules.analysis.arrivals import arrivals
+from schedules.core.dependencies import CODE, Dependencies, dependencies
+
+from ...planning import Plan
+
+_TICKS = 2**32 - 1  # a span in the smallest steps that 32 bits hold: a nanosecond is exact in a step of 4 s
+
+
+@dataclass(frozen=True)
+class TimelineColumns:
+    """A timeline as columns, its actions numbered device after device.
+
+    Attributes:
+        columns: ``start`` and ``end`` in ticks, ``code``, ``stage`` and ``micro_batch`` (-1 for none) of each action;
+            ``part_stage`` and ``part_micro_batch`` of the second part of overlapped actions, if there are any. Of each
+            input from another device, by the action that takes it: ``source`` and ``target`` action, ``arrived`` in
+            ticks, and ``size``, its place in ``sizes``.
+        offsets: device d has the actions from ``offsets[d]`` up to ``offsets[d + 1]``.
+        sizes: the different numbers of bytes of an input.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def timeline_columns(timeline: Timeline, plan: Plan, span: float) -> TimelineColumns:
+    """Return a timeline as columns.
+
+    Args:
+        timeline: simulated or measured.
+        plan: that it is a step of; tells how large messages are.
+        span: seconds that the largest tick stands for.
+    """
+    found = dependencies(timeline.schedule)
+    ends = np.array([end for row in timeline.ends for end in row])
+    starts = np.array([start for row in timeline.starts for start in row])
+    origin = starts.min(initial=np.inf) if starts.size else 0.0
+    scale = _TICKS / span if span else 0.0
+
+    def ticks(seconds: np.ndarray) -> np.ndarray:
+        return np.clip(np.rint((seconds - origin) * scale), 0, _TICKS).astype(np.uint32)
+
+    columns = {"start": ticks(starts), "end": ticks(ends), **_actions(found)}
+    inputs, sizes = _inputs(timeline, plan, found, ends)
+    inputs["arrived"] = ticks(inputs["arrived"])
+    return TimelineColumns({**columns, **inputs}, found.offsets, sizes)
+
+
+def _actions(found: Dependencies) -> dict[str, np.ndarray]:
+    first = np.flatnonzero(np.diff(found.owner, prepend=-1))
+    second = np.setdiff1d(np.arange(found.owner.size), first)
+    code = found.code[first].astype(np.uint8)
+    columns = {
+        "code": code,
+        "stage": found.stage[first].astype(np.int32),
+        "micro_batch": found.micro_batch[first].astype(np.int32),
+    }
+    if second.size:
+        pairs = found.owner[second]
+        code[pairs] = CODE[Kind.OVERLAP_F_B]
+        for name, values in (("part_stage", found.stage), ("part_micro_batch", found.micro_batch)):
+            columns[name] = np.full(code.size, -1, dtype=np.int32)
+            columns[name][pairs] = values[second]
+    return columns
+
+
+def _inputs(
+    timeline: Timeline, plan: Plan, found: Dependencies, ends: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+    """Return the inputs that come from another device or from a host, by the action that takes them, and the sizes."""
+    schedule = timeline.schedule
+    home = np.asarray(schedule.device_of)
+    from_afar = (home[found.source_stage] != home[found.target_stage]) | found.is_copy
+    kept = np.flatnonzero(from_afar)
+    kept = kept[np.argsort(found.target[kept], kind="stable")]
+    known = arrivals(schedule, found, timeline.transfers)
+    arrived = np.array([np.nan if at is None else at for at in known], dtype=np.float64)[kept]
+    source = found.source[kept]
+    size_of = _message_bytes(timeline, plan)
+    pairs = zip(found.source_stage[kept].tolist(), found.target_stage[kept].tolist(), strict=True)
+    sizes, place = np.unique(np.array([size_of.get(pair, 0) for pair in pairs], dtype=np.int64), return_inverse=True)
+    inputs = {
+        "source": source.astype(np.uint32),
+        "target": found.target[kept].astype(np.uint32),
+        "arrived": np.where(np.isnan(arrived), ends[source], arrived),
+        "size": place.astype(np.uint16),
+    }
+    return inputs, tuple(sizes.tolist())
+
+
+def _message_bytes(timeline: Timeline, plan: Plan) -> dict[tuple[int, int], int]:
+    """Return the bytes of a message between two stages, as the timeline has them, else as the plan has them."""
+    schedule = timeline.schedule
+    found: dict[tuple[int, int], int] = {}
+    for stage, own in enumerate(plan.all_stages):
+        following = schedule.next_stage(stage)
+        if following is not None:
+            found[stage, following] = found[following, stage] = own.output_bytes
+    return found | {(each.source, each.target): round(each.bytes) for each in timeline.transfers if each.bytes}
+
+
+def kinds_of(schedule: Schedule) -> list[Kind]:
+    """Return the kinds of action that a schedule has, in the order in which :class:`Kind` lists them."""
+    present = {action.kind for row in schedule.actions for action in row}
+    return [kind for kind in Kind if kind in present]
