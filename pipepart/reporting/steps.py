@@ -20,7 +20,7 @@ from .quantity import NONE, TimeUnit, longer, percent, size
 from .table import Column, FittingTable, bars, labelled_lines
 from .timeline import drawn_timeline
 
-KIND_WORDS = {
+_WORDS = {
     Kind.F: "forward",
     Kind.B: "backward",
     Kind.I: "backward for the inputs",
@@ -212,7 +212,7 @@ def action_table(trace: Trace) -> FittingTable:
     total = TimeUnit.for_all(abs(times[key] * off[key]) for key in keys)
     columns = [
         Column("stage", [str(stage) for stage, _ in keys]),
-        Column("action", [KIND_WORDS.get(kind, kind.value) for _, kind in keys], text=True),
+        Column("action", [_WORDS.get(kind, kind.value) for _, kind in keys], text=True),
         Column("a step", [f"{times[key]}×" for key in keys], rank=1),
         Column(f"measured\n{unit.name}", [unit.text(measured[key]) for key in keys]),
     ]

@@ -1,0 +1,175 @@
+/* The actions of one timeline: their times, their names, and what each waited for. */
+"use strict";
+
+pipepart.bytesText = (size) => {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (Math.abs(size) < 1024) return `${size.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+    size /= 1024;
+  }
+  return `${size.toFixed(1)} TiB`;
+};
+
+pipepart.Actions = class {
+  /* `number`: of the timeline in the section's columns. */
+  constructor(number, data, columns, kinds, span) {
+    Object.assign(this, data);
+    const column = (name) => columns[`${number}.${name}`];
+    for (const name of ["start", "end", "code", "stage", "micro_batch", "part_stage", "part_micro_batch"]) {
+      this[name] = column(name);
+    }
+    this.inputs = { source: column("source"), target: column("target"), arrived: column("arrived"), size: column("size") };
+    this.second = span / (2 ** 32 - 1); // seconds of a tick
+    this.kinds = new Map(kinds.map((kind) => [kind.code, kind]));
+    this.chunk = this.device_of.map(
+      (home, stage) => this.device_of.slice(0, stage).filter((other) => other === home).length % 2,
+    );
+  }
+
+  get devicesCount() {
+    return this.offsets.length - 1;
+  }
+
+  startOf(action) {
+    return this.start[action] * this.second;
+  }
+
+  endOf(action) {
+    return this.end[action] * this.second;
+  }
+
+  /* The device that an action stands on. */
+  deviceOf(action) {
+    let low = 0;
+    let high = this.devicesCount;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (this.offsets[middle] <= action) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+
+  /* The first action of a device that ends after a moment; past its last one if there is none. */
+  firstAfter(device, seconds) {
+    const tick = seconds / this.second;
+    let low = this.offsets[device];
+    let high = this.offsets[device + 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.end[middle] > tick) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
+
+  /* The inputs of an action that come from another device or a host, as places in `inputs`. */
+  inputsOf(action) {
+    const target = this.inputs.target;
+    let low = 0;
+    let high = target.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (target[middle] < action) low = middle + 1;
+      else high = middle;
+    }
+    const found = [];
+    for (; low < target.length && target[low] === action; low += 1) found.push(low);
+    return found;
+  }
+
+  /* The inputs that an action made for others. */
+  outputsOf(action) {
+    const source = this.inputs.source;
+    if (!this.bySource) {
+      this.bySource = Uint32Array.from(source.keys()).sort((one, other) => source[one] - source[other]);
+    }
+    let low = 0;
+    let high = source.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (source[this.bySource[middle]] < action) low = middle + 1;
+      else high = middle;
+    }
+    const found = [];
+    for (; low < source.length && source[this.bySource[low]] === action; low += 1) found.push(this.bySource[low]);
+    return found;
+  }
+
+  arrivedOf(input) {
+    return Math.max(this.inputs.arrived[input] * this.second, this.endOf(this.inputs.source[input]));
+  }
+
+  bytesOf(input) {
+    return this.sizes[this.inputs.size[input]];
+  }
+
+  /* As schedules name it: 3F5 is the forward of micro-batch 5 on stage 3. */
+  nameOf(action) {
+    const name = (letter, stage, part) => `${stage}${letter}${part < 0 ? "" : part}`;
+    const { letter } = this.kinds.get(this.code[action]);
+    const own = [this.stage[action], this.micro_batch[action]];
+    if (!this.isPair(action)) return name(letter, ...own);
+    return `${name("F", ...own)} beside ${name("B", this.part_stage[action], this.part_micro_batch[action])}`;
+  }
+
+  isPair(action) {
+    return Boolean(this.part_stage) && this.part_stage[action] >= 0;
+  }
+
+  /* Why an action did not start when its device was free: seconds for each cause, and the input that came last. */
+  waitOf(action) {
+    const device = this.deviceOf(action);
+    const free = action > this.offsets[device] ? this.endOf(action - 1) : 0;
+    const start = this.startOf(action);
+    const inputs = this.inputsOf(action);
+    const made = inputs.map((input) => this.endOf(this.inputs.source[input]));
+    const lastMade = Math.max(free, ...made);
+    const lastHere = Math.max(lastMade, ...inputs.map((input) => this.arrivedOf(input)));
+    const forDevice = Math.min(lastMade, start) - free;
+    const forMessage = Math.min(lastHere, start) - free - forDevice;
+    return {
+      total: start - free,
+      device: forDevice,
+      message: forMessage,
+      delay: start - free - forDevice - forMessage,
+      made: inputs[made.indexOf(Math.max(...made))],
+      arrived: inputs.reduce((last, each) => (last === undefined || this.arrivedOf(each) > this.arrivedOf(last) ? each : last), undefined),
+    };
+  }
+
+  /* The lines that say what an action waited for; none if it did not wait. */
+  waitLines(action) {
+    const { text } = pipepart.axis;
+    const wait = this.waitOf(action);
+    const least = this.makespan * 1e-7;
+    if (wait.total <= least) return [];
+    const lines = [`Its device was idle for ${text(wait.total)} before:`];
+    if (wait.device > least) {
+      const source = this.inputs.source[wait.made];
+      lines.push(`  ${text(wait.device)} waiting for ${this.nameOf(source)} on ${this.devices[this.deviceOf(source)]}`);
+    }
+    if (wait.message > least) lines.push(`  ${text(wait.message)} waiting for its message (${pipepart.bytesText(this.bytesOf(wait.arrived))})`);
+    if (wait.delay > least) lines.push(`  ${text(wait.delay)} after its inputs were there`);
+    return lines;
+  }
+
+  /* The lines of an action's tooltip. */
+  lines(action) {
+    const { text } = pipepart.axis;
+    const kind = this.kinds.get(this.code[action]);
+    const part = this.micro_batch[action];
+    const start = this.startOf(action);
+    const lines = [
+      `${this.nameOf(action)}: ${kind.word}, stage ${this.stage[action] % this.per_replica}${part < 0 ? "" : `, micro-batch ${part}`}`,
+      `on ${this.devices[this.deviceOf(action)]}`,
+      `${text(start)} to ${text(this.endOf(action))}: ${text(this.endOf(action) - start)}`,
+    ];
+    for (const input of this.inputsOf(action)) {
+      lines.push(`takes ${pipepart.bytesText(this.bytesOf(input))} from ${this.nameOf(this.inputs.source[input])}, there at ${text(this.arrivedOf(input))}`);
+    }
+    for (const input of this.outputsOf(action)) {
+      lines.push(`sends ${pipepart.bytesText(this.bytesOf(input))} to ${this.nameOf(this.inputs.target[input])}`);
+    }
+    return [...lines, ...this.waitLines(action)];
+  }
+};

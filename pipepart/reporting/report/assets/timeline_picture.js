@@ -1,0 +1,264 @@
+/* Draws one timeline on a canvas: boxes of actions, or the share of each kind where boxes are too narrow to see. */
+"use strict";
+
+pipepart.TimelinePicture = class {
+  static BOX = 3; // pixels that actions need on average to be drawn as boxes
+  static AXIS = 22; // pixels below the rows
+  static MOST_ARROWS = 1500;
+
+  constructor(canvas, actions) {
+    this.canvas = canvas;
+    this.actions = actions;
+    this.hovered = -1;
+    this.arrows = false;
+  }
+
+  /* Sizes in pixels of the page. */
+  layout() {
+    const rows = this.actions.devicesCount;
+    const row = rows <= 8 ? 26 : rows <= 16 ? 20 : rows <= 32 ? 14 : 10;
+    const width = this.canvas.parentElement.clientWidth;
+    const left = Math.min(120, Math.max(52, Math.round(width * 0.16)));
+    const plot = Math.max(40, width - left - 8);
+    return { rows, row, gap: row > 12 ? 3 : 1, left, plot, width, height: rows * row + pipepart.TimelinePicture.AXIS };
+  }
+
+  x(seconds) {
+    const { from, to } = pipepart.axis;
+    return this.size.left + ((seconds - from) / (to - from)) * this.size.plot;
+  }
+
+  draw() {
+    const size = (this.size = this.layout());
+    const scale = window.devicePixelRatio || 1;
+    const { canvas } = this;
+    canvas.style.height = `${size.height}px`;
+    canvas.width = Math.round(size.width * scale);
+    canvas.height = Math.round(size.height * scale);
+    this.pen = canvas.getContext("2d");
+    this.pen.scale(scale, scale);
+    this.colours = Object.fromEntries(["card", "text", "muted", "line", "soft", "link"].map((name) => [name, pipepart.colour(name)]));
+    this.drawLabels();
+    this.drawAxis();
+    this.pen.save();
+    this.pen.beginPath();
+    this.pen.rect(size.left, 0, size.plot, size.height);
+    this.pen.clip();
+    this.drawn = 0;
+    for (let device = 0; device < size.rows; device += 1) this.drawRow(device);
+    this.drawEnd();
+    if (this.arrows) this.drawArrows(this.inputsInView());
+    if (this.hovered >= 0) this.drawHovered();
+    this.pen.restore();
+  }
+
+  drawLabels() {
+    const { pen, size, actions } = this;
+    pen.font = "12px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    pen.fillStyle = this.colours.muted;
+    const every = Math.ceil(13 / size.row);
+    for (let device = 0; device < size.rows; device += every) {
+      pen.fillText(this.fitted(actions.devices[device], size.left - 8), 0, device * size.row + size.row / 2);
+    }
+  }
+
+  /* A name, without its middle where it is too long. */
+  fitted(name, width) {
+    const { pen } = this;
+    if (pen.measureText(name).width <= width) return name;
+    for (let kept = name.length - 1; kept > 1; kept -= 1) {
+      const shorter = `${name.slice(0, Math.ceil(kept / 2))}…${name.slice(name.length - Math.floor(kept / 2))}`;
+      if (pen.measureText(shorter).width <= width) return shorter;
+    }
+    return "…";
+  }
+
+  drawAxis() {
+    const { pen, size, colours } = this;
+    const bottom = size.rows * size.row;
+    const { moments, step } = pipepart.axis.ticks(Math.max(2, Math.floor(size.plot / 110)));
+    pen.fillStyle = colours.muted;
+    pen.strokeStyle = colours.line;
+    pen.lineWidth = 1;
+    for (const moment of moments) {
+      const x = Math.round(this.x(moment)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(x, 0);
+      pen.lineTo(x, bottom + 4);
+      pen.stroke();
+      const label = pipepart.axis.text(moment, step);
+      const half = pen.measureText(label).width / 2;
+      pen.fillText(label, Math.min(Math.max(x, size.left + half), size.left + size.plot - half) - half, bottom + 13);
+    }
+  }
+
+  drawRow(device) {
+    const { pen, size, actions, colours } = this;
+    const { from, to } = pipepart.axis;
+    const top = device * size.row;
+    const height = size.row - size.gap;
+    pen.fillStyle = colours.soft;
+    const until = Math.min(this.x(actions.makespan), size.left + size.plot);
+    if (until > size.left) pen.fillRect(size.left, top, until - size.left, height);
+    const first = actions.firstAfter(device, from);
+    const last = Math.min(actions.firstAfter(device, to) + 1, actions.offsets[device + 1]);
+    this.drawn += last - first;
+    if ((last - first) * pipepart.TimelinePicture.BOX > size.plot) this.drawShares(first, last, top, height);
+    else for (let action = first; action < last; action += 1) this.drawBox(action, top, height);
+  }
+
+  fillOf(action, stage = this.actions.stage[action]) {
+    const kind = this.actions.kinds.get(this.actions.code[action]);
+    return this.actions.chunk[stage] ? kind.dark : kind.light;
+  }
+
+  drawBox(action, top, height) {
+    const { pen, actions } = this;
+    const left = this.x(actions.startOf(action));
+    const width = Math.max(this.x(actions.endOf(action)) - left, 0.5);
+    const shown = width > 4 ? width - 1 : width;
+    if (actions.isPair(action)) {
+      this.drawPair(action, left, shown, top, height);
+      return;
+    }
+    pen.fillStyle = this.fillOf(action);
+    pen.fillRect(left, top, shown, height);
+    const part = actions.micro_batch[action];
+    const [first, last] = [Math.max(left, this.size.left), Math.min(left + shown, this.size.left + this.size.plot)];
+    if (part >= 0 && height >= 11 && last - first > 7 * String(part).length + 3) {
+      pen.fillStyle = actions.chunk[actions.stage[action]] ? "#ffffff" : "#1f2328";
+      pen.font = "11px system-ui, sans-serif";
+      pen.textAlign = "center";
+      pen.fillText(String(part), (first + last) / 2, top + height / 2 + 0.5);
+      pen.textAlign = "start";
+    }
+  }
+
+  /* A forward and a backward side by side: one half of the row each. */
+  drawPair(action, left, width, top, height) {
+    const { pen, actions } = this;
+    const [forward, backward] = ["F", "B"].map((letter) => [...actions.kinds.values()].find((kind) => kind.letter === letter));
+    const halves = [
+      [forward, actions.stage[action], top],
+      [backward, actions.part_stage[action], top + height / 2],
+    ];
+    for (const [kind, stage, at] of halves) {
+      pen.fillStyle = actions.chunk[stage] ? kind.dark : kind.light;
+      pen.fillRect(left, at, width, height / 2);
+    }
+  }
+
+  /* In each column of pixels the share of each kind, from the bottom up; what is left is idle. */
+  drawShares(first, last, top, height) {
+    const { actions, size } = this;
+    const { from, to } = pipepart.axis;
+    const columns = Math.round(size.plot);
+    const kinds = [...actions.kinds.keys()];
+    const place = new Map(kinds.map((code, at) => [code, at * columns]));
+    const shares = new Float32Array(kinds.length * columns);
+    const perTick = (actions.second / (to - from)) * columns;
+    const origin = (from / (to - from)) * columns;
+    for (let action = first; action < last; action += 1) {
+      const begin = Math.max(actions.start[action] * perTick - origin, 0);
+      const end = Math.min(actions.end[action] * perTick - origin, columns);
+      const row = place.get(actions.code[action]);
+      for (let column = Math.floor(begin); column < end; column += 1) {
+        shares[row + column] += Math.min(end, column + 1) - Math.max(begin, column);
+      }
+    }
+    this.paintShares(shares, kinds, columns, top, height);
+  }
+
+  paintShares(shares, kinds, columns, top, height) {
+    const { pen, actions, size } = this;
+    const below = new Float32Array(columns);
+    for (const [at, code] of kinds.entries()) {
+      pen.fillStyle = actions.kinds.get(code).light;
+      pen.beginPath();
+      for (let column = 0; column < columns; column += 1) {
+        const share = shares[at * columns + column];
+        if (!share) continue;
+        const high = Math.min(below[column] + share, 1);
+        pen.rect(size.left + column, top + height * (1 - high), 1, height * (high - below[column]));
+        below[column] = high;
+      }
+      pen.fill();
+    }
+  }
+
+  /* A line where the step ends. */
+  drawEnd() {
+    const { pen, size } = this;
+    const x = Math.round(this.x(this.actions.makespan)) - 0.5;
+    pen.strokeStyle = this.colours.text;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    pen.moveTo(x, 0);
+    pen.lineTo(x, size.rows * size.row);
+    pen.stroke();
+  }
+
+  /* The messages that are on their way within the window. */
+  inputsInView() {
+    const { actions } = this;
+    const { from, to } = pipepart.axis;
+    const found = [];
+    for (let input = 0; input < actions.inputs.target.length; input += 1) {
+      if (actions.endOf(actions.inputs.source[input]) > to || actions.startOf(actions.inputs.target[input]) < from) continue;
+      found.push(input);
+      if (found.length > pipepart.TimelinePicture.MOST_ARROWS) return found;
+    }
+    return found;
+  }
+
+  drawArrows(inputs, colour = this.colours.text, alpha = 0.45) {
+    const { pen } = this;
+    this.tooMany = inputs.length > pipepart.TimelinePicture.MOST_ARROWS;
+    if (this.tooMany) return;
+    pen.strokeStyle = colour;
+    pen.fillStyle = colour;
+    pen.globalAlpha = alpha;
+    pen.lineWidth = 1;
+    for (const input of inputs) this.drawArrow(input);
+    pen.globalAlpha = 1;
+  }
+
+  /* From the end of the action that made a message to the start of the one that takes it. */
+  drawArrow(input) {
+    const { pen, size, actions } = this;
+    const source = actions.inputs.source[input];
+    const target = actions.inputs.target[input];
+    const middle = (action) => actions.deviceOf(action) * size.row + (size.row - size.gap) / 2;
+    const [x0, y0] = [this.x(actions.endOf(source)), middle(source)];
+    const [x1, y1] = [this.x(Math.min(actions.arrivedOf(input), actions.startOf(target))), middle(target)];
+    const angle = Math.atan2(y1 - y0, x1 - x0);
+    pen.beginPath();
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+    pen.stroke();
+    pen.beginPath();
+    pen.moveTo(x1, y1);
+    for (const turn of [-0.4, 0.4]) pen.lineTo(x1 - 6 * Math.cos(angle + turn), y1 - 6 * Math.sin(angle + turn));
+    pen.fill();
+  }
+
+  drawHovered() {
+    const { pen, size, actions, hovered } = this;
+    const top = actions.deviceOf(hovered) * size.row;
+    const left = this.x(actions.startOf(hovered));
+    pen.strokeStyle = this.colours.text;
+    pen.lineWidth = 2;
+    pen.strokeRect(left, top + 1, Math.max(this.x(actions.endOf(hovered)) - left, 2), size.row - size.gap - 2);
+    this.drawArrows([...actions.inputsOf(hovered), ...actions.outputsOf(hovered)], this.colours.text, 1);
+  }
+
+  /* The device and the moment at a place of the canvas; null outside the rows. */
+  at(x, y) {
+    const { size } = this;
+    const device = Math.floor(y / size.row);
+    if (device < 0 || device >= size.rows || x < size.left || x > size.left + size.plot) return null;
+    const { from, to } = pipepart.axis;
+    return { device, seconds: from + ((x - size.left) / size.plot) * (to - from) };
+  }
+};
