@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,20 @@ _RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I,
 def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
     """Return, per device, what its stages hold during its actions, without actions that hold less than another one.
 
+    Returns:
+        One array per device, of shape (moments, stages of the device, 11), as of :func:`memory_during`.
+
+    >>> from schedules import StageCosts, build, simulate
+    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
+    >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
+    [[[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]]
+    """
+    return tuple(map(largest, memory_during(timeline)))
+
+
+def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
+    """Yield, per device, what its stages hold during each of its actions.
+
     ::
 
         stage 0   F0 ───▶ F1 ───▶ F2 ─┐
@@ -38,31 +53,26 @@ def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
     The weights of a stage have gradients from an earlier step. Only stages of further replicas, and all of an
     asynchronous schedule, have none before their first backward, and none between an OPT_STEP and the next backward.
 
-    Returns:
-        One array per device, of shape (moments, stages of the device, 11). The numbers count:
+    Yields:
+        One array per device, of shape (actions, stages of the device, 11); an overlapped pair has one row for each of
+        its parts, and a device without actions has one row of zeros. The numbers count:
 
         - micro-batches with their full stash, with their input alone, and with what W needs,
         - inputs that wait, and gradients of outputs that wait,
         - 1 for the stage that runs F (or RECOMPUTE), B, I, W, or a B that makes the gradients of the weights,
         - -1 for a stage whose weights have no gradients when the action begins.
-
-    >>> from schedules import StageCosts, build, simulate
-    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
-    >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
-    [[[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]]
     """
     schedule = timeline.schedule
     found = dependencies(schedule)
     adds, releases = _changes(found)
     starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     peaks = np.where(found.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
-    tables = []
     spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
     for device, (first, last) in enumerate(spans):
         stages = schedule.stages_of(device)
         table = np.zeros((last - first, len(stages), COLUMNS), dtype=np.int64)
         if first == last:
-            tables.append(np.zeros((1, len(stages), COLUMNS), dtype=np.int64))
+            yield np.zeros((1, len(stages), COLUMNS), dtype=np.int64)
             continue
         rows, column = np.arange(last - first), np.searchsorted(stages, found.stage[first:last])
         kept = np.zeros((last - first, len(stages), 3), dtype=np.int64)
@@ -77,8 +87,7 @@ def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
         table[:, :, OF_WEIGHTS] = -missing
         table[:, :, RUNS_FIRST_B] = table[:, :, RUNS_B] * missing
         table[:, :, RUNS_B] -= table[:, :, RUNS_FIRST_B]
-        tables.append(largest(table))
-    return tuple(tables)
+        yield table
 
 
 def _changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:

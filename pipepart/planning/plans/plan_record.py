@@ -257,7 +257,7 @@ class PlanRecord(Document):
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         stages = predict_stages(self.stages, self.profile, costs, self.cluster)
-        counts = self.first_replica._stash_counts(self._summed)
+        counts = self.first_replica._stash_counts(self.summed_replicas)
         fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
         shown, classes = fresh.one_of_each()
         timeline = fresh.simulate_shown(shown, classes)
@@ -266,7 +266,7 @@ class PlanRecord(Document):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        of_shown = shown._device_bytes(shown._stash_counts(fresh._summed))
+        of_shown = shown._device_bytes(shown._stash_counts(fresh.summed_replicas))
         for own, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
             needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
@@ -313,13 +313,13 @@ class PlanRecord(Document):
             timeline: of a step, which says how long messages wait on a device; None: as long as if all stages took
                 equal times, which is what ``prediction.memory_bytes`` has.
         """
-        counts = self._stash_counts(self._summed)
+        counts = self._stash_counts(self.summed_replicas)
         if timeline is not None:
-            counts = StashCounts(self.build_schedule(), timeline, self._summed)
+            counts = StashCounts(self.build_schedule(), timeline, self.summed_replicas)
         return self._device_bytes(counts)
 
     @property
-    def _summed(self) -> int:
+    def summed_replicas(self) -> int:
         """The replicas whose gradients the devices of the first one fetch and add up."""
         others = 1 if runs_all_reduce(self.cluster) else self.replicas
         return others * self.first_replica.build_schedule().replicas

@@ -10,13 +10,19 @@ from ...runtime.observe.trace import Trace
 from .costs import costs_section
 from .graph import graph_section
 from .rejected import rejected_section
+from .idle import idle_section
+from .memory import memory_section
 from .run import Run
 from .section import Section, asset, render
 from .summary import summary_section
+from .timelines import timelines_section
 
 # Each makes its section, or None where there is nothing to show. In the order of the page.
 _SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
     summary_section,
+    timelines_section,
+    idle_section,
+    memory_section,
     costs_section,
     graph_section,
     rejected_section,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -44,18 +43,22 @@ def timeline_columns(timeline: Timeline, plan: Plan, span: float) -> TimelineCol
         span: seconds that the largest tick stands for.
     """
     found = dependencies(timeline.schedule)
-    ends = np.array([end for row in timeline.ends for end in row])
-    starts = np.array([start for row in timeline.starts for start in row])
-    origin = starts.min(initial=np.inf) if starts.size else 0.0
-    scale = _TICKS / span if span else 0.0
-
-    def ticks(seconds: np.ndarray) -> np.ndarray:
-        return np.clip(np.rint((seconds - origin) * scale), 0, _TICKS).astype(np.uint32)
-
-    columns = {"start": ticks(starts), "end": ticks(ends), **_actions(found)}
+    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     inputs, sizes = _inputs(timeline, plan, found, ends)
-    inputs["arrived"] = ticks(inputs["arrived"])
+    columns = {
+        "start": ticks(starts, timeline, span),
+        "end": ticks(ends, timeline, span),
+        **_actions(found),
+    }
+    inputs["arrived"] = ticks(inputs["arrived"], timeline, span)
     return TimelineColumns({**columns, **inputs}, found.offsets, sizes)
+
+
+def ticks(seconds: np.ndarray, timeline: Timeline, span: float) -> np.ndarray:
+    """Return moments of a timeline in ticks from its first start on; the largest tick stands for ``span`` seconds."""
+    origin = min((min(row) for row in timeline.starts if len(row)), default=0.0)
+    scale = _TICKS / span if span else 0.0
+    return np.clip(np.rint((seconds - origin) * scale), 0, _TICKS).astype(np.uint32)
 
 
 def _actions(found: Dependencies) -> dict[str, np.ndarray]:
@@ -90,7 +93,9 @@ def _inputs(
     source = found.source[kept]
     size_of = _message_bytes(timeline, plan)
     pairs = zip(found.source_stage[kept].tolist(), found.target_stage[kept].tolist(), strict=True)
-    sizes, place = np.unique(np.array([size_of.get(pair, 0) for pair in pairs], dtype=np.int64), return_inverse=True)
+    sizes, place = np.unique(
+        np.array([size_of.get(pair, 0) for pair in pairs], dtype=np.int64), return_inverse=True
+    )
     inputs = {
         "source": source.astype(np.uint32),
         "target": found.target[kept].astype(np.uint32),
@@ -108,7 +113,9 @@ def _message_bytes(timeline: Timeline, plan: Plan) -> dict[tuple[int, int], int]
         following = schedule.next_stage(stage)
         if following is not None:
             found[stage, following] = found[following, stage] = own.output_bytes
-    return found | {(each.source, each.target): round(each.bytes) for each in timeline.transfers if each.bytes}
+    return found | {
+        (each.source, each.target): round(each.bytes) for each in timeline.transfers if each.bytes
+    }
 
 
 def kinds_of(schedule: Schedule) -> list[Kind]:

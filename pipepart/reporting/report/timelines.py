@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from schedules import Kind, Timeline
 from schedules.core.dependencies import CODE
+from schedules.pictures.colours import LOOKS
 
 from ...units import format_seconds
-from ..steps import KIND_WORDS
+from ..plan_tables import stage_numbers
+from ..quantity import TimeUnit, percent
+from ..table import Column, FittingTable
+from .data_table import TABLE_ASSETS, data_table
 from .run import Run
 from .section import Section, render
 from .timeline_columns import kinds_of, timeline_columns
 
-# The variables of page.css that have the colours of the kinds.
-KIND_COLOURS = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input",
-    Kind.W: "weight",
-    Kind.OVERLAP_F_B: "overlap",
-    Kind.RECOMPUTE: "recompute",
-    Kind.OFFLOAD: "copy",
-    Kind.RELOAD: "copy",
-    Kind.REDUCE_GRAD: "reduce",
-    Kind.OPT_STEP: "reduce",
-}
+# What every chart on the axis of time needs.
+CHART_ASSETS = ("charts.css", "axis.js", "tips.js", "time_chart.js")
 
 
 def timelines_section(runs: Sequence[Run]) -> Section | None:
@@ -37,8 +30,8 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
     shown = [(run, name, timeline) for run in runs for name, timeline in run.timelines.items()]
     if not shown:
         return None
-    span = max(timeline.makespan for _, _, timeline in shown)
-    kinds = [kind for kind in Kind if any(kind in kinds_of(timeline.schedule) for _, _, timeline in shown)]
+    span = span_of(runs)
+    kinds = _drawn_kinds(timeline for _, _, timeline in shown)
     columns: dict[str, np.ndarray] = {}
     data: list[dict[str, Any]] = []
     for number, (run, name, timeline) in enumerate(shown):
@@ -55,7 +48,6 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
                 "per_replica": timeline.schedule.model_stages,
             }
         )
-    legend = {kind: KIND_COLOURS[kind] for kind in kinds}
     return Section(
         key="timelines",
         title="Timelines",
@@ -64,44 +56,73 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
             timelines=[
                 {
                     "name": name,
-                    "makespan": format_seconds(timeline.makespan),
-                    "table": _table(timeline, run.devices),
+                    "figures": f"{format_seconds(timeline.makespan)}, {percent(timeline.bubble)} idle",
+                    "table": data_table(_seconds_table(timeline, name, run.devices)),
                 }
                 for run, name, timeline in shown
             ],
-            legend=[(KIND_WORDS[kind], colour) for kind, colour in legend.items()],
+            legend=[(LOOKS[kind].word, LOOKS[kind].light) for kind in LOOKS if kind in kinds],
         ),
-        data={
-            "span": span,
-            "timelines": data,
-            "kinds": [
-                {"code": CODE[kind], "letter": kind.value, "word": KIND_WORDS[kind], "colour": colour}
-                for kind, colour in legend.items()
-            ],
-        },
+        data={"span": span, "timelines": data, "kinds": [_kind_data(kind) for kind in kinds]},
         columns=columns,
-        assets=("timelines.css", "axis.js", "actions.js", "timeline_picture.js", "timelines.js"),
+        assets=(
+            *CHART_ASSETS,
+            "actions.js",
+            "timeline_picture.js",
+            "timelines.js",
+            *TABLE_ASSETS,
+        ),
     )
 
 
-def _table(timeline: Timeline, devices: Sequence[str]) -> dict[str, Any]:
-    """Return what a timeline shows as a table: for each device and kind how many actions, and their seconds."""
-    kinds = kinds_of(timeline.schedule)
-    rows = []
-    for device, row in enumerate(
-        zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
-    ):
-        count: dict[Kind, int] = defaultdict(int)
-        seconds: dict[Kind, float] = defaultdict(float)
+def span_of(runs: Sequence[Run]) -> float:
+    """Return the seconds of the longest step of all, which the axis of time shows."""
+    return max(timeline.makespan for run in runs for timeline in run.timelines.values())
+
+
+def _drawn_kinds(timelines: Iterable[Timeline]) -> list[Kind]:
+    """Return the kinds of all timelines, with those that overlapped pairs consist of, as :class:`Kind` lists them."""
+    found = {kind for timeline in timelines for kind in kinds_of(timeline.schedule)}
+    if Kind.OVERLAP_F_B in found:
+        found |= {Kind.F, Kind.B}
+    return [kind for kind in Kind if kind in found]
+
+
+def _kind_data(kind: Kind) -> dict[str, Any]:
+    """Return how to name and draw a kind; an overlapped pair is drawn as its two parts."""
+    if kind is Kind.OVERLAP_F_B:
+        return {"code": CODE[kind], "letter": "", "word": "forward beside backward", "light": "", "dark": ""}
+    look = LOOKS[kind]
+    return {
+        "code": CODE[kind],
+        "letter": kind.value,
+        "word": look.word,
+        "light": look.light,
+        "dark": look.dark,
+    }
+
+
+def _seconds_table(timeline: Timeline, name: str, devices: Sequence[str]) -> FittingTable:
+    """Make a table with the actions and their seconds of each device, by kind."""
+    schedule, kinds = timeline.schedule, kinds_of(timeline.schedule)
+    count: Counter[tuple[int, Kind]] = Counter()
+    seconds: dict[tuple[int, Kind], float] = defaultdict(float)
+    for device, row in enumerate(zip(schedule.actions, timeline.starts, timeline.ends, strict=True)):
         for action, start, end in zip(*row, strict=True):
-            count[action.kind] += 1
-            seconds[action.kind] += end - start
-        rows.append(
-            {
-                "device": devices[device],
-                "stages": ", ".join(map(str, timeline.schedule.stages_of(device))),
-                "kinds": [(count[kind], seconds[kind]) for kind in kinds],
-                "idle": timeline.makespan - timeline.busy[device],
-            }
-        )
-    return {"kinds": [KIND_WORDS[kind] for kind in kinds], "rows": rows}
+            count[device, action.kind] += 1
+            seconds[device, action.kind] += end - start
+    unit = TimeUnit.for_all([timeline.makespan])
+    rows = range(schedule.devices)
+    columns = [
+        Column("device", list(devices), text=True),
+        Column("stages", [stage_numbers(schedule.stages_of(row)) for row in rows]),
+    ]
+    for kind in kinds:
+        word = _kind_data(kind)["word"]
+        columns += [
+            Column(f"{word},\nactions", [str(count[row, kind]) for row in rows]),
+            Column(f"{word}\n{unit.name}", [unit.text(seconds[row, kind]) for row in rows]),
+        ]
+    idle = [unit.text(max(0.0, timeline.makespan - busy)) for busy in timeline.busy]
+    columns.append(Column(f"idle\n{unit.name}", idle))
+    return FittingTable(f"Seconds of each device, {name}", columns)

@@ -1,109 +1,35 @@
 /* Draws one timeline on a canvas: boxes of actions, or the share of each kind where boxes are too narrow to see. */
 "use strict";
 
-pipepart.TimelinePicture = class {
+pipepart.TimelinePicture = class extends pipepart.TimeChart {
   static BOX = 3; // pixels that actions need on average to be drawn as boxes
-  static AXIS = 22; // pixels below the rows
+  static COLUMN = 6; // actions that a column of shares has at least, so that no pattern of single ones shows
   static MOST_ARROWS = 1500;
 
   constructor(canvas, actions) {
-    this.canvas = canvas;
+    super(canvas, actions.devices, [[8, 26], [16, 20], [32, 14], [Infinity, 10]]);
     this.actions = actions;
     this.hovered = -1;
     this.arrows = false;
   }
 
-  /* Sizes in pixels of the page. */
-  layout() {
-    const rows = this.actions.devicesCount;
-    const row = rows <= 8 ? 26 : rows <= 16 ? 20 : rows <= 32 ? 14 : 10;
-    const width = this.canvas.parentElement.clientWidth;
-    const left = Math.min(120, Math.max(52, Math.round(width * 0.16)));
-    const plot = Math.max(40, width - left - 8);
-    return { rows, row, gap: row > 12 ? 3 : 1, left, plot, width, height: rows * row + pipepart.TimelinePicture.AXIS };
-  }
-
-  x(seconds) {
-    const { from, to } = pipepart.axis;
-    return this.size.left + ((seconds - from) / (to - from)) * this.size.plot;
-  }
-
-  draw() {
-    const size = (this.size = this.layout());
-    const scale = window.devicePixelRatio || 1;
-    const { canvas } = this;
-    canvas.style.height = `${size.height}px`;
-    canvas.width = Math.round(size.width * scale);
-    canvas.height = Math.round(size.height * scale);
-    this.pen = canvas.getContext("2d");
-    this.pen.scale(scale, scale);
-    this.colours = Object.fromEntries(["card", "text", "muted", "line", "soft", "link"].map((name) => [name, pipepart.colour(name)]));
-    this.drawLabels();
-    this.drawAxis();
-    this.pen.save();
-    this.pen.beginPath();
-    this.pen.rect(size.left, 0, size.plot, size.height);
-    this.pen.clip();
-    this.drawn = 0;
-    for (let device = 0; device < size.rows; device += 1) this.drawRow(device);
+  drawRows() {
+    for (let device = 0; device < this.size.rows; device += 1) this.drawRow(device);
     this.drawEnd();
     if (this.arrows) this.drawArrows(this.inputsInView());
     if (this.hovered >= 0) this.drawHovered();
-    this.pen.restore();
-  }
-
-  drawLabels() {
-    const { pen, size, actions } = this;
-    pen.font = "12px system-ui, sans-serif";
-    pen.textBaseline = "middle";
-    pen.fillStyle = this.colours.muted;
-    const every = Math.ceil(13 / size.row);
-    for (let device = 0; device < size.rows; device += every) {
-      pen.fillText(this.fitted(actions.devices[device], size.left - 8), 0, device * size.row + size.row / 2);
-    }
-  }
-
-  /* A name, without its middle where it is too long. */
-  fitted(name, width) {
-    const { pen } = this;
-    if (pen.measureText(name).width <= width) return name;
-    for (let kept = name.length - 1; kept > 1; kept -= 1) {
-      const shorter = `${name.slice(0, Math.ceil(kept / 2))}…${name.slice(name.length - Math.floor(kept / 2))}`;
-      if (pen.measureText(shorter).width <= width) return shorter;
-    }
-    return "…";
-  }
-
-  drawAxis() {
-    const { pen, size, colours } = this;
-    const bottom = size.rows * size.row;
-    const { moments, step } = pipepart.axis.ticks(Math.max(2, Math.floor(size.plot / 110)));
-    pen.fillStyle = colours.muted;
-    pen.strokeStyle = colours.line;
-    pen.lineWidth = 1;
-    for (const moment of moments) {
-      const x = Math.round(this.x(moment)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(x, 0);
-      pen.lineTo(x, bottom + 4);
-      pen.stroke();
-      const label = pipepart.axis.text(moment, step);
-      const half = pen.measureText(label).width / 2;
-      pen.fillText(label, Math.min(Math.max(x, size.left + half), size.left + size.plot - half) - half, bottom + 13);
-    }
   }
 
   drawRow(device) {
     const { pen, size, actions, colours } = this;
     const { from, to } = pipepart.axis;
-    const top = device * size.row;
+    const top = this.top(device);
     const height = size.row - size.gap;
     pen.fillStyle = colours.soft;
     const until = Math.min(this.x(actions.makespan), size.left + size.plot);
     if (until > size.left) pen.fillRect(size.left, top, until - size.left, height);
     const first = actions.firstAfter(device, from);
     const last = Math.min(actions.firstAfter(device, to) + 1, actions.offsets[device + 1]);
-    this.drawn += last - first;
     if ((last - first) * pipepart.TimelinePicture.BOX > size.plot) this.drawShares(first, last, top, height);
     else for (let action = first; action < last; action += 1) this.drawBox(action, top, height);
   }
@@ -153,12 +79,13 @@ pipepart.TimelinePicture = class {
   drawShares(first, last, top, height) {
     const { actions, size } = this;
     const { from, to } = pipepart.axis;
-    const columns = Math.round(size.plot);
+    const width = Math.max(2, Math.round((pipepart.TimelinePicture.COLUMN * size.plot) / (last - first)));
+    const columns = Math.ceil(size.plot / width);
     const kinds = [...actions.kinds.keys()];
     const place = new Map(kinds.map((code, at) => [code, at * columns]));
     const shares = new Float32Array(kinds.length * columns);
-    const perTick = (actions.second / (to - from)) * columns;
-    const origin = (from / (to - from)) * columns;
+    const perTick = (actions.second / (to - from)) * (size.plot / width);
+    const origin = (from / (to - from)) * (size.plot / width);
     for (let action = first; action < last; action += 1) {
       const begin = Math.max(actions.start[action] * perTick - origin, 0);
       const end = Math.min(actions.end[action] * perTick - origin, columns);
@@ -167,11 +94,12 @@ pipepart.TimelinePicture = class {
         shares[row + column] += Math.min(end, column + 1) - Math.max(begin, column);
       }
     }
-    this.paintShares(shares, kinds, columns, top, height);
+    this.paintShares(shares, kinds, width, top, height);
   }
 
-  paintShares(shares, kinds, columns, top, height) {
+  paintShares(shares, kinds, width, top, height) {
     const { pen, actions, size } = this;
+    const columns = shares.length / kinds.length;
     const below = new Float32Array(columns);
     for (const [at, code] of kinds.entries()) {
       pen.fillStyle = actions.kinds.get(code).light;
@@ -180,7 +108,7 @@ pipepart.TimelinePicture = class {
         const share = shares[at * columns + column];
         if (!share) continue;
         const high = Math.min(below[column] + share, 1);
-        pen.rect(size.left + column, top + height * (1 - high), 1, height * (high - below[column]));
+        pen.rect(size.left + column * width, top + height * (1 - high), width, height * (high - below[column]));
         below[column] = high;
       }
       pen.fill();
@@ -194,8 +122,8 @@ pipepart.TimelinePicture = class {
     pen.strokeStyle = this.colours.text;
     pen.lineWidth = 1;
     pen.beginPath();
-    pen.moveTo(x, 0);
-    pen.lineTo(x, size.rows * size.row);
+    pen.moveTo(x, this.top(0));
+    pen.lineTo(x, this.top(size.rows));
     pen.stroke();
   }
 
@@ -229,7 +157,7 @@ pipepart.TimelinePicture = class {
     const { pen, size, actions } = this;
     const source = actions.inputs.source[input];
     const target = actions.inputs.target[input];
-    const middle = (action) => actions.deviceOf(action) * size.row + (size.row - size.gap) / 2;
+    const middle = (action) => this.top(actions.deviceOf(action)) + (size.row - size.gap) / 2;
     const [x0, y0] = [this.x(actions.endOf(source)), middle(source)];
     const [x1, y1] = [this.x(Math.min(actions.arrivedOf(input), actions.startOf(target))), middle(target)];
     const angle = Math.atan2(y1 - y0, x1 - x0);
@@ -245,20 +173,11 @@ pipepart.TimelinePicture = class {
 
   drawHovered() {
     const { pen, size, actions, hovered } = this;
-    const top = actions.deviceOf(hovered) * size.row;
+    const top = this.top(actions.deviceOf(hovered));
     const left = this.x(actions.startOf(hovered));
     pen.strokeStyle = this.colours.text;
     pen.lineWidth = 2;
     pen.strokeRect(left, top + 1, Math.max(this.x(actions.endOf(hovered)) - left, 2), size.row - size.gap - 2);
     this.drawArrows([...actions.inputsOf(hovered), ...actions.outputsOf(hovered)], this.colours.text, 1);
-  }
-
-  /* The device and the moment at a place of the canvas; null outside the rows. */
-  at(x, y) {
-    const { size } = this;
-    const device = Math.floor(y / size.row);
-    if (device < 0 || device >= size.rows || x < size.left || x > size.left + size.plot) return null;
-    const { from, to } = pipepart.axis;
-    return { device, seconds: from + ((x - size.left) / size.plot) * (to - from) };
   }
 };

@@ -3,13 +3,12 @@
 
 pipepart.section("timelines", (root, data, columns) => {
   const MOST_ROWS = 200; // of the table of actions in view
-  const { axis } = pipepart;
+  const { axis, tip } = pipepart;
   axis.start(data.span);
 
   const timelines = data.timelines.map((each, number) => new pipepart.Actions(number, each, columns, data.kinds, data.span));
   const charts = [...root.querySelectorAll(".timeline")];
   const pictures = charts.map((chart, at) => new pipepart.TimelinePicture(chart.querySelector("canvas"), timelines[at]));
-  const tip = root.querySelector(".tip");
   const spoken = root.querySelector(".spoken");
   const inView = root.querySelector(".in-view");
   const messages = root.querySelector("input[name=messages]");
@@ -21,21 +20,6 @@ pipepart.section("timelines", (root, data, columns) => {
     state.textContent =
       `In view: ${axis.text(axis.from)} to ${axis.text(axis.to)}.` + (hidden ? " Zoom in to see the messages." : "");
     if (inView.open) fillInView();
-  }
-
-  /* Show lines of text at a place of the window. */
-  function showTip(lines, x, y) {
-    tip.replaceChildren(
-      ...lines.map((line) => {
-        const element = document.createElement("div");
-        element.textContent = line;
-        return element;
-      }),
-    );
-    tip.hidden = false;
-    const { width, height } = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(x + 14, document.documentElement.clientWidth - width - 4))}px`;
-    tip.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
   }
 
   function hover(at, action) {
@@ -57,7 +41,7 @@ pipepart.section("timelines", (root, data, columns) => {
   }
 
   /* What a device does at a moment: an action, or -1 and why it is idle. */
-  function found(at, { device, seconds }) {
+  function found(at, { row: device, seconds }) {
     const own = timelines[at];
     const action = own.firstAfter(device, seconds);
     const last = own.offsets[device + 1];
@@ -75,20 +59,20 @@ pipepart.section("timelines", (root, data, columns) => {
       const box = chart.getBoundingClientRect();
       const place = picture.at(event.clientX - box.left, event.clientY - box.top);
       if (!place || event.buttons) {
-        tip.hidden = true;
+        tip.hide();
         hover(at, -1);
         return;
       }
       const { action, lines } = found(at, place);
       hover(at, action);
-      showTip(lines, event.clientX, event.clientY);
+      tip.show(lines, event.clientX, event.clientY);
     });
     chart.addEventListener("pointerleave", () => {
-      tip.hidden = true;
+      tip.hide();
       hover(at, -1);
     });
     chart.addEventListener("blur", () => {
-      tip.hidden = true;
+      tip.hide();
       hover(at, -1);
     });
     chart.addEventListener("keydown", (event) => {
@@ -101,9 +85,8 @@ pipepart.section("timelines", (root, data, columns) => {
       }
       hover(at, next);
       const box = chart.getBoundingClientRect();
-      const { row } = picture.size;
       const lines = [...own.lines(next), ...elsewhere(at, next)];
-      showTip(lines, box.left + picture.x(own.startOf(next)), box.top + (own.deviceOf(next) + 1) * row);
+      tip.show(lines, box.left + picture.x(own.startOf(next)), box.top + picture.top(own.deviceOf(next) + 1));
       spoken.textContent = lines.join(". ");
     });
   }
@@ -112,7 +95,7 @@ pipepart.section("timelines", (root, data, columns) => {
   function stepped(own, action, key) {
     if (!["n", "p", "d", "u", "Escape"].includes(key)) return null;
     if (key === "Escape") {
-      tip.hidden = true;
+      tip.hide();
       for (const at of pictures.keys()) hover(at, -1);
       return null;
     }

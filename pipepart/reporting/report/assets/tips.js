@@ -1,24 +1,40 @@
-/* Shows the `data-tip` of what is under the pointer. */
+/* The tooltip of the page: lines of text beside a place of a chart, or the `data-tip` of what is under the pointer. */
 "use strict";
 
-(() => {
-  const tip = document.createElement("div");
-  tip.className = "tip screen-only";
-  tip.hidden = true;
-  tip.setAttribute("aria-hidden", "true"); // the tables say the same
-  document.body.append(tip);
+pipepart.tip = (() => {
+  const element = document.createElement("div");
+  element.className = "tip";
+  element.hidden = true;
+  element.setAttribute("aria-hidden", "true"); // the tables say the same
+  document.body.append(element);
 
-  document.addEventListener("pointerover", (event) => {
-    const owner = event.target.closest?.("[data-tip]");
-    tip.hidden = !owner;
-    if (owner) tip.textContent = owner.dataset.tip;
-  });
+  /* Show lines of text beside a place of the window, in pixels. */
+  function show(lines, x, y) {
+    element.replaceChildren(
+      ...lines.map((line) => {
+        const row = document.createElement("div");
+        row.textContent = line;
+        return row;
+      }),
+    );
+    element.hidden = false;
+    const { width, height } = element.getBoundingClientRect();
+    const left = Math.min(x + 14, document.documentElement.clientWidth - width - 4);
+    element.style.left = `${Math.max(4, left)}px`;
+    element.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
+  }
+
+  function hide() {
+    element.hidden = true;
+  }
+
+  let owned = false; // by an element with data-tip
   document.addEventListener("pointermove", (event) => {
-    if (tip.hidden) return;
-    const { offsetWidth: width, offsetHeight: height } = tip;
-    const left = Math.min(event.clientX + 14, innerWidth - width - 6);
-    const below = event.clientY + 18;
-    tip.style.left = `${Math.max(left, 4)}px`;
-    tip.style.top = `${below + height > innerHeight ? event.clientY - height - 10 : below}px`;
+    const owner = event.target.closest?.("[data-tip]");
+    if (owner) show(owner.dataset.tip.split("\n"), event.clientX, event.clientY);
+    else if (owned) hide();
+    owned = Boolean(owner);
   });
+
+  return { show, hide };
 })();

@@ -1,0 +1,96 @@
+"""The section with the memory of each device over the step, by category, against its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...planning.plans.memory_over_time import DeviceMemory, memory_over_time
+from ..quantity import percent, size
+from ..table import Column, FittingTable
+from .data_table import TABLE_ASSETS, data_table
+from .run import Run
+from .section import Section, render
+from .timeline_columns import ticks
+from .timelines import CHART_ASSETS, span_of
+
+# From the bottom up, with the variable of page.css that has the colour: shades of one for what is there all the time.
+_CATEGORIES = {
+    "parameters": "static-0",
+    "gradients": "static-1",
+    "optimizer": "static-2",
+    "buffers": "static-3",
+    "stashes": "series-1",
+    "inputs": "series-3",
+    "weight gradients": "series-4",
+    "messages": "series-6",
+    "workspace": "series-2",
+}
+
+
+def memory_section(runs: Sequence[Run]) -> Section | None:
+    """Return the predicted memory of all runs; None if no plan has the sizes of its stages."""
+    shown = [
+        (run, memory_over_time(run.plan, run.predicted))
+        for run in runs
+        if run.predicted and run.plan.profile is not None
+    ]
+    if not shown:
+        return None
+    span = span_of(runs)
+    columns: dict[str, np.ndarray] = {}
+    data = []
+    for number, (run, devices) in enumerate(shown):
+        assert run.predicted is not None
+        columns[f"{number}.at"] = ticks(np.concatenate([each.at for each in devices]), run.predicted, span)
+        used = [name for name in _CATEGORIES if any(each.bytes[name].any() for each in devices)]
+        for name in used:
+            joined = np.concatenate([each.bytes[name] for each in devices])
+            columns[f"{number}.{name}"] = joined.astype(np.float32)
+        data.append(
+            {
+                "devices": run.devices,
+                "limits": [device.memory_bytes for device in run.plan.workers],
+                "offsets": np.cumsum([0, *(each.at.size for each in devices)]).tolist(),
+                "categories": [{"name": name, "colour": _CATEGORIES[name]} for name in used],
+                "makespan": run.predicted.makespan,
+            }
+        )
+    legend = {each["name"]: each["colour"] for one in data for each in one["categories"]}
+    return Section(
+        key="memory",
+        title="Memory",
+        html=render(
+            "memory.html",
+            runs=[(run, data_table(_table(run, devices))) for run, devices in shown],
+            legend=legend.items(),
+            limited=any(limit is not None for each in data for limit in each["limits"]),
+        ),
+        data={"span": span, "runs": data},
+        columns=columns,
+        assets=(*CHART_ASSETS, "memory_picture.js", "memory.js", *TABLE_ASSETS),
+    )
+
+
+def _table(run: Run, devices: Sequence[DeviceMemory]) -> FittingTable:
+    """Make a table of the peak of each device and what it consists of."""
+    peaks = [int(each.total.argmax()) for each in devices]
+    totals = [float(each.total.max()) for each in devices]
+    limits = [device.memory_bytes for device in run.plan.workers]
+    columns = [
+        Column("device", list(run.devices), text=True),
+        Column("limit", [size(limit) if limit else "none" for limit in limits]),
+        Column("peak", list(map(size, map(round, totals)))),
+    ]
+    if any(limits):
+        shares = [total / limit if limit else None for total, limit in zip(totals, limits, strict=True)]
+        columns.append(Column("of the\nlimit", ["" if share is None else percent(share) for share in shares]))
+    if run.trace is not None and run.trace.memory_bytes:
+        measured = [run.trace.memory_bytes.get(name) for name in run.devices]
+        columns.append(Column("peak,\nmeasured", list(map(size, measured))))
+    for name in _CATEGORIES:
+        values = [round(float(each.bytes[name][at])) for each, at in zip(devices, peaks, strict=True)]
+        if any(values):
+            columns.append(Column(name, list(map(size, values))))
+    return FittingTable(f"{run.prefix}peak of each device, and what it consists of then", columns)
