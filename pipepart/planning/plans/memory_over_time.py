@@ -49,16 +49,16 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
     """
     schedule, stages = timeline.schedule, plan.all_stages
     found = dependencies(schedule)
-    seconds = [np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends)]
+    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
     tables = schedules.memory_during(timeline)
-    origin = min(seconds[0], default=0.0)
+    origin = min(starts.tolist(), default=0.0)
     memory = []
     for device, ((first, last), counts) in enumerate(zip(spans, tables, strict=True)):
         own = schedule.stages_of(device)
         _add_replicas(counts, own, plan.summed_replicas, schedule.model_stages, found, first, last)
         counts = np.concatenate([_before(counts), counts[: last - first]])
-        at = np.append(origin, _begins(found, *seconds, first, last))
+        at = np.append(origin, _begins(found, starts, ends, first, last))
         memory.append(DeviceMemory(at, _by_category(counts, [stages[number] for number in own])))
     return tuple(memory)
 

@@ -16,6 +16,7 @@ from .run import Run
 from .section import Section, render
 
 _LEAST = 1e-9  # of the step; differences of sums can be this far from zero
+_DRAWN = 2e-4  # of the step; what is smaller has no part in the bars
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def idle_section(runs: Sequence[Run]) -> Section | None:
         key="idle",
         title="Idle time",
         html=render("idle.html", timelines=shown),
-        assets=("bars.css", *TABLE_ASSETS),
+        assets=("charts.css", "bars.css", "tips.js", *TABLE_ASSETS),
     )
 
 
@@ -50,7 +51,7 @@ def _shown(name: str, timeline: Timeline, devices: Sequence[str]) -> dict[str, o
     makespan = timeline.makespan
     busy = Part("busy", "busy", list(timeline.busy))
     phases, causes = phases_of(timeline), causes_of(timeline)
-    least = makespan * _LEAST
+    least = makespan * _DRAWN
 
     def bars(parts: list[Part]) -> dict[str, object]:
         kept = [part for part in (busy, *parts) if any(seconds > least for seconds in part.seconds)]

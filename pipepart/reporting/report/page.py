@@ -9,9 +9,9 @@ from ...planning import Plan
 from ...runtime.observe.trace import Trace
 from .costs import costs_section
 from .graph import graph_section
-from .rejected import rejected_section
 from .idle import idle_section
 from .memory import memory_section
+from .rejected import rejected_section
 from .run import Run
 from .section import Section, asset, render
 from .summary import summary_section
