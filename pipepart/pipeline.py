@@ -156,6 +156,7 @@ class Pipeline(AsModule, Observed):
                 values,
                 side.stages,
                 side.replica,
+                side.copied,
             )
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Alone:
         part: of the model, that this process has.
         stages: of this process; None for all.
         replica: of the model, that this process has stages of; None for all.
+        copied: stages of the model whose copies this process runs as well, with the number of the copy.
         links: to other processes; None if there are none.
         mesh: of the processes, with replicas.
         shares_out: whether the micro-batches are shared out among replicas in other processes.
@@ -41,6 +43,7 @@ class Alone:
     mesh: DeviceMesh | None = None
     stages: Collection[int] | None = None
     replica: int | None = None
+    copied: Mapping[int, int] = MappingProxyType({})
     shares_out: bool = False
 
     def __init__(self, plan: Plan, chain: Chain) -> None:

@@ -22,7 +22,7 @@ from ..ranks import Ranks, join_ranks
 from ..runtime.agreed import Agreed
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
-from ..runtime.state.replicas import refuse_hooks
+from ..runtime.state.replicas import refuse_copies, refuse_hooks
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.ranks import Links
@@ -51,9 +51,9 @@ class Joined(Alone):
     def __init__(self, ranks: Ranks, plan: Plan, chain: Chain) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
-        self.stages, self.replica = own.stages, own.replica
+        self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
         self.has_whole = len(own.stages) == len(plan.stages)
-        self.shares_out = len(own.ranks) > 1
+        self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.part: RankPart = RankPart(chain.model, own, ranks)
         self.links = self._links = Links(ranks, own.rank_of)
         owners, count = own.rank_of_stage, len(plan.stages)
@@ -64,7 +64,9 @@ class Joined(Alone):
 
     def connect(self) -> None:
         """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
-        replicas = self._ownership.ranks
+        replicas, pairs = self._ownership.ranks, self._ownership.pairs
+        if pairs:
+            self.part.connect_pair(self._ranks.new_group(pairs))
         if len(replicas) == 1:
             return
         columns = list(zip(*replicas, strict=True))
@@ -180,6 +182,8 @@ class Joined(Alone):
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
+            if self._ownership.pairs:
+                refuse_copies(self._layers, forward=True, backward=torch.is_grad_enabled())
             batch = make(args, kwargs, target)
             if call.startswith("forward") and torch.is_grad_enabled():
                 _check_labels(batch)

@@ -33,6 +33,7 @@ class RankPart(ModelPart):
         self._ownership = ownership
         self._ranks = ranks
         self._replicas: dist.ProcessGroup | None = None
+        self._pair: dist.ProcessGroup | None = None
         self._versions: list[int] = []
         self._empty = nn.Parameter(torch.empty(0))
 
@@ -40,6 +41,10 @@ class RankPart(ModelPart):
         """Give the ranks that have this part in all replicas the values of the first."""
         self._replicas = replicas
         self._copy_first()
+
+    def connect_pair(self, pair: dist.ProcessGroup) -> None:
+        """Exchange the values of stages and their copies in this group of two ranks."""
+        self._pair = pair
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of this rank."""
@@ -110,14 +115,14 @@ class RankPart(ModelPart):
         Raises:
             RankError: a rank is lost.
         """
-        for tensor, (owner, *_) in self._ownership.shared.items():
-            value = tensor.detach()
-            is_source = self._ranks.rank == owner
-            sent = value.cpu().contiguous() if is_source else torch.empty(value.shape, dtype=value.dtype)
-            self._ranks.broadcast(sent, owner)
-            if not is_source and not value.is_meta:
-                with torch.no_grad():
-                    value.copy_(sent)
+        alike: dict[tuple[int, ...], list[Tensor]] = {}
+        for tensor, ranks in self._ownership.shared.items():
+            alike.setdefault(tuple(ranks), []).append(tensor)
+        for ranks, tensors in alike.items():
+            if sorted(ranks) not in self._ownership.pairs:
+                self._copy(tensors, ranks[0])
+            elif self._ranks.rank in ranks:
+                self._copy(tensors, ranks[0], self._pair)
 
     def share_written(self) -> None:
         """Give further replicas the buffers that layers of the first have written, such as statistics of BatchNorm.
@@ -135,7 +140,8 @@ class RankPart(ModelPart):
         ]
         written = torch.tensor(changed, dtype=torch.uint8)
         self._ranks.broadcast(written, self._source(), self._replicas)
-        self._copy([buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has])
+        changed = [buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has]
+        self._copy(changed, self._source(), self._replicas)
         self._versions = [version(buffer) for buffer in buffers]
 
     def _buffers(self) -> list[Tensor]:
@@ -149,25 +155,37 @@ class RankPart(ModelPart):
         """Give further replicas all parameters and buffers of the first."""
         if self._replicas is not None:
             buffers = self._buffers()
-            self._copy([*(parameter for _, parameter in self.named_parameters()), *buffers])
+            parameters = (parameter for _, parameter in self.named_parameters())
+            self._copy([*parameters, *buffers], self._source(), self._replicas)
             self._versions = [version(buffer) for buffer in buffers]
 
-    def _copy(self, tensors: Iterable[Tensor]) -> None:
-        """Copy tensors from the first replica, several small ones at a time."""
+    def _copy(self, tensors: Iterable[Tensor], source: int, group: dist.ProcessGroup | None = None) -> None:
+        """Copy tensors from one rank to the others of a group, several small ones at a time."""
         part: list[Tensor] = []
         for tensor in tensors:
             if sum(one.nbytes for one in part) + tensor.nbytes > _PART_BYTES:
-                self._copy_part(part)
+                self._copy_part(part, source, group)
                 part = []
             part.append(tensor.detach())
-        self._copy_part(part)
+        self._copy_part(part, source, group)
 
-    def _copy_part(self, tensors: Sequence[Tensor]) -> None:
+    @torch.no_grad()
+    def _copy_part(self, tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup | None) -> None:
         if not tensors:
             return
-        rows = [tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-        sent = torch.cat(rows)
-        self._ranks.broadcast(sent, self._source(), self._replicas)
-        if self._ownership.replica:
-            for tensor, row in zip(tensors, sent.split([len(row) for row in rows]), strict=True):
+        is_source = self._ranks.rank == source
+        sizes = [tensor.nbytes for tensor in tensors]
+        sent = (
+            torch.cat([_bytes(one) for one in tensors])
+            if is_source
+            else torch.empty(sum(sizes), dtype=torch.uint8)
+        )
+        self._ranks.broadcast(sent, source, group)
+        for tensor, row in zip(tensors, sent.split(sizes), strict=True):
+            # A graph that waits for its backward may have saved the tensor: equal values are not written again.
+            if not is_source and not tensor.is_meta and not row.equal(_bytes(tensor)):
                 tensor.copy_(row.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8)

@@ -38,7 +38,7 @@ from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .sinks import LossSink
 from .stage import Made, Stage
-from .state.replicas import Replica
+from .state.replicas import Gradients, add_gradients
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
@@ -241,13 +241,12 @@ class StageRun:
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch)
 
-    def reduce(self, _: None, arrived: Sequence[tuple[Replica | None, Any]]) -> Any:
+    def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
         if own := self.stage.replica:
             return own.hand_over()
-        for replica, gradients in arrived:
-            if replica:
-                replica.add(gradients)
+        for gradients in arrived:
+            add_gradients(self.stage.shared.originals, gradients)
         return None
 
     def update(self, _: None = None, __: None = None) -> None:

@@ -47,7 +47,6 @@ from .sinks import LossSink
 from .stage import Stage
 from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
-from .state.replicas import Replica
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.ranks import Links, RankTransport, Table
 from .transport.reductions import Reductions
@@ -382,7 +381,7 @@ class Step:
         if self._remote is not None and run.is_last and self.sink.is_complete and not self._sent_correction:
             self._send_correction(stage, self._remote)
 
-    def _recv_replicas(self, run: StageRun, _: None) -> list[tuple[Replica | None, Any]]:
+    def _recv_replicas(self, run: StageRun, _: None) -> list[Any]:
         """Return the gradients of further replicas, for a stage of the first."""
         if self._reductions is not None:
             self._add_up_on_ranks(run, self._reductions)
@@ -390,7 +389,7 @@ class Step:
             return []
         stage, apart = run.index, self.schedule.model_stages
         return [
-            (self.runs[other].stage.replica, self._recv(stage, (Kind.REDUCE_GRAD, other, stage)))
+            self._recv(stage, (Kind.REDUCE_GRAD, stage, 0, other))
             for other in range(stage + apart, self.schedule.stages, apart)
         ]
 
@@ -412,7 +411,7 @@ class Step:
     def _send_to_first_replica(self, run: StageRun, _: None, gradients: Any) -> None:
         if run.stage.replica:
             first = run.index % self.schedule.model_stages
-            self._transport.send(run.index, first, (Kind.REDUCE_GRAD, run.index, first), gradients)
+            self._transport.send(run.index, first, (Kind.REDUCE_GRAD, first, 0, run.index), gradients)
 
     def _place(self, action: Action) -> str:
         of, micro_batch, where = self.schedule, action.micro_batch, self.runs[action.stage].stage.where

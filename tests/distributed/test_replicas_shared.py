@@ -260,10 +260,6 @@ def hooked() -> None:
         pipe.step(x, target=y)
 
 
-def crossed() -> None:
-    cut_replicas(classifier(), [2], 1, schedule="chimera", loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
-
-
 def squeezed() -> None:
     cut_replicas(classifier(), [], 4, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
 
@@ -272,7 +268,6 @@ def squeezed() -> None:
     ("size", "case", "message"),
     [
         (4, hooked, "has a hook, which would see the gradients of one copy"),
-        (2, crossed, "'chimera' runs several copies of a stage on one device, which takes one process"),
         (2, squeezed, "each of the 4 replicas needs processes of its own"),
     ],
 )

@@ -97,7 +97,7 @@ def test_many_random_orders(processes):
 def test_every_schedule_in_several_sizes(processes):
     choose = random.Random(processes)
     for schedule in SCHEDULES:
-        if schedule[0] == "chimera" or processes * schedule[1] > 7:
+        if processes * schedule[1] > 7 or (schedule[0] == "chimera" and processes > 2):
             continue
         for sizes in [(9, 4), (14, 7), (3, 8)]:
             mode = drawn_for_ranks(choose, processes, schedule=schedule, sizes=sizes, kind="linear")

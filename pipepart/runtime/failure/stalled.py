@@ -139,7 +139,8 @@ def _message(step: Step, names: Sequence[str], key: Key) -> str:
     """Describe a message by what it holds and who sends it."""
     kind, stage, micro_batch = key[:3]
     if kind is Kind.REDUCE_GRAD:
-        return f"the gradients of stage {_stage(step, stage)} on {names[step.schedule.device_of[stage]]}"
+        maker = key[3] if len(key) == 4 else stage
+        return f"the gradients of stage {_stage(step, maker)} on {names[step.schedule.device_of[maker]]}"
     if kind is Kind.F:
         maker, what = step.schedule.previous_stage(stage), "the output"
     elif kind is Kind.B:

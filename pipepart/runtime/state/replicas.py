@@ -11,7 +11,7 @@ of the user's layers: all of them, as a write through ``.data`` cannot be detect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,10 @@ Gradients = list[Tensor | None]
 
 
 def replicate(
-    groups: Sequence[Layers], devices: Sequence[torch.device], first: int
+    groups: Sequence[Layers],
+    devices: Sequence[torch.device],
+    first: int,
+    local: Container[int] | None = None,
 ) -> list[SharedParameters]:
     """Return the layers of each stage of a further replica, on its devices.
 
@@ -34,6 +37,8 @@ def replicate(
         groups: the user's layers of each stage.
         devices: where each stage of the replica runs.
         first: the number of its first stage in the schedule.
+        local: the stages of the model whose copies this process runs, and no others. The replica's tensors are then
+            aliases of the user's on the same device. None if it runs the whole model and the whole replica.
 
     Raises:
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
@@ -41,8 +46,11 @@ def replicate(
     users = users_of(groups, first)
     found = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
-        tensors = dict.fromkeys(tensor for _, layer in layers for tensor in state_of(layer))
-        replicas = {tensor: ReplicaParam(tensor, device, True, tensor not in users) for tensor in tensors}
+        if local is not None and stage - first not in local:
+            found.append(SharedParameters(layers, Shadows(layers, {}), users, stage))
+            continue
+        apart = local is None
+        replicas = {one: ReplicaParam(one, device, apart, one not in users) for one in tensors_of(layers)}
         for name, layer in layers:
             _check_copyable(name, layer)
         found.append(Replica(layers, Shadows(layers, replicas, device), users, stage))
@@ -74,31 +82,14 @@ class Replica(SharedParameters):
         self, originals: Layers, shadows: Shadows, users: Mapping[Tensor, Sequence[int]], stage: int
     ) -> None:
         super().__init__(originals, shadows, users, stage)
-        self._parts = [
-            (path, part) for name, own in originals for path, part in own.named_modules(prefix=name)
-        ]
         self._own_buffers = Buffers(self.layers)
         self._noted: Noted | None = None
 
     def begin(self, forward: bool, backward: bool) -> None:
-        """Check the user's layers before a run.
-
-        Args:
-            forward: whether the run has forwards.
-            backward: whether it, or a run that follows it, has backwards.
-
-        Raises:
-            ValueError: a layer would write its buffers, or has a parameter with a hook, which would see the gradients
-                of one replica only.
-        """
+        """Check the user's layers before a run, as :func:`refuse_copies`."""
         for own in self.values.values():
             own.grad = None  # left by a run that failed
-        for name, part in self._parts:
-            if backward:
-                _refuse_hooks_of(name, part)
-            is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
-            if forward and is_norm and part.training and part.track_running_stats:
-                raise ValueError(_writes(f"{name}.running_mean"))
+        refuse_copies(self.originals, forward, backward)
 
     def refresh(self) -> tuple[GradientRoute, ...]:
         """Take over the user's values and settings, before the first forward of a run."""
@@ -125,17 +116,44 @@ class Replica(SharedParameters):
             own.grad = None
         return found
 
-    def add(self, gradients: Gradients) -> None:
-        """Add the handed over gradients to those of the user's parameters, on the worker of the first replica."""
-        with torch.no_grad():
-            for theirs, gradient in zip(self.values, gradients, strict=True):
-                if gradient is None:
-                    continue
-                here = graph_cut.move(gradient, theirs.device)
-                if theirs.grad is None:
-                    theirs.grad = here
-                else:
-                    theirs.grad.add_(here)
+
+@torch.no_grad()
+def add_gradients(layers: Layers, gradients: Gradients) -> None:
+    """Add the gradients that a replica of layers has handed over to those of the user's parameters."""
+    for theirs, gradient in zip(tensors_of(layers), gradients, strict=True):
+        if gradient is None:
+            continue
+        here = graph_cut.move(gradient, theirs.device)
+        if theirs.grad is None:
+            theirs.grad = here
+        else:
+            theirs.grad.add_(here)
+
+
+def tensors_of(layers: Layers) -> list[Tensor]:
+    """Return the parameters and buffers of layers, each once."""
+    return list(dict.fromkeys(tensor for _, layer in layers for tensor in state_of(layer)))
+
+
+def refuse_copies(layers: Layers, forward: bool, backward: bool) -> None:
+    """Check that layers can run in several replicas of which only the first is the user's.
+
+    Args:
+        layers: the user's.
+        forward: whether the run has forwards.
+        backward: whether it, or a run that follows it, has backwards.
+
+    Raises:
+        ValueError: a layer would write its buffers, or has a parameter with a hook, which would see the gradients of
+            one replica only.
+    """
+    for name, layer in layers:
+        for path, part in layer.named_modules(prefix=name):
+            if backward:
+                _refuse_hooks_of(path, part)
+            is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
+            if forward and is_norm and part.training and part.track_running_stats:
+                raise ValueError(_writes(f"{path}.running_mean"))
 
 
 def refuse_hooks(layers: Layers) -> None:

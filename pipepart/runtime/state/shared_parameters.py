@@ -55,6 +55,7 @@ class SharedParameters:
         stage: the number of this one.
 
     Attributes:
+        originals: the user's layers.
         layers: of the stage; layers that use replicas are replaced by shadows.
         values: the replicas, by the user's tensor.
     """
@@ -62,6 +63,7 @@ class SharedParameters:
     def __init__(
         self, originals: Layers, shadows: Shadows, users: Mapping[Tensor, Sequence[int]], stage: int
     ) -> None:
+        self.originals = originals
         self._shadows = shadows
         self._stage = stage
         self._users = users

@@ -301,7 +301,8 @@ class StreamTransport:
         """Receive the message; the receiver's compute stream waits for its copy."""
         worker, message = self._worker_of[receiver], self._inner.recv(receiver, key)
         if isinstance(message, Waiting):
-            sender = key[1] if key[0] is Kind.REDUCE_GRAD else key[-1]
+            sender = key[-1]
+            assert isinstance(sender, int)
             message = self._streams.fetch(
                 self._worker_of[sender], worker, message, timed=self._arrivals is not None
             )

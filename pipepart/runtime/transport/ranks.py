@@ -46,7 +46,7 @@ _RELEASE_SECONDS = 0.005
 _HOST = torch.device(
     "cpu"
 )  # messages of accelerators go through its memory; a stage moves what it gets to its device
-_KINDS = (Kind.F, Kind.B, Kind.OPT_STEP)  # of keys; a shared parameter has its number
+_KINDS = (Kind.F, Kind.B, Kind.OPT_STEP, Kind.REDUCE_GRAD)  # of keys; a shared parameter has its number
 
 Fail = Callable[[BaseException], None]
 

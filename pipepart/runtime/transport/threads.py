@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from schedules import Kind, Schedule
 
 # (kind, stage, micro-batch) of that action. The gradient of a shared parameter has the parameter's number for a kind.
-# A message that goes past stages also has the number of the stage that sends it.
+# A message that goes past stages, or from another replica, also has the number of the stage that sends it.
 Key = tuple[Kind | int, int, int] | tuple[Kind | int, int, int, int]
 
 _MISSING = object()
