@@ -1,0 +1,76 @@
+"""The report of 64 stages and 512 micro-batches: made in seconds, small, and soon interactive."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pipepart import Cluster, Plan, plan
+from pipepart.capture import LayerInfo, TensorSpec
+from pipepart.profiling import Costs, LayerCost, Profile, SavedTensor, Timing
+from tests.support.browser import OpenedPage
+
+_STAGES, _MICRO_BATCHES = 64, 512
+
+
+def _large_plan() -> Plan:
+    """A plan of 1,024 layers in 64 stages."""
+    count = 16 * _STAGES
+    cost = LayerCost(
+        forward=Timing(seconds=1e-3),
+        backward_input=Timing(seconds=1e-3),
+        backward_weight=Timing(seconds=1e-3),
+        saved_bytes=2**20,
+        output_bytes=2**18,
+    )
+    spec = TensorSpec(shape=(1, 256, 256), dtype="float32")
+    names = [f"layers.{block}.{part}" for block in range(count // 2) for part in ("attention", "mlp")]
+    profile = Profile(
+        model="Transformer",
+        batch=_MICRO_BATCHES,
+        inputs=(spec,),
+        outputs=(spec,),
+        layers=tuple(
+            LayerInfo(
+                name=name,
+                kind=name.rpartition(".")[2],
+                description=name,
+                parameter_bytes=2**22,
+                gradient_bytes=2**22,
+                outputs=(spec,),
+            )
+            for name in names
+        ),
+        costs=(
+            Costs(
+                micro_batches=_MICRO_BATCHES,
+                samples=1,
+                layers=(cost,) * count,
+                saved=tuple(SavedTensor(bytes=2**20, layers=(at,)) for at in range(count)),
+            ),
+        ),
+        optimizer="adamw",
+        device="cuda:0",
+        threads=None,
+        torch_version="2.9",
+    )
+    cluster = Cluster.parse(["80GiB"] * _STAGES, link="25GB/s")
+    return plan(profile, cluster, schedule="1f1b", stages=_STAGES, micro_batches=_MICRO_BATCHES)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_large_report_is_made_and_opened_in_seconds(opened: Callable[..., OpenedPage]):
+    large = _large_plan()
+    began = time.process_time()
+    html = large.to_html()
+    assert time.process_time() - began < 10
+    assert len(html.encode()) < 10e6
+    began = time.monotonic()
+    report = opened(html)
+    assert time.monotonic() - began < 3
+    assert min(report.drawn("#timelines canvas")) > 3
+    began = time.monotonic()
+    report.page.locator("#timelines button[name=in]").click()
+    report.page.locator("#costs th button").first.click()
+    assert time.monotonic() - began < 1
