@@ -18,6 +18,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import schedules
 from pipepart.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def with_blocks(language: str) -> list[object]:
     pages = [page for page in PAGES if any(block.language == language for block in blocks_of(page))]
     return [pytest.param(page, id=page.stem) for page in pages]
+
+
+def test_the_gallery_has_every_schedule_and_the_readme_what_the_command_draws(directory: Path) -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert re.findall(r"{schedule-picture} (\S+)", gallery) == list(schedules.names())
+    line = "simulate --schedule 1f1b --devices 4 --micro-batches 8 -o timeline.svg"
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert (directory / "timeline.svg").read_text() == (ROOT / "docs/_static/timeline.svg").read_text()
 
 
 @pytest.mark.parametrize("page", with_blocks("python"))
