@@ -144,7 +144,7 @@ class Pipeline(AsModule, Observed):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, strict)
+            self._side = side = join(ranks, plan, chain)
             if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
@@ -163,7 +163,8 @@ class Pipeline(AsModule, Observed):
             super().__init__(side.part, chain.places, StageOptimizers(optimizer, chain, plan, side.stages))
             if nan_guard:
                 guard_stages(self._stages, len(plan.stages))
-            self._emulation = emulation_of(plan, self._stages, loss_fn, strict)
+            local = None if side.links is None else side.links.local
+            self._emulation = emulation_of(plan, self._stages, loss_fn, strict, local)
             self._orders = Orders(plan, with_optimizers=optimizer is not None)
             self._passes = Passes()
             # Last of what can fail: it starts the workers.

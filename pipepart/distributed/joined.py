@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
 from ..capture import Chain, Live
+from ..cluster import VIRTUAL_LATENCY_SECONDS
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
@@ -42,6 +44,7 @@ class Joined(Alone):
         chain: the layers of the model.
 
     Attributes:
+        rank_of: of each worker of the plan.
         mesh: the ranks by replica ("dp") and place in it ("pp"), once they are connected; None without replicas.
 
     Raises:
@@ -55,6 +58,7 @@ class Joined(Alone):
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.part: RankPart = RankPart(chain.model, own, ranks)
+        self.rank_of = own.rank_of
         self.links = self._links = Links(ranks, own.rank_of)
         owners, count = own.rank_of_stage, len(plan.stages)
         self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
@@ -200,21 +204,34 @@ class Joined(Alone):
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain, strict: bool) -> Alone:
+def join(ranks: Ranks | None, plan: Plan, chain: Chain) -> Alone:
     """Return this process's side of a pipeline.
 
     Raises:
-        ValueError: the plan or ``strict`` needs one process.
+        ValueError: the plan needs one process, or another number of them.
     """
     if ranks is None:
         return Alone(plan, chain)
-    if strict or plan.cluster.emulated:
-        what = "strict=True checks" if strict else "the plan's cluster emulates"
-        raise ValueError(
-            f"{what} virtual devices of one process: run without torchrun, or plan for devices without emulated speed, "
-            "links and memory"
-        )
-    return Joined(ranks, plan, chain)
+    side = Joined(ranks, plan, chain)
+    _check_links(plan, side.rank_of)
+    return side
+
+
+def _check_links(plan: Plan, rank_of: Sequence[int]) -> None:
+    """Check that no link between ranks would have to be slowed down.
+
+    Raises:
+        ValueError: one would.
+    """
+    if not plan.cluster.emulated:
+        return
+    for (one, rank), (other, there) in permutations(zip(plan.workers, rank_of, strict=True), 2):
+        link = plan.cluster.link_between(one.name, other.name)
+        if rank != there and (link.bandwidth or link.latency > VIRTUAL_LATENCY_SECONDS):
+            raise ValueError(
+                f"the link between {one.name} and {other.name} is emulated, which is done between the threads of one "
+                "process only: run without torchrun, or plan for a cluster without link= and latency="
+            )
 
 
 def _check_labels(batch: MicroBatches) -> None:

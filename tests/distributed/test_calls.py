@@ -106,8 +106,12 @@ def odd_devices() -> None:
 
 def emulated() -> None:
     model = nn.Sequential(linear(), linear())
-    with pytest.raises(ValueError, match="one process"):
-        Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn.MSELoss(), strict=True)
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    slow = plan.model_copy(update={"cluster": pipepart.Cluster.virtual(2, link="1GB/s")})
+    with pytest.raises(
+        ValueError, match=r"the link between virtual:0 and virtual:1 is emulated.*one process"
+    ):
+        Pipeline(model, slow, nn.MSELoss())
 
 
 def fails_on_one() -> None:

@@ -35,6 +35,7 @@ class DeviceEmulation:
         stages: in the order of the plan's schedule.
         loss: the loss function; the parameters and buffers of a module live on the last stage's device.
         strict: whether each device has tensors of its own and a memory limit.
+        local: the workers of this process, whose memory it counts; None for all.
         clock: measures and sleeps, for speeds and links.
 
     Raises:
@@ -42,7 +43,13 @@ class DeviceEmulation:
     """
 
     def __init__(
-        self, plan: Plan, stages: Sequence[Stage], loss: object, strict: bool, clock: Clock | None = None
+        self,
+        plan: Plan,
+        stages: Sequence[Stage],
+        loss: object,
+        strict: bool,
+        local: Sequence[int] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._stages = stages
         self._device_of = plan.build_schedule().device_of
@@ -56,20 +63,21 @@ class DeviceEmulation:
             else None
         )
         self._ledgers = [Ledger(device.name, device.memory_bytes) for device in plan.workers]
+        self._own = [ledger for row, ledger in enumerate(self._ledgers) if local is None or row in local]
         layers = [layer for stage in stages for layer in stage.layers]
         layers += [] if self._loss is None else [("the loss", self._loss)]
         self._strict = [StrictDevice(ledger, layers) for ledger in self._ledgers] if strict else None
         self.begin(())
 
     def memory(self) -> dict[str, MemoryUse]:
-        """The memory in use by device name; empty without ``strict``."""
-        return {ledger.device: ledger.use() for ledger in self._ledgers} if self._strict else {}
+        """The memory in use by name of each device of this process; empty without ``strict``."""
+        return {ledger.device: ledger.use() for ledger in self._own} if self._strict else {}
 
     @contextmanager
     def peaks(self) -> Iterator[dict[str, int]]:
         """Yield the most bytes of each device within the block, by its name; empty without ``strict``."""
         found: dict[str, int] = {}
-        ledgers = self._ledgers if self._strict else []
+        ledgers = self._own if self._strict else []
         for ledger in ledgers:
             ledger.watch(found)
         try:
@@ -144,7 +152,9 @@ class DeviceEmulation:
             yield from self._loss.modules()
 
 
-def emulation_of(plan: Plan, stages: Sequence[Stage], loss: object, strict: bool) -> DeviceEmulation | None:
+def emulation_of(
+    plan: Plan, stages: Sequence[Stage], loss: object, strict: bool, local: Sequence[int] | None = None
+) -> DeviceEmulation | None:
     """The emulation that a plan's devices need; None for real devices, and where nothing is to be emulated.
 
     Raises:
@@ -154,7 +164,7 @@ def emulation_of(plan: Plan, stages: Sequence[Stage], loss: object, strict: bool
         return None
     if not strict and not plan.cluster.emulated:
         return None
-    return DeviceEmulation(plan, stages, loss, strict)
+    return DeviceEmulation(plan, stages, loss, strict, local)
 
 
 def memory_of(emulation: DeviceEmulation | None) -> dict[str, MemoryUse]:

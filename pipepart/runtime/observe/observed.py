@@ -37,6 +37,8 @@ class Observed:
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
 
+        Under torchrun on the devices of this rank.
+
         Raises:
             RuntimeError: the pipeline was made without ``strict``, or its devices are real.
         """
