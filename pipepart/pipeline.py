@@ -27,6 +27,7 @@ from .input_error import InputError
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
+from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
 from .runtime.agreed import Agreed
 from .runtime.as_module import AsModule
@@ -195,6 +196,7 @@ class Pipeline(AsModule, Observed):
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         offload: Literal["auto", "never", "stash"] = "auto",
         replicas: int | Literal["auto"] = 1,
+        compress: Compress = None,
         seconds: float | None = None,
         optimizer_state: str = "adam",
         split: Splitter | None = None,
@@ -218,6 +220,8 @@ class Pipeline(AsModule, Observed):
             recompute, offload: which stages run their forward again in the backward, or keep their stash on the host
                 until then; ``"auto"`` for those that do not fit into memory otherwise. See :func:`pipepart.plan`.
             replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
+            compress: ``"bf16"`` or ``"int8"`` to send activations and gradients in fewer bytes between hosts, or
+                between devices of one host. See :func:`pipepart.plan`.
             seconds: that the search for the plan may take, as for :func:`pipepart.plan`.
             optimizer_state: the optimizer whose state counts in the memory of a stage: ``"sgd"``, ``"momentum"``,
                 ``"adam"`` or ``"adamw"``.
@@ -246,6 +250,7 @@ class Pipeline(AsModule, Observed):
             recompute=recompute,
             offload=offload,
             replicas=replicas,
+            compress=compress,
             seconds=seconds,
             optimizer_state=optimizer_state,
             split=split,
@@ -463,6 +468,7 @@ class Pipeline(AsModule, Observed):
         why = self._engine.closed
         state = f"closed ({why})" if why else f"{len(self._plan.stages)} stages"
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
+        label += f", {self._plan.compressed}" if self._plan.compressed else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
 
     def _agreed(

@@ -82,6 +82,11 @@ def _pin(text: str) -> tuple[str, int]:
     return layer, int(stage)
 
 
+def _compress(text: str) -> tuple[str, str]:
+    tier, equals, dtype = text.rpartition("=")
+    return choice("link", "network")(tier) if equals else "", choice("bf16", "int8")(dtype)
+
+
 def _layer_group(text: str) -> list[str]:
     layers = [layer.strip() for layer in text.split(",")]
     if len(layers) < 2 or not all(layers):
@@ -224,6 +229,15 @@ Pin = Annotated[
     list[Any] | None,
     option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin, group="Cut"),
 ]
+Compress = Annotated[
+    list[Any] | None,
+    option(
+        "TYPE|TIER=TYPE",
+        "Send activations and gradients as bf16 or int8 between hosts, or between devices if there is one host; "
+        "network=int8 or link=bf16 name the links between hosts or within one; repeatable. Training is then not exact.",
+        _compress,
+    ),
+]
 Colocate = Annotated[
     list[Any] | None,
     option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group, group="Cut"),
@@ -239,6 +253,20 @@ CutBefore = Annotated[
         group="Cut",
     ),
 ]
+
+
+def compressed(pairs: Sequence[tuple[str, str]]) -> Any:
+    """Return the values of ``--compress`` as ``pipepart.plan`` takes them.
+
+    >>> compressed([("", "bf16")]), compressed([("link", "bf16"), ("network", "int8")])
+    ('bf16', {'link': 'bf16', 'network': 'int8'})
+    """
+    tiers = dict(pairs)
+    if len(tiers) < len(pairs) or (len(tiers) > 1 and "" in tiers):
+        raise typer.BadParameter(
+            "give --compress once with a type alone, or once for each of link=TYPE and network=TYPE"
+        )
+    return tiers.get("", tiers or None)
 
 
 def given(context: typer.Context, *names: str) -> list[str]:

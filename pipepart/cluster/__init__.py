@@ -3,11 +3,13 @@
 from .cluster import Cluster
 from .devices import Device
 from .finding import as_cluster
-from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink
+from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Compression, Link, Network, PairLink
 
 __all__ = [
     "VIRTUAL_LATENCY_SECONDS",
     "Cluster",
+    "CompressedType",
+    "Compression",
     "Device",
     "Link",
     "Network",

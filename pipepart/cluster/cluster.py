@@ -16,7 +16,7 @@ from ..ranks import under_torchrun
 from ..units import counted, parse_bandwidth, parse_bytes
 from .describing import describe_devices, expand_counts
 from .devices import VIRTUAL_ACTION_SECONDS, Device
-from .links import VIRTUAL_LATENCY_SECONDS, Link, Network, PairLink, make_network
+from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_network
 from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
 from .processes import devices_of_processes
@@ -89,6 +89,12 @@ class Cluster(Document):
     def links_differ(self) -> bool:
         """True if not all pairs of devices have the same link."""
         return self.places.differ
+
+    @property
+    def compressed(self) -> dict[str, CompressedType]:
+        """How messages are compressed on the links within hosts, ``"link"``, and between them, ``"network"``."""
+        tiers = {"link": self.link, **{"network": tier for tier in self.network}}
+        return {name: tier.compress.dtype for name, tier in tiers.items() if tier.compress is not None}
 
     @property
     def places(self) -> Places:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from ..document import Value
@@ -11,15 +13,50 @@ from ..units import parse_bandwidth
 VIRTUAL_LATENCY_SECONDS = 20e-6
 
 
+CompressedType = Literal["bf16", "int8"]
+
+# To encode a byte on one end of a link and decode it on the other: one core takes about as long for float32.
+_CONVERSION_SECONDS_PER_BYTE: dict[str, float] = {"bf16": 0.5e-9, "int8": 1.5e-9}
+
+
+class Compression(Value):
+    """How messages are compressed on a link.
+
+    Attributes:
+        dtype: what floating-point tensors are sent as.
+        bytes_left: the part of the bytes of a message that is sent, on average over the layers of a model.
+    """
+
+    dtype: CompressedType
+    bytes_left: float = Field(gt=0, allow_inf_nan=False)
+
+
 class Link(Value):
-    """A link between two devices: a transfer takes ``latency + bytes / bandwidth`` seconds."""
+    """A link between two devices: a transfer takes ``latency + bytes / bandwidth`` seconds.
+
+    Attributes:
+        bandwidth: bytes per second; None is infinite.
+        latency: seconds per message.
+        compress: how activations and their gradients are sent in fewer bytes; None if they are not.
+            ``pipepart.plan(compress=...)`` sets it.
+    """
 
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    compress: Compression | None = None
+
+    @property
+    def message_bandwidth(self) -> float | None:
+        """Bytes per second of messages between stages, counted before they are compressed. None is infinite."""
+        if self.compress is None:
+            return self.bandwidth
+        on_link = self.compress.bytes_left / self.bandwidth if self.bandwidth else 0.0
+        return 1 / (on_link + _CONVERSION_SECONDS_PER_BYTE[self.compress.dtype])
 
     def seconds(self, size: float) -> float:
-        """Return the seconds to move ``size`` bytes once; a bandwidth of None is infinite."""
-        return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
+        """Return the seconds that a message of ``size`` bytes takes between two stages."""
+        bandwidth = self.message_bandwidth
+        return self.latency + (size / bandwidth if bandwidth else 0.0)
 
 
 class PairLink(Link):

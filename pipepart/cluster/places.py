@@ -101,7 +101,8 @@ class Lookup:
 def _joined(tiers: Sequence[Network]) -> Link:
     """The link through these tiers: no faster than the slowest, with the latency of the outermost."""
     rates = [tier.bandwidth for tier in tiers if tier.bandwidth is not None]
-    return Link(bandwidth=min(rates, default=None), latency=tiers[-1].latency)
+    slowest = min(rates, default=None)
+    return Link(bandwidth=slowest, latency=tiers[-1].latency, compress=tiers[-1].compress)
 
 
 def _groups(host: str, tiers: int) -> tuple[str, ...]:

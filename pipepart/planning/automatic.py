@@ -17,6 +17,7 @@ from ..input_error import InputTypeError
 from ..loss import declared_reduction
 from ..profiling import profile
 from . import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
+from .compression import Compress, compressed_tiers
 from .request import refuse_asynchronous
 from .stage_modes import check_host_links
 
@@ -39,6 +40,7 @@ def plan_for(
     with_optimizers: bool,
     layers: Sequence[str] | None = None,
     reduction: Literal["mean", "sum", "batch"] | None = None,
+    compress: Compress = None,
     all_devices: bool = False,
 ) -> Plan:
     """Profile a model and plan. The arguments are those of :meth:`pipepart.Pipeline.auto`.
@@ -64,10 +66,12 @@ def plan_for(
         offload=offload,
         replicas=replicas,
         reduction=reduction,
+        compress=compress,
         seconds=seconds,
     )
     check_options(options, len(cluster))
     check_host_links(cluster, offload)
+    compressed_tiers(compress, cluster)
     if not with_optimizers:
         refuse_asynchronous(schedule)
     chain = chain_of(model, layers=layers)
@@ -100,6 +104,7 @@ def plan_for(
         replicas=replicas,
         allow_split_ties=True,
         reduction=reduction,
+        compress=compress,
         seconds=seconds,
     )
     found = planned()

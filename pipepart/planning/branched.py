@@ -242,5 +242,5 @@ def _fastest_bandwidth(cluster: Cluster) -> float:
     """Return bytes per second that no link between two devices exceeds; infinite if transfers take no time."""
     hosts = {device.host for device in cluster.devices}
     within = [cluster.link] if len(hosts) < len(cluster) else []
-    rates = [link.bandwidth or math.inf for link in (*within, *cluster.links, *cluster.network)]
+    rates = [link.message_bandwidth or math.inf for link in (*within, *cluster.links, *cluster.network)]
     return max(rates, default=math.inf)

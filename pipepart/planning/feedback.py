@@ -111,6 +111,7 @@ def _by_hand(plan: Plan) -> dict[str, Any]:
         "micro_batches": plan.micro_batches,
         "chunks": plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None,
         "replicas": plan.replicas,
+        "compress": plan.cluster.compressed or None,
     }
 
 

@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..input_error import InputError
 from ..profiling import Profile
 from ..profiling.progress import progress_bar
+from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
 from .plans.options import PlanOptions, in_order
@@ -38,6 +39,7 @@ def plan(
     cut_before: Sequence[str] | None = None,
     allow_split_ties: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
+    compress: Compress = None,
     seconds: float | None = None,
 ) -> Plan:
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
@@ -81,6 +83,10 @@ def plan(
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
         reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
             first backward, and counts what the loss of the whole mini-batch needs on the last stage.
+        compress: ``"bf16"`` or ``"int8"`` to send activations and their gradients in fewer bytes over the links between
+            hosts, or between all devices if there is one host; or a type for each of ``"network"``, between hosts, and
+            ``"link"``, within one, as in ``{"network": "int8"}``. Training then has not the numbers of plain training.
+            The links of ``plan.cluster`` say how they are compressed. See :mod:`pipepart.runtime.transport.compress`.
         seconds: that the search may take. None for 10, or for a part of a second with at most 50 layers, 4 devices and
             16 micro-batches. One plan of each schedule is made even if that takes longer, unless the product of stages
             and micro-batches is above 1,024. Equal arguments give equal plans, unless a slow machine takes longer than
@@ -107,9 +113,11 @@ def plan(
         cut_before=in_order(cut_before),
         allow_split_ties=allow_split_ties,
         reduction=reduction,
+        compress=compress,
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
+    cluster = compress_links(cluster, options.compress, profile)
     try:
         return _made(profile, cluster, options)
     except DoesNotFit as error:

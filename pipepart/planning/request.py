@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..input_error import InputError, InputTypeError
 from ..profiling import Profile
 from ..units import counted, is_count
+from .compression import compressed_tiers
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice
 from .plans.options import PlanOptions
@@ -162,6 +163,7 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
         )
     check_options(options, len(cluster))
     check_host_links(cluster, options.offload)
+    compressed_tiers(options.compress, cluster)
 
 
 def check_options(options: PlanOptions, devices: int) -> None:

@@ -59,7 +59,8 @@ def _described(device: Device) -> str:
 
 def _link(link: Link) -> str:
     rate = "no limit" if link.bandwidth is None else _rate(link.bandwidth)
-    return f"{rate}, {format_seconds(link.latency)} latency" if link.latency else rate
+    compressed = f", activations and gradients as {link.compress.dtype}" if link.compress else ""
+    return f"{rate}, {format_seconds(link.latency)} latency{compressed}" if link.latency else rate + compressed
 
 
 def _rate(rate: float) -> str:

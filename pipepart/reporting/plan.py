@@ -84,6 +84,8 @@ def plan_summary(plan: Plan) -> Group:
         lines.append(("request", asked))
     if plan.asynchronous:
         lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
+    if plan.compressed:
+        lines.append(("compressed", plan.compressed))
     lines += [*_order(plan), *_shared(plan)]
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))

@@ -40,6 +40,7 @@ from .sinks import LossSink, OutputSink
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
+from .transport.compress import Compressed
 from .transport.cuda import Streams, any_pinned
 from .transport.ranks import Links
 from .transport.skips import Routes
@@ -92,6 +93,7 @@ class Engine:
         self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes)
         self._routes = Routes(plan)
+        self._compressed = Compressed(plan)
         self._copy_queues = copy_queues(plan, self._streams)
         own = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
         # Last of what can fail: it starts the threads.
@@ -174,6 +176,7 @@ class Engine:
             reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
             emulation=self._emulation,
             routes=self._routes,
+            compressed=self._compressed,
             copy_queues=self._copy_queues,
             links=self._links,
             table=self._links and self._links.table(form),

@@ -47,6 +47,7 @@ from .sinks import LossSink
 from .stage import Stage
 from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
+from .transport.compress import Compressed
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.ranks import Links, RankTransport, Table
 from .transport.reductions import Reductions
@@ -71,6 +72,7 @@ class Step:
         streams: of the workers, if there are accelerators.
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
+        compressed: the links that send messages in fewer bytes.
         copy_queues: of the workers, if any stage offloads.
         links, table: to other ranks, and what is known of the messages that go there, if stages are on several.
         seed: of the random numbers; None for the caller's generator.
@@ -104,6 +106,7 @@ class Step:
         reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
         routes: Routes | None = None,
+        compressed: Compressed | None = None,
         copy_queues: Sequence[CopyQueue] = (),
         links: Links | None = None,
         table: Table | None = None,
@@ -147,6 +150,8 @@ class Step:
         if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
             transport = WatchedTransport(transport, schedule, watch)
             self._parts = watch.parts(self._parts)
+        if compressed is not None:
+            transport = compressed.transport(transport, schedule, recorder and recorder.errors)
         if schedule.versions:
             self._parts = _within(self._parts, _on_version)
         self.skips = forward.skips if forward else None

@@ -12,7 +12,8 @@ from .. import options
 from ..errors import UsageError, with_exit_status
 from ..options import option
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:    wanted = options.compressed(compress or [])
+
     from ...planning import InfeasiblePlanError
 
 
@@ -143,6 +144,7 @@ def plan_command(
             complete=["mean", "sum", "batch"],
         ),
     ] = None,
+    compress: options.Compress = None,
     seconds: Annotated[
         float | None,
         option(
@@ -251,6 +253,7 @@ def plan_command(
             recompute=recompute,
             offload=offload,
             reduction=reduction,
+            compress=wanted,
             stages=stages,
             chunks=chunks,
             replicas=replicas,

@@ -48,7 +48,8 @@ class Crossings:
         for stage in stages[:-1]:
             if self._devices[stage] != self._devices[stage + 1]:
                 link = self._cluster.link_between(self._devices[stage], self._devices[stage + 1])
-                once = link.latency + (sizes[:, stage] / link.bandwidth if link.bandwidth else 0.0)
+                rate = link.message_bandwidth
+                once = link.latency + (sizes[:, stage] / rate if rate else 0.0)
                 crossing = np.where(costs.trained[borders[:, stage] - 1], 2 * once, once)
                 found[:, columns[stage]] += crossing
                 found[:, columns[stage + 1]] += crossing

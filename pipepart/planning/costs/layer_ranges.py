@@ -207,7 +207,8 @@ class ChainCosts:
         the model, where nothing is sent.
         """
         seconds = np.zeros(self.layers + 1)
-        once = link.latency + (self.output_bytes[:-1] / link.bandwidth if link.bandwidth else 0.0)
+        rate = link.message_bandwidth
+        once = link.latency + (self.output_bytes[:-1] / rate if rate else 0.0)
         seconds[1:-1] = np.where(self.trained[:-1], 2 * once, once)
         seconds[self._no_border] = np.inf
         return seconds

@@ -50,5 +50,5 @@ class StageLinks:
     def seconds_per_byte(self, one: int, other: int) -> float:
         """Return what a byte takes from the device of a stage to that of another; 0 on one device."""
         here, there = self._devices[one], self._devices[other]
-        bandwidth = None if here == there else self._cluster.link_between(here, there).bandwidth
+        bandwidth = None if here == there else self._cluster.link_between(here, there).message_bandwidth
         return 1 / bandwidth if bandwidth else 0.0

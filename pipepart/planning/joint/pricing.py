@@ -47,11 +47,11 @@ class Pricing:
         names = [device.name for device in cluster.devices]
         links = [[cluster.link_between(one, other) for other in names] for one in names]
         self._links = [
-            [(link.latency, link.bandwidth) for at, link in enumerate(row) if at != own]
+            [(link.latency, link.message_bandwidth) for at, link in enumerate(row) if at != own]
             for own, row in enumerate(links)
         ]
         self._latency = [[link.latency for link in row] for row in links]
-        self._per_byte = [[1 / link.bandwidth if link.bandwidth else 0.0 for link in row] for row in links]
+        self._per_byte = [[1 / rate if (rate := link.message_bandwidth) else 0.0 for link in row] for row in links]
         limits = [device.memory_bytes for device in cluster.devices]
         self.limits = [math.inf if limit is None else float(limit) for limit in limits]
         self._bytes: dict[tuple[int, int], _Bytes] = {}

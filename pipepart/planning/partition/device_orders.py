@@ -234,7 +234,7 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
             # Two devices of one type are different ones.
             names = cluster.devices[one.devices[0]].name, cluster.devices[other.devices[-1]].name
             link = cluster.link_between(*names)
-            table[row, column] = numbers.setdefault((link.bandwidth, link.latency), len(links))
+            table[row, column] = numbers.setdefault((link.message_bandwidth, link.latency), len(links))
             if len(numbers) > len(links):
                 links.append(link)
     return table, tuple(links)
@@ -250,7 +250,7 @@ def _same_links(cluster: Cluster, one: int, other: int) -> bool:
     # Of three that are alike, all pairs have the same link.
     others = [device.name for device in cluster.devices if device.name not in (a, b)]
     pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in others]
-    return all((x.bandwidth, x.latency) == (y.bandwidth, y.latency) for x, y in pairs)
+    return all((x.message_bandwidth, x.latency) == (y.message_bandwidth, y.latency) for x, y in pairs)
 
 
 def _link(links: Ints | None, one: int, other: int) -> int:

@@ -139,7 +139,7 @@ def _rounded_up(kinds: Sequence[DeviceType], most: int) -> tuple[DeviceType, ...
 
 
 def _best_link(links: Sequence[Link]) -> Link:
-    rates = [link.bandwidth for link in links]
+    rates = [link.message_bandwidth for link in links]
     fastest = None if None in rates else max(rate for rate in rates if rate is not None)
     return Link(bandwidth=fastest, latency=min(link.latency for link in links))
 

@@ -65,8 +65,11 @@ class Routes:
         self._parts = [{port: count / total[port] for port, count in mine.items()} for mine in own]
 
     def whole(self, source: str, target: str) -> Route:
-        """Return the ports from one device to another, each with all its bandwidth."""
-        return self._places.route(source, target)
+        """Return the ports from one device to another, each with all its bandwidth for messages."""
+        route = self._places.route(source, target)
+        if not route or (compress := self._places.link(source, target).compress) is None:
+            return route
+        return [(port, rate / compress.bytes_left) for port, rate in route]
 
     def of(self, replica: int, source: str, target: str) -> Route:
         """Return the ports from one device of a replica to another, with the replica's part of their bandwidth."""
@@ -82,7 +85,7 @@ class Routes:
             link = self._places.link(own[one], own[other])
             route = self.of(replica, own[one], own[other])
             numbered = tuple((names.setdefault(port, len(names)), rate) for port, rate in route)
-            found.append((own[one] == own[other], link.bandwidth, link.latency, numbered))
+            found.append((own[one] == own[other], link.message_bandwidth, link.latency, numbered))
         return tuple(found)
 
     def _ports(self, replica: int) -> Iterator[Hashable]:

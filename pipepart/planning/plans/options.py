@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from ..compression import Compress
 from ..costs.stage_memory import OffloadChoice, RecomputeChoice
 
 
@@ -31,6 +32,7 @@ class PlanOptions:
     cut_before: tuple[str, ...] | None = None
     allow_split_ties: bool = False
     reduction: Literal["mean", "sum", "batch"] | None = None
+    compress: Compress = None
     seconds: Annotated[float, Field(gt=0)] | None = None
 
     @property

@@ -88,6 +88,17 @@ class PlanRecord(Document):
         return bool(self.build_schedule().versions)
 
     @property
+    def compressed(self) -> str:
+        """What is compressed between stages, for people; empty if nothing is."""
+        rows = [[stage.device for stage in self.stages], *self.replica_devices]
+        pairs = {(row[one], row[other]) for row in rows for one, other in sending_pairs(self.stages)}
+        links = [self.cluster.link_between(*pair) for pair in pairs if pair[0] != pair[1]]
+        dtypes = sorted({link.compress.dtype for link in links if link.compress is not None})
+        if not dtypes:
+            return ""
+        return f"activations and gradients as {' and '.join(dtypes)}: not the numbers of plain training"
+
+    @property
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all replicas in the schedule's numbering; ``stages`` are those of the first."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
@@ -175,6 +186,8 @@ class PlanRecord(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
+        if self.compressed:
+            lines.append(f"  sends {self.compressed}")
         if self.unused_devices:
             lines.append(f"  without {', '.join(self.unused_devices)}: the step would not be shorter")
         return "\n".join(lines)

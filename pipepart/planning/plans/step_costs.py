@@ -37,7 +37,7 @@ def step_costs(
         ports: from :func:`port_routes`.
     """
     latency: float | dict[Pair, float] = cluster.link.latency
-    bandwidth: float | dict[Pair, float] = cluster.link.bandwidth or math.inf
+    bandwidth: float | dict[Pair, float] = cluster.link.message_bandwidth or math.inf
     one_copy = stages[: schedule.model_stages]
     copies = [copy_seconds(stage, cluster.device(stage.device)) for stage in stages]
     action = [cluster.device(stage.device).action_seconds for stage in stages]
@@ -49,7 +49,7 @@ def step_costs(
         latency, bandwidth = {}, {}
         for rows, names in _rows_and_names(stages, schedule):
             link = cluster.link_between(*names)
-            latency[rows], bandwidth[rows] = link.latency, link.bandwidth or math.inf
+            latency[rows], bandwidth[rows] = link.latency, link.message_bandwidth or math.inf
     return schedules.StageCosts(
         forward=with_action(stage.forward_seconds for stage in stages),
         backward_input=with_action(stage.part_seconds[0] for stage in stages),

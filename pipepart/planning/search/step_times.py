@@ -132,7 +132,8 @@ class StepTimes:
             if one != other:
                 link = cluster.link_between(one.name, other.name)
                 delays[:, border] = link.latency
-                on_links[:, border] = sizes[:, border] / link.bandwidth if link.bandwidth else 0.0
+                rate = link.message_bandwidth
+                on_links[:, border] = sizes[:, border] / rate if rate else 0.0
         return np.hstack(tables).T, delays.T
 
     def steps(self, columns: Sequence[Columns], *, splits: bool = False) -> Floats:
@@ -171,7 +172,7 @@ class StepTimes:
 
 def has_bandwidth(cluster: Cluster) -> bool:
     """Return True if a message may take time on its link besides the latency."""
-    return any(link.bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network))
+    return any(link.message_bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network))
 
 
 def _levels(before: list[int], source: list[int]) -> Ints:

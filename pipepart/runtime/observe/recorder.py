@@ -27,6 +27,7 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
 from ..stage import Stage
+from ..transport.compress import Errors
 from ..transport.threads import Key, Transport
 from .saved_bytes import KeptBytes
 
@@ -45,11 +46,14 @@ class RankRecord(NamedTuple):
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
         peaks: by row, the most bytes that were kept, and the place of the action.
+        errors: of compressed messages, by sending and receiving stage: the sums of squares of what was to be sent, and
+            of what rounding took of it.
     """
 
     times: dict[int, tuple[list[float], ...]]
     sent: list[tuple[int, int, Key, int]]
     peaks: dict[int, tuple[int, int]]
+    errors: dict[tuple[int, int], tuple[float, float]]
 
 
 class Recorder:
@@ -64,12 +68,14 @@ class Recorder:
         kept: by each device, if that is counted.
         sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
         arrivals: of messages that streams carry, filled in as they are sent.
+        errors: of compressed messages, filled in as they are sent.
     """
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
         self.schedule = schedule
         self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
+        self.errors: Errors = {}
         homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
@@ -88,7 +94,8 @@ class Recorder:
             if row in rows
         }
         peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
-        return RankRecord(times, self.sent, peaks)
+        errors = {way: (float(whole), float(lost)) for way, (whole, lost) in self.errors.items()}
+        return RankRecord(times, self.sent, peaks, errors)
 
     def adopt(self, records: Sequence[RankRecord]) -> None:
         """Take over what the workers of all ranks have recorded."""
@@ -97,6 +104,7 @@ class Recorder:
             for row in range(self.schedule.devices)
         ]
         self.sent = [message for record in records for message in record.sent]
+        self.errors = {way: found for record in records for way, found in record.errors.items()}
         for record in records:
             for row, (peak, place) in record.peaks.items():
                 self.kept[row].peak, self.kept[row].peak_place = peak, place

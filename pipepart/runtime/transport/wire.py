@@ -36,7 +36,7 @@ class Form(NamedTuple):
 
     Attributes:
         leaves: in the order of the nest; a value that is no tensor stands for itself.
-        nest: of the leaves; None for a list, which gradients are.
+        nest: of the leaves; None for a list, which gradients are. Compressed tensors are nests themselves.
         kind: the type of a message of live values, whose recording is not sent: that of the micro-batch stands for it.
         buffers: bytes of each buffer.
     """
@@ -60,7 +60,7 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     """
     kind = type(message) if isinstance(message, Live) else None
     values = list(message.tensors) if isinstance(message, Live) else message
-    if type(values) is list:
+    if type(values) is list and not any(isinstance(value, tuple) for value in values):
         leaves, nest = values, None
     else:
         leaves, nest = pytree.tree_flatten(values)
@@ -82,10 +82,11 @@ def _form_with(leaves: Any, has_nest: bool, nest: Any, kind: Any, buffers: Any) 
 def unpack(form: Form, buffers: Sequence[Tensor], recording: Recording | None) -> Any:
     """Return the message of a form, on its buffers."""
     leaves = [_tensor(leaf, buffers) if isinstance(leaf, TensorForm) else leaf for leaf in form.leaves]
+    values = leaves if form.nest is None else pytree.tree_unflatten(leaves, form.nest)
     if form.kind is not None:
         assert recording is not None
-        return form.kind(recording, leaves)
-    return leaves if form.nest is None else pytree.tree_unflatten(leaves, form.nest)
+        return form.kind(recording, values)
+    return values
 
 
 class _Range:

@@ -1,0 +1,100 @@
+"""Marks the links of a cluster whose messages are compressed, with the part of their bytes that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+
+from ..cluster import Cluster, CompressedType, Compression
+from ..profiling import Profile
+
+Tier = Literal["link", "network"]
+BLOCK = 256  # values of a tensor that share a scale in int8
+_BYTES = {"bf16": 2, "int8": 1}
+
+
+Compress = CompressedType | Mapping[Tier, CompressedType] | None
+
+
+def compressed_tiers(compress: Any, cluster: Cluster) -> dict[Tier, CompressedType]:
+    """Return how messages are compressed on the tiers of a cluster.
+
+    Args:
+        compress: as for :func:`pipepart.plan`. A type alone is for the links between hosts, or for those between all
+            devices if there is one host.
+        cluster: has the links.
+
+    Raises:
+        ValueError: an unknown type or tier, or the cluster has no such tier.
+    """
+    if compress is None:
+        return {}
+    tiers = compress if isinstance(compress, Mapping) else {"network" if cluster.network else "link": compress}
+    for tier, dtype in tiers.items():
+        if tier not in get_args(Tier) or not isinstance(dtype, str) or dtype not in _BYTES:
+            raise ValueError(
+                "compress must be None, 'bf16' or 'int8', or one of these for 'link', within a host, and 'network', "
+                f"between hosts, as in compress={{'network': 'int8'}}; got {compress!r}"
+            )
+        if tier == "network" and not cluster.network:
+            raise ValueError(
+                f"compress={compress!r} is for links between hosts, and all devices of the cluster are in one: write "
+                f"compress={{'link': {dtype!r}}} for those between its devices"
+            )
+    return dict(tiers)
+
+
+def compress_links(cluster: Cluster, compress: Any, profile: Profile) -> Cluster:
+    """Return the cluster with these links compressed, and no others.
+
+    Raises:
+        ValueError: as :func:`compressed_tiers`.
+    """
+    tiers = compressed_tiers(compress, cluster)
+    if not tiers and not cluster.compressed:
+        return cluster
+    marks = {
+        tier: {"compress": Compression(dtype=dtype, bytes_left=_bytes_left(profile, dtype))}
+        for tier, dtype in tiers.items()
+    }
+    none = {"compress": None}
+    within, between = marks.get("link", none), marks.get("network", none)
+    places = cluster.places
+    return cluster.model_copy(
+        update={
+            "link": cluster.link.model_copy(update=within),
+            "links": tuple(
+                link.model_copy(update=between if places.tier(*link.between) else within) for link in cluster.links
+            ),
+            "network": tuple(tier.model_copy(update=between) for tier in cluster.network),
+        }
+    )
+
+
+def is_compressed(dtype: torch.dtype, to: CompressedType) -> bool:
+    """Return True if values of a type are sent in fewer bytes."""
+    return dtype.is_floating_point and dtype.itemsize > _BYTES[to]
+
+
+def scale_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the scales of int8 values."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _bytes_left(profile: Profile, to: CompressedType) -> float:
+    """Return the part of the bytes of the layers' outputs that is sent; that of float32 if they are not known."""
+    specs = [spec for info in profile.layers[:-1] for spec in info.outputs]
+    pairs = [(getattr(torch, spec.dtype), spec.bytes) for spec in specs]
+    before = sum(size for _, size in pairs)
+    if not before:
+        pairs, before = [(torch.float32, BLOCK * 4)], BLOCK * 4
+    return sum(_bytes_after(dtype, size, to) for dtype, size in pairs) / before
+
+
+def _bytes_after(dtype: torch.dtype, size: float, to: CompressedType) -> float:
+    if not is_compressed(dtype, to):
+        return size
+    scale = scale_type(dtype).itemsize / BLOCK if to == "int8" else 0.0
+    return size / dtype.itemsize * (_BYTES[to] + scale)

@@ -1,0 +1,246 @@
+"""Sends activations and their gradients in fewer bytes over the links that the plan's cluster marks.
+
+::
+
+    sender                                                 receiver
+    F: y ───────────────────────▶ encode ── values, scales ── decode ──▶ y'
+    B: g + residual ────────────▶ encode ── values, scales ── decode ──▶ g'
+           ▲                        │
+           └── g + residual - g' ◀──┘        from one micro-batch of a step to the next
+
+``"bf16"`` rounds to nearest. ``"int8"`` gives each 256 values of a tensor a scale, their largest magnitude / 127, so that
+one outlier costs precision in its block alone (block-wise quantization, Dettmers et al., 2022, arXiv:2110.02861). A block
+with a value that is not finite becomes NaN. What is sent and decoded is the same within a process and between ranks.
+
+Compressed are floating-point tensors that require a gradient, and gradients. Everything else goes as it is: numbers,
+masks and tables; tensors of a message that share memory; forwards without gradients, so that ``evaluate`` has the numbers
+of the model as it would be used elsewhere; gradients of parameters, over replicas or of copies of a tied weight.
+
+Error feedback (Seide et al., 2014; Karimireddy et al., 2019, arXiv:1901.09847) is for gradients only: what rounding took
+from the gradients of one micro-batch is added to those of the next one on the same way. Their sum over a step, which is
+what weights are changed by, then lacks the rounding of the last message, and not of all. It ends with the step: gradients
+depend on weights and mini-batch alone, and a checkpoint needs nothing more. Activations get none: the residual would be
+that of other samples. Feedback for them keeps a copy of each sample's activations from epoch to epoch (AQ-SGD, Wang et
+al., 2022, arXiv:2206.01299), which no loader of random crops can use, and at 8 bits it gains nothing (Rudakov et al.,
+2024, arXiv:2401.07788).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils import _pytree as pytree
+
+from schedules import Kind, Schedule
+
+from ...autograd import graph_cut
+from ...autograd.own_copy import tensors
+from ...cluster import CompressedType
+from ...planning import Plan
+from ...planning.compression import BLOCK, is_compressed, scale_type
+from .threads import Key, Transport
+
+# By sending and receiving stage: the sums of the squares of what was to be sent, and of what rounding took of it.
+Errors = dict[tuple[int, int], tuple[Tensor | float, Tensor | float]]
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """What a compressed tensor was: a value that messages carry beside it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+
+class Encoded(NamedTuple):
+    """A compressed tensor: its values in the order of memory, and their scales under int8."""
+
+    kind: TensorKind
+    values: Tensor
+    scales: Tensor | None
+
+
+class Compressed:
+    """The links between the workers of a pipeline that are compressed.
+
+    Args:
+        plan: has the links.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
+        names = [device.name for device in plan.workers]
+        pairs = ((a, b) for a in range(len(names)) for b in range(len(names)) if a != b)
+        links = {(a, b): plan.cluster.link_between(names[a], names[b]).compress for a, b in pairs}
+        self._types: Mapping[tuple[int, int], CompressedType] = {
+            pair: compress.dtype for pair, compress in links.items() if compress is not None
+        }
+
+    def transport(self, inner: Transport, schedule: Schedule, errors: Errors | None) -> Transport:
+        """Return the transport of one step; ``errors`` takes what rounding takes, if it is given."""
+        if not self._types:
+            return inner
+        return CompressingTransport(inner, schedule, self._types, self._homes, errors)
+
+
+class CompressingTransport:
+    """The messages of one step, of which some are compressed.
+
+    Args:
+        inner: carries messages.
+        schedule: of the step.
+        types: of the compressed links, by sending and receiving worker.
+        homes: the device of each worker.
+        errors: takes what rounding takes, as is summed up when somebody traces; None to not measure it.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        schedule: Schedule,
+        types: Mapping[tuple[int, int], CompressedType],
+        homes: list[torch.device],
+        errors: Errors | None,
+    ) -> None:
+        self._inner = inner
+        self._worker_of = schedule.device_of
+        self._types = types
+        self._homes = homes
+        self._errors = errors
+        # By sending and receiving stage and place in the message; each used by the worker of the sender alone.
+        self._residuals: dict[tuple[int, int, int], Tensor] = {}
+
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        """Send a message, compressed if its link is."""
+        to = self._type(sender, receiver, key)
+        if to is not None:
+            shared = Counter(_memory(tensor) for tensor in tensors(message))
+            leaves, nest = pytree.tree_flatten(message)
+            for place, leaf in enumerate(leaves):
+                if _is_plain(leaf) and is_compressed(leaf.dtype, to) and shared[_memory(leaf)] == 1:
+                    if key[0] is Kind.B:
+                        leaves[place] = self._encoded_gradient(sender, receiver, place, leaf, to)
+                    elif leaf.requires_grad:
+                        leaves[place] = encode(leaf, to)
+                        self._note(sender, receiver, leaf, leaves[place])
+            message = pytree.tree_unflatten(leaves, nest)
+        self._inner.send(sender, receiver, key, message)
+
+    def recv(self, receiver: int, key: Key) -> Any:
+        """Receive a message, and restore it if it was compressed."""
+        message = self._inner.recv(receiver, key)
+        if not isinstance(key[0], Kind) or self._type(_sender(key), receiver, key) is None:
+            return message
+        # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
+        message = graph_cut.move(message, self._homes[self._worker_of[receiver]])
+        return pytree.tree_map(_restored, message, is_leaf=_is_encoded)
+
+    def _type(self, sender: int, receiver: int, key: Key) -> CompressedType | None:
+        if key[0] is not Kind.F and key[0] is not Kind.B:
+            return None
+        return self._types.get((self._worker_of[sender], self._worker_of[receiver]))
+
+    @torch.no_grad()
+    def _encoded_gradient(
+        self, sender: int, receiver: int, place: int, gradient: Tensor, to: CompressedType
+    ) -> Encoded:
+        """Return a gradient with what the one before it lacked, unless that was of another shape."""
+        way = sender, receiver, place
+        residual = self._residuals.get(way)
+        whole = gradient
+        if residual is not None and residual.shape == gradient.shape and residual.dtype is gradient.dtype:
+            whole = gradient + residual
+        encoded = encode(whole, to)
+        self._residuals[way] = whole - decode(encoded)
+        self._note(sender, receiver, gradient, encoded)
+        return encoded
+
+    @torch.no_grad()
+    def _note(self, sender: int, receiver: int, tensor: Tensor, encoded: Encoded) -> None:
+        """Add up the error of a message, without waiting for the device."""
+        if self._errors is None:
+            return
+        square = partial(torch.sum, dtype=torch.float64)
+        found = square(tensor.detach().square()), square((decode(encoded).detach() - tensor).square())
+        if (before := self._errors.get((sender, receiver))) is not None:
+            found = before[0] + found[0], before[1] + found[1]
+        self._errors[sender, receiver] = found
+
+
+@torch.no_grad()
+def encode(tensor: Tensor, to: CompressedType) -> Encoded:
+    """Return a floating-point tensor in fewer bytes. The order of its dimensions in memory is kept."""
+    if not _is_dense(tensor):
+        tensor = tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
+    kind = TensorKind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    if to == "bf16":
+        return Encoded(kind, flat.to(torch.bfloat16), None)
+    blocks = _blocks(flat).to(scale_type(tensor.dtype))
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    values = (blocks / scales.masked_fill(scales == 0, 1)).round().clamp(-127, 127).to(torch.int8)
+    return Encoded(kind, values.view(-1)[: len(flat)], scales.view(-1))
+
+
+@torch.no_grad()
+def decode(encoded: Encoded) -> Tensor:
+    """Return the tensor that :func:`encode` was given, as far as it is known."""
+    kind, values, scales = encoded
+    made = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=values.device)
+    flat = made.as_strided((made.numel(),), (1,))
+    if scales is None:
+        flat.copy_(values)
+    else:
+        blocks = _blocks(values) * scales[:, None]
+        flat.copy_(blocks.view(-1)[: len(flat)])
+    return made.requires_grad_(kind.requires_grad)
+
+
+def _blocks(flat: Tensor) -> Tensor:
+    """Return values as rows of a block; the last one is filled with zeros."""
+    missing = -len(flat) % BLOCK
+    return (pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return type(leaf) is Tensor and leaf.layout is torch.strided and not leaf.is_neg()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True if the values of a tensor lie in memory without gaps, each once."""
+    expected = 1
+    pairs = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for step, extent in pairs:
+        if extent != 1:
+            if step != expected:
+                return False
+            expected *= extent
+    return True
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _sender(key: Key) -> int:
+    """Return the stage that sends an output or gradients."""
+    if len(key) == 4:
+        return key[3]
+    return key[1] - 1 if key[0] is Kind.F else key[1] + 1
+
+
+def _is_encoded(value: Any) -> bool:
+    return isinstance(value, Encoded)
+
+
+def _restored(value: Any) -> Any:
+    return decode(value) if isinstance(value, Encoded) else value
