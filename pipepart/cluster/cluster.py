@@ -93,8 +93,8 @@ class Cluster(Document):
     @property
     def compressed(self) -> dict[str, CompressedType]:
         """How messages are compressed on the links within hosts, ``"link"``, and between them, ``"network"``."""
-        tiers = {"link": self.link, **{"network": tier for tier in self.network}}
-        return {name: tier.compress.dtype for name, tier in tiers.items() if tier.compress is not None}
+        tiers = [("link", self.link), *(("network", tier) for tier in self.network)]
+        return {name: tier.compress.dtype for name, tier in tiers if tier.compress is not None}
 
     @property
     def places(self) -> Places:

@@ -15,9 +15,6 @@ VIRTUAL_LATENCY_SECONDS = 20e-6
 
 CompressedType = Literal["bf16", "int8"]
 
-# To encode a byte on one end of a link and decode it on the other: one core takes about as long for float32.
-_CONVERSION_SECONDS_PER_BYTE: dict[str, float] = {"bf16": 0.5e-9, "int8": 1.5e-9}
-
 
 class Compression(Value):
     """How messages are compressed on a link.
@@ -25,10 +22,12 @@ class Compression(Value):
     Attributes:
         dtype: what floating-point tensors are sent as.
         bytes_left: the part of the bytes of a message that is sent, on average over the layers of a model.
+        conversion_seconds: for each byte of a message, to compress it on one end and restore it on the other.
     """
 
     dtype: CompressedType
     bytes_left: float = Field(gt=0, allow_inf_nan=False)
+    conversion_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 class Link(Value):
@@ -51,7 +50,8 @@ class Link(Value):
         if self.compress is None:
             return self.bandwidth
         on_link = self.compress.bytes_left / self.bandwidth if self.bandwidth else 0.0
-        return 1 / (on_link + _CONVERSION_SECONDS_PER_BYTE[self.compress.dtype])
+        seconds = on_link + self.compress.conversion_seconds
+        return 1 / seconds if seconds else None
 
     def seconds(self, size: float) -> float:
         """Return the seconds that a message of ``size`` bytes takes between two stages."""

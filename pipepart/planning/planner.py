@@ -86,7 +86,7 @@ def plan(
         compress: ``"bf16"`` or ``"int8"`` to send activations and their gradients in fewer bytes over the links between
             hosts, or between all devices if there is one host; or a type for each of ``"network"``, between hosts, and
             ``"link"``, within one, as in ``{"network": "int8"}``. Training then has not the numbers of plain training.
-            The links of ``plan.cluster`` say how they are compressed. See :mod:`pipepart.runtime.transport.compress`.
+            The links of ``plan.cluster`` say how they are compressed.
         seconds: that the search may take. None for 10, or for a part of a second with at most 50 layers, 4 devices and
             16 micro-batches. One plan of each schedule is made even if that takes longer, unless the product of stages
             and micro-batches is above 1,024. Equal arguments give equal plans, unless a slow machine takes longer than

@@ -60,7 +60,9 @@ def _described(device: Device) -> str:
 def _link(link: Link) -> str:
     rate = "no limit" if link.bandwidth is None else _rate(link.bandwidth)
     compressed = f", activations and gradients as {link.compress.dtype}" if link.compress else ""
-    return f"{rate}, {format_seconds(link.latency)} latency{compressed}" if link.latency else rate + compressed
+    return (
+        f"{rate}, {format_seconds(link.latency)} latency{compressed}" if link.latency else rate + compressed
+    )
 
 
 def _rate(rate: float) -> str:

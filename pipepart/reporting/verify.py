@@ -6,9 +6,11 @@ from rich.console import Group
 from rich.text import Text
 
 from ..units import counted
-from ..verify import CheckReport
+from ..verify import CheckReport, CheckRow
 from .quantity import NONE
 from .table import Column, FittingTable
+
+_VERDICTS = {"same": "Rounding", "compressed": "Compressed", "differs": "Differs"}
 
 
 def check_table(report: CheckReport) -> Group:
@@ -25,7 +27,7 @@ def check_table(report: CheckReport) -> Group:
         Column("parameters", [_same(row.parameters) for row in rows], rank=2),
         Column("buffers", [_same(row.buffers) for row in rows], rank=4),
         Column("whole\nmini-batch", [_error(row.mini_batch) for row in rows], rank=3),
-        Column("", ["same" if row.ok else "differs" for row in rows], name="verdict", text=True),
+        Column("", [_verdict(row) for row in rows], name="verdict", text=True),
     ]
     allowed = ", ".join(dict.fromkeys(f"{row.tolerance:.0e} in {row.dtype}" for row in rows))
     plain = dict.fromkeys(note for facts in report.plain for note in facts.notes)
@@ -38,11 +40,18 @@ def check_table(report: CheckReport) -> Group:
             "Against the plain model run on the same micro-batches in order; whole mini-batch: losses and gradients "
             "against one loss over all samples. Numbers are the largest relative error of any step; allowed: "
             f"{allowed}.",
+            *dict.fromkeys(f"The plan sends {row.compressed}." for row in rows if row.compressed),
             *plain,
         ],
     )
-    differences = [Text(f"{'Rounding' if row.ok else 'Differs'}: {row.text}.") for row in rows if row.layer]
+    differences = [Text(f"{_VERDICTS[_verdict(row)]}: {row.text}.") for row in rows if row.layer]
     return Group(table, *differences, Text(_summary(report), style="bold"))
+
+
+def _verdict(row: CheckRow) -> str:
+    if not row.ok:
+        return "differs"
+    return "compressed" if row.compressed and not row.same else "same"
 
 
 def _same(error: float | None) -> str:
@@ -58,7 +67,8 @@ def _summary(report: CheckReport) -> str:
     if wrong := sum(not row.ok for row in report.rows):
         return f"{wrong} of {rows} differ from the plain model."
     same = sum(row.same for row in report.rows)
+    up_to = "compression" if any(row.compressed for row in report.rows) else "rounding"
     which, rest = (
-        (f"All {same}", "") if same == rows else (f"{same} of {rows}", ", the others up to rounding")
+        (f"All {same}", "") if same == rows else (f"{same} of {rows}", f", the others up to {up_to}")
     )
     return f"{which} are bit for bit those of the plain model in the same micro-batches{rest}."

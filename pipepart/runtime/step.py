@@ -67,12 +67,12 @@ class Step:
         stages: all stages, in the order of the schedule.
         inputs: the first stage's input for each micro-batch.
         sink: takes the last stage's outputs, and gives their gradients.
+        compressed: the links that send messages in fewer bytes.
         forward: the step whose graphs this one goes backward through; None for one that has forwards.
         optimizers, recorder: for an order with optimizer steps; to take the times of actions and messages.
         streams: of the workers, if there are accelerators.
         reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
-        compressed: the links that send messages in fewer bytes.
         copy_queues: of the workers, if any stage offloads.
         links, table: to other ranks, and what is known of the messages that go there, if stages are on several.
         seed: of the random numbers; None for the caller's generator.
@@ -99,6 +99,7 @@ class Step:
         inputs: Sequence[Any],
         sink: LossSink,
         *,
+        compressed: Compressed,
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
@@ -106,7 +107,6 @@ class Step:
         reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
         routes: Routes | None = None,
-        compressed: Compressed | None = None,
         copy_queues: Sequence[CopyQueue] = (),
         links: Links | None = None,
         table: Table | None = None,
@@ -150,8 +150,7 @@ class Step:
         if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
             transport = WatchedTransport(transport, schedule, watch)
             self._parts = watch.parts(self._parts)
-        if compressed is not None:
-            transport = compressed.transport(transport, schedule, recorder and recorder.errors)
+        transport = compressed.transport(transport, schedule, recorder and recorder.errors)
         if schedule.versions:
             self._parts = _within(self._parts, _on_version)
         self.skips = forward.skips if forward else None

@@ -182,6 +182,8 @@ def why_different(
     """Explain why a pipeline's numbers may differ from those of the plain model on the same micro-batches."""
     if not facts.repeats:
         return facts.unsteady_text
+    if plan.compressed:
+        return f"the plan sends {plan.compressed}"
     kept = [name for name in facts.remembers if name.startswith(f"{difference.layer}.")]
     if kept and any(stage.recompute != "never" for stage in plan.stages):
         return f"it keeps {', '.join(kept)} in Python, and recompute runs its forward twice: use recompute='never'"

@@ -30,6 +30,7 @@ class CheckRow(Value):
             run on the whole mini-batch. None if its layers draw random numbers or mix samples, or if the user splits
             the mini-batch.
         tolerance: the largest error that counts as rounding.
+        compressed: what the plan compresses between stages; empty if nothing is.
         layer: the first layer that differs, in the order of computation; ``"loss"`` for the loss; empty if all
             numbers are equal bit for bit.
         kind: class of that layer.
@@ -47,6 +48,7 @@ class CheckRow(Value):
     buffers: RelativeError | None
     mini_batch: RelativeError | None
     tolerance: RelativeError
+    compressed: str = ""
     layer: str = ""
     kind: str = ""
     what: str = ""

@@ -211,3 +211,15 @@ def test_a_file_that_is_no_profile_is_told_so(run: Run, directory: Path, text: s
 
 def test_a_profile_that_is_not_there_is_told_so(run: Run) -> None:
     assert "cannot read the profile 'gone.json'" in run("plan gone.json --devices 2").stderr
+
+
+def test_messages_are_compressed(run: Run, saved: str) -> None:
+    result = run(
+        f"plan {saved} --device 1GiB --device 1GiB --bandwidth 1GB/s --stages 2 --compress int8 --schedule 1f1b"
+    )
+    assert "activations and gradients as int8: not the numbers of plain training" in result.stdout
+    assert "--compress int8" in result.stdout
+    named = run(f"plan {saved} --devices 2 --stages 2 --compress link=bf16 --schedule 1f1b --json")
+    assert Plan.model_validate_json(named.stdout).cluster.compressed == {"link": "bf16"}
+    for wrong in ("fp8", "disk=bf16", "bf16 --compress int8"):
+        assert run(f"plan {saved} --devices 2 --compress {wrong}").exit_code == 2

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
+from pipepart.planning.compression import compress_links
 from pipepart.planning.plans import stage_plan
 from pipepart.profiling import Costs, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
@@ -131,7 +132,7 @@ def profile_of(model: nn.Module, layers: list[Layer], micro_batches: int) -> Pro
     return found.model_copy(update={"costs": tuple(map(known, found.costs))})
 
 
-def drawn(seed: int, skipping: bool) -> tuple[nn.Module, Plan]:
+def drawn(seed: int, skipping: bool, compress: str | None = None) -> tuple[nn.Module, Plan]:
     """A model and a plan for it on emulated devices, all drawn."""
     choose = random.Random(seed)
     woven = Woven(choose)
@@ -152,12 +153,16 @@ def drawn(seed: int, skipping: bool) -> tuple[nn.Module, Plan]:
     devices = tuple(device.model_copy(update={"action_seconds": 0.0}) for device in cluster.devices)
     cluster = cluster.model_copy(update={"devices": devices})
     profile = profile_of(model, layers, plan.micro_batches)
+    cluster = compress_links(cluster, compress, profile)
+    if cluster.link.compress:  # nor what compression takes
+        free = cluster.link.compress.model_copy(update={"conversion_seconds": 0.0})
+        cluster = cluster.model_copy(update={"link": cluster.link.model_copy(update={"compress": free})})
     changed = {"cluster": cluster, "profile": profile}
     return model, plan.model_copy(update=changed).predict()
 
 
-def check(seed: int, skipping: bool) -> None:
-    model, plan = drawn(seed, skipping)
+def check(seed: int, skipping: bool, compress: str | None = None) -> None:
+    model, plan = drawn(seed, skipping, compress)
     x = torch.randn(plan.micro_batches, WIDTH)
     with Pipeline(model, plan, nn.MSELoss(), trace=True) as pipe:
         pipe.step(x, target=x)
@@ -181,6 +186,13 @@ def moments(timeline: Timeline) -> dict[str, float]:
 def test_actions_end_when_predicted(seed, skipping):
     """Under any placement and order, on unlike devices whose links carry one message at a time in each direction."""
     check(seed, skipping)
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+@pytest.mark.parametrize("compress", ["bf16", "int8"])
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_compressed_messages_take_what_their_bytes_take(seed, compress, skipping):
+    check(seed, skipping, compress)
 
 
 @pytest.mark.slow

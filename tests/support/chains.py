@@ -8,6 +8,7 @@ from torch import nn
 import schedules
 from pipepart import Cluster, Pipeline, Plan
 from pipepart.capture import flatten
+from pipepart.cluster import CompressedType, Compression, Link
 from pipepart.planning import StagePlan
 
 Recompute = Literal["never", "except-last", "always"]
@@ -24,15 +25,19 @@ def plan_by_hand(
     recompute: Recompute | tuple[Recompute, ...] = "never",
     offload: Offload | tuple[Offload, ...] = "never",
     replicas: int = 1,
+    compress: CompressedType | None = None,
 ) -> Plan:
     """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each.
 
-    The devices of each replica follow those of the one before.
+    The devices of each replica follow those of the one before. With ``compress``, all links compress messages.
     """
     edges = [0, *borders, len(names)]
     stages = len(edges) - 1
     devices = stages // chunks
     cluster = Cluster.virtual(devices * replicas, threads=1)
+    if compress:
+        link = Link(compress=Compression(dtype=compress, bytes_left=1))
+        cluster = cluster.model_copy(update={"link": link})
     homes = schedules.build(schedule, devices, micro_batches, chunks).device_of[:stages]
     again = recompute if isinstance(recompute, tuple) else (recompute,) * stages
     out = offload if isinstance(offload, tuple) else (offload,) * stages
@@ -80,6 +85,7 @@ def cut_by_hand(
     recompute: Recompute | tuple[Recompute, ...] = "never",
     offload: Offload | tuple[Offload, ...] = "never",
     replicas: int = 1,
+    compress: CompressedType | None = None,
     trace: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
     **options: Any,
@@ -95,5 +101,6 @@ def cut_by_hand(
         recompute=recompute,
         offload=offload,
         replicas=replicas,
+        compress=compress,
     )
     return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace, **options)

@@ -47,6 +47,7 @@ def piped(
     schedule: str = "1f1b",
     chunks: int = 1,
     recompute: Any = "never",
+    compress: Any = None,
     **options: Any,
 ) -> Pipeline:
     """A pipeline of a model whose layers are recorded with a sample."""
@@ -54,7 +55,13 @@ def piped(
     names = [name for name, _ in chain.layers]
     borders = borders_of(len(names), stages) if borders is None else borders
     plan = plan_by_hand(
-        names, borders, micro_batches=parts, schedule=schedule, chunks=chunks, recompute=recompute
+        names,
+        borders,
+        micro_batches=parts,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+        compress=compress,
     )
     return Pipeline(chain, plan, loss_fn, **options)  # type: ignore[arg-type]
 

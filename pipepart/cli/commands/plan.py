@@ -12,8 +12,7 @@ from .. import options
 from ..errors import UsageError, with_exit_status
 from ..options import option
 
-if TYPE_CHECKING:    wanted = options.compressed(compress or [])
-
+if TYPE_CHECKING:
     from ...planning import InfeasiblePlanError
 
 
@@ -194,6 +193,7 @@ def plan_command(
     for layer, stage in pin or ():
         if pins.setdefault(layer, stage) != stage:
             raise UsageError(f"layer {layer!r} is pinned to stage {pins[layer]} and to stage {stage}")
+    wanted = options.compressed(compress or [])
 
     from ...planning import InfeasiblePlanError, estimate, micro_batches_worth_trying, plan
     from ...profiling import Profile

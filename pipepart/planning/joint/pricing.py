@@ -51,7 +51,9 @@ class Pricing:
             for own, row in enumerate(links)
         ]
         self._latency = [[link.latency for link in row] for row in links]
-        self._per_byte = [[1 / rate if (rate := link.message_bandwidth) else 0.0 for link in row] for row in links]
+        self._per_byte = [
+            [1 / rate if (rate := link.message_bandwidth) else 0.0 for link in row] for row in links
+        ]
         limits = [device.memory_bytes for device in cluster.devices]
         self.limits = [math.inf if limit is None else float(limit) for limit in limits]
         self._bytes: dict[tuple[int, int], _Bytes] = {}

@@ -172,7 +172,9 @@ class StepTimes:
 
 def has_bandwidth(cluster: Cluster) -> bool:
     """Return True if a message may take time on its link besides the latency."""
-    return any(link.message_bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network))
+    return any(
+        link.message_bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network)
+    )
 
 
 def _levels(before: list[int], source: list[int]) -> Ints:

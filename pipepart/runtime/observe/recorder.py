@@ -46,8 +46,8 @@ class RankRecord(NamedTuple):
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
         peaks: by row, the most bytes that were kept, and the place of the action.
-        errors: of compressed messages, by sending and receiving stage: the sums of squares of what was to be sent, and
-            of what rounding took of it.
+        errors: of compressed messages, by sending and receiving stage: the sum of the squares of the values that were
+            sent, and that of their errors.
     """
 
     times: dict[int, tuple[list[float], ...]]

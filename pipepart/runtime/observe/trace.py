@@ -172,7 +172,11 @@ class Trace:
         return to_html(self)
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}>"
+        error = max(self.compression_errors.values(), default=None)
+        compressed = (
+            "" if error is None else f", compressed messages with a relative error of up to {error:.2g}"
+        )
+        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}{compressed}>"
 
     def _repr_html_(self) -> str:
         """Show the median step beside the predicted one in a notebook."""

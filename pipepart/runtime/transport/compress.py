@@ -1,4 +1,4 @@
-"""Sends activations and their gradients in fewer bytes over the links that the plan's cluster marks.
+"""Sends activations and their gradients in fewer bytes over the links that the cluster of the plan marks.
 
 ::
 
@@ -8,21 +8,27 @@
            ▲                        │
            └── g + residual - g' ◀──┘        from one micro-batch of a step to the next
 
-``"bf16"`` rounds to nearest. ``"int8"`` gives each 256 values of a tensor a scale, their largest magnitude / 127, so that
-one outlier costs precision in its block alone (block-wise quantization, Dettmers et al., 2022, arXiv:2110.02861). A block
-with a value that is not finite becomes NaN. What is sent and decoded is the same within a process and between ranks.
+``"bf16"`` rounds to the nearest bfloat16. ``"int8"`` gives each 256 values of a tensor a scale: their largest
+magnitude, divided by 127. So an outlier costs precision in its own block only (block-wise quantization, Dettmers et
+al., 2022, arXiv:2110.02861). A block with a value that is not finite becomes NaN.
 
-Compressed are floating-point tensors that require a gradient, and gradients. Everything else goes as it is: numbers,
-masks and tables; tensors of a message that share memory; forwards without gradients, so that ``evaluate`` has the numbers
-of the model as it would be used elsewhere; gradients of parameters, over replicas or of copies of a tied weight.
+Two kinds of tensors are compressed: activations that require a gradient, and gradients of activations. Sent as they
+are:
 
-Error feedback (Seide et al., 2014; Karimireddy et al., 2019, arXiv:1901.09847) is for gradients only: what rounding took
-from the gradients of one micro-batch is added to those of the next one on the same way. Their sum over a step, which is
-what weights are changed by, then lacks the rounding of the last message, and not of all. It ends with the step: gradients
-depend on weights and mini-batch alone, and a checkpoint needs nothing more. Activations get none: the residual would be
-that of other samples. Feedback for them keeps a copy of each sample's activations from epoch to epoch (AQ-SGD, Wang et
-al., 2022, arXiv:2206.01299), which no loader of random crops can use, and at 8 bits it gains nothing (Rudakov et al.,
-2024, arXiv:2401.07788).
+- integers, masks, tables and other tensors without a gradient; so ``evaluate`` and ``pipe(x)`` under ``no_grad`` have
+  the numbers of the model without compression,
+- tensors of one message that share memory,
+- gradients of parameters: those that replicas add up, and those of tied weights.
+
+Error feedback (Seide et al., 2014; Karimireddy et al., 2019, arXiv:1901.09847) applies to gradients: the rounding
+error of a micro-batch is added to the gradient of the next micro-batch before that is rounded. The gradients of a
+step then add up to their true sum, but for the rounding error of the last one. The residual is dropped at the end of
+the step. So the gradients of a step depend on its weights and mini-batch only, and checkpoints need not hold
+residuals.
+
+Activations have no error feedback, as the residual would belong to other samples. Feedback for them needs a copy of
+the activations of each sample from its last epoch (AQ-SGD, Wang et al., 2022, arXiv:2206.01299), and did not improve
+training in comparisons (Rudakov et al., 2024, arXiv:2401.07788).
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ from ...planning import Plan
 from ...planning.compression import BLOCK, is_compressed, scale_type
 from .threads import Key, Transport
 
-# By sending and receiving stage: the sums of the squares of what was to be sent, and of what rounding took of it.
+# By sending and receiving stage: the sum of the squares of the values that were sent, and that of their errors.
 Errors = dict[tuple[int, int], tuple[Tensor | float, Tensor | float]]
 
 
@@ -86,7 +92,7 @@ class Compressed:
         }
 
     def transport(self, inner: Transport, schedule: Schedule, errors: Errors | None) -> Transport:
-        """Return the transport of one step; ``errors`` takes what rounding takes, if it is given."""
+        """Return the transport of one step; ``errors`` collects the rounding errors, if it is given."""
         if not self._types:
             return inner
         return CompressingTransport(inner, schedule, self._types, self._homes, errors)
@@ -100,7 +106,7 @@ class CompressingTransport:
         schedule: of the step.
         types: of the compressed links, by sending and receiving worker.
         homes: the device of each worker.
-        errors: takes what rounding takes, as is summed up when somebody traces; None to not measure it.
+        errors: collects the rounding errors; None to not measure them.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class CompressingTransport:
     def _encoded_gradient(
         self, sender: int, receiver: int, place: int, gradient: Tensor, to: CompressedType
     ) -> Encoded:
-        """Return a gradient with what the one before it lacked, unless that was of another shape."""
+        """Encode a gradient plus the residual of the one before, if they have the same shape; keep the new residual."""
         way = sender, receiver, place
         residual = self._residuals.get(way)
         whole = gradient
@@ -186,21 +192,21 @@ def encode(tensor: Tensor, to: CompressedType) -> Encoded:
     if to == "bf16":
         return Encoded(kind, flat.to(torch.bfloat16), None)
     blocks = _blocks(flat).to(scale_type(tensor.dtype))
-    scales = blocks.abs().amax(1, keepdim=True) / 127
-    values = (blocks / scales.masked_fill(scales == 0, 1)).round().clamp(-127, 127).to(torch.int8)
+    scales = torch.linalg.vector_norm(blocks, torch.inf, dim=1, keepdim=True).div_(127)
+    values = (blocks / scales.masked_fill(scales == 0, 1)).round_().clamp_(-127, 127).to(torch.int8)
     return Encoded(kind, values.view(-1)[: len(flat)], scales.view(-1))
 
 
 @torch.no_grad()
 def decode(encoded: Encoded) -> Tensor:
-    """Return the tensor that :func:`encode` was given, as far as it is known."""
+    """Return the tensor of an encoded one, rounded, in its own type and layout."""
     kind, values, scales = encoded
     made = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=values.device)
     flat = made.as_strided((made.numel(),), (1,))
     if scales is None:
         flat.copy_(values)
     else:
-        blocks = _blocks(values) * scales[:, None]
+        blocks = _blocks(values).to(scales.dtype).mul_(scales[:, None])
         flat.copy_(blocks.view(-1)[: len(flat)])
     return made.requires_grad_(kind.requires_grad)
 

@@ -1,0 +1,207 @@
+"""Compressed messages: what is sent in fewer bytes, how far off it is, and what feedback does to sums of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline
+from pipepart.runtime.transport.compress import CompressingTransport, Errors, decode, encode
+from schedules import Kind, build
+from tests.support.chains import cut_by_hand
+from tests.support.plain import micro_batched_step
+
+LAYOUTS = {
+    "rows": torch.randn(3, 700),
+    "channels last": torch.randn(2, 5, 7, 3).to(memory_format=torch.channels_last),
+    "turned": torch.randn(40, 30).t(),
+    "expanded": torch.randn(20, 1).expand(20, 30),
+    "a part": torch.randn(30, 30)[3:20, 5:7],
+    "a number": torch.randn(()),
+    "none": torch.randn(0, 4),
+    "double": torch.randn(500, dtype=torch.double) * 1e300,
+    "half": torch.randn(500).half() * 1000,
+    "tiny": torch.tensor([3e-43, -1e-45, 0.0, 2e-44]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_int8_is_within_half_a_step_of_its_block(name):
+    tensor = LAYOUTS[name]
+    found = decode(encode(tensor, "int8"))
+    assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
+    largest = tensor.abs().max() if tensor.numel() else torch.zeros(())
+    step = torch.finfo(tensor.dtype).eps * largest if tensor.dtype is torch.half else 1e-44
+    assert ((found - tensor).double().abs() <= largest.double() / 254 * (1 + 1e-6) + step).all()
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in ("double", "half")])
+def test_bf16_rounds_to_nearest_and_keeps_the_layout(name):
+    tensor = LAYOUTS[name]
+    found = decode(encode(tensor, "bf16"))
+    assert torch.equal(found, tensor.bfloat16().float())
+    if name in ("channels last", "turned"):
+        assert found.stride() == tensor.stride()
+
+
+def test_an_outlier_costs_precision_in_its_block_alone():
+    tensor = torch.linspace(-1, 1, 1024)
+    tensor[300] = 1e6
+    off = (decode(encode(tensor, "int8")) - tensor).abs().view(4, 256).amax(1)
+    assert off[1] > 0.1
+    assert (off[[0, 2, 3]] <= 1 / 254).all()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_what_is_not_finite_stays_so(bad):
+    tensor = torch.ones(600)
+    tensor[300] = bad
+    found = decode(encode(tensor, "int8"))
+    assert found[256:512].isnan().all()
+    assert torch.equal(found[:256], tensor[:256])
+
+
+class Mailbox:
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: dict[Any, Any] = {}
+
+    def send(self, sender: int, receiver: int, key: Any, message: Any) -> None:
+        self.sent[key] = message
+
+    def recv(self, receiver: int, key: Any) -> Any:
+        return self.sent.pop(key)
+
+
+def transport(to: Any, errors: Errors | None = None) -> tuple[CompressingTransport, Mailbox]:
+    box, home = Mailbox(), torch.device("cpu")
+    types = {(0, 1): to, (1, 0): to}
+    return CompressingTransport(box, build("gpipe", 2, 99), types, [home, home], errors), box
+
+
+def test_only_activations_that_train_are_compressed():
+    x = torch.randn(300, requires_grad=True)
+    shared = torch.randn(600, requires_grad=True)
+    message = {
+        "trained": x,
+        "mask": torch.full((300,), -torch.inf),
+        "tokens": torch.arange(300),
+        "half": torch.randn(9).half().requires_grad_(),
+        "views": (shared[:300], shared[300:]),
+        "text": "as it is",
+    }
+    way, box = transport("bf16")
+    way.send(0, 1, (Kind.F, 1, 0), message)
+    sent = box.sent[Kind.F, 1, 0]
+    assert sent["trained"].values.dtype is torch.bfloat16
+    assert all(sent[name] is message[name] for name in ("mask", "tokens", "half", "text"))
+    assert sent["views"][0] is message["views"][0]
+    found = way.recv(1, (Kind.F, 1, 0))
+    assert found["trained"].is_leaf
+    assert found["trained"].requires_grad
+    assert torch.equal(found["trained"], x.bfloat16().float())
+
+
+@pytest.mark.parametrize(("to", "step", "lost"), [("bf16", 4e-6, 3e-5), ("int8", 1 / 253, 0.06)])
+def test_the_sum_of_the_gradients_of_a_step_lacks_one_rounding(to, step, lost):
+    """Values far below the scale of int8 would be lost in every message without feedback."""
+    way, _ = transport(to)
+    gradients = [torch.full((256,), 1e-3).index_fill_(0, torch.tensor([0]), 1.0) for _ in range(64)]
+    total = torch.zeros(256)
+    for part, gradient in enumerate(gradients):
+        way.send(1, 0, (Kind.B, 0, part), [gradient, None])
+        found, none = way.recv(0, (Kind.B, 0, part))
+        total += found
+        assert none is None
+    assert (total - sum(gradients))[1:].abs().max() <= step
+    alone = decode(encode(gradients[0], to)) * 64
+    assert (alone - sum(gradients))[1:].abs().min() > lost
+
+
+def test_a_short_micro_batch_begins_without_feedback():
+    way, box = transport("int8")
+    for part, size in enumerate((4, 4, 2)):
+        way.send(1, 0, (Kind.B, 0, part), [torch.arange(1.0, size * 100 + 1).view(size, 100)])
+    last = torch.arange(1.0, 201).view(2, 100)
+    assert torch.equal(decode(box.sent[Kind.B, 0, 2][0]), decode(encode(last, "int8")))
+
+
+class Rounded(torch.autograd.Function):
+    """What the border of two stages does: rounds activations, and gradients with what the one before lacked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, to: Any, left: list[Tensor]) -> Tensor:
+        ctx.to, ctx.left = to, left
+        return decode(encode(x, to))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        whole = gradients[0] + ctx.left.pop() if ctx.left else gradients[0]
+        sent = decode(encode(whole, ctx.to))
+        ctx.left.append(whole - sent)
+        return sent, None, None
+
+
+class Border(nn.Module):
+    def __init__(self, to: Any) -> None:
+        super().__init__()
+        self.to = to
+        self.left: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Rounded.apply(x, self.to, self.left)
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def layers() -> list[nn.Module]:
+    torch.manual_seed(2)
+    return [nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 3)]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("to", ["bf16", "int8"])
+def test_a_step_is_that_of_a_model_which_rounds_at_the_border(to, schedule):
+    x, y = torch.randn(12, 5), torch.randn(12, 3)
+    first, tanh, last = layers()
+    border = Border(to)
+    model = nn.Sequential(first, tanh, border, last)
+    with cut_by_hand(
+        nn.Sequential(*layers()), [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule, compress=to
+    ) as pipe:
+        for _ in range(2):  # feedback ends with the step
+            border.left.clear()
+            model.zero_grad()
+            pipe.zero_grad()
+            micro_batched_step(model, x, y, nn.MSELoss(), 4)
+            pipe.step(x, target=y)
+            pairs = zip(model.parameters(), pipe.parameters(), strict=True)
+            assert all(gradient(one).equal(gradient(other)) for one, other in pairs)
+        plain = nn.MSELoss()(nn.Sequential(first, tanh, last)(x), y)
+        assert torch.allclose(pipe.evaluate(x, target=y), plain)
+        with torch.no_grad():
+            assert torch.allclose(pipe(x), nn.Sequential(first, tanh, last)(x))
+
+
+def traced(pipe: Pipeline, x: Tensor) -> tuple[dict[tuple[int, int], float], set[int]]:
+    with pipe, pipe.trace() as trace:
+        pipe.step(x, target=x)
+        return trace.compression_errors, {int(one.bytes) for one in trace.steps[0].transfers}
+
+
+@pytest.mark.parametrize(("to", "most", "size"), [("bf16", 3e-3, 4 * 64 * 2), ("int8", 1e-2, 4 * 64 + 4)])
+def test_a_trace_has_the_error_and_the_bytes(to, most, size):
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(12, 64)
+    errors, sizes = traced(cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), compress=to), x)
+    assert set(errors) == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert all(1e-4 < error < most for error in errors.values())
+    assert sizes == {size}
+    plain, _ = traced(cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()), x)
+    assert plain == {}
