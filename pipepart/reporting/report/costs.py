@@ -11,7 +11,7 @@ from ...profiling import Profile
 from ...units import format_bytes, format_seconds
 from ..layers import layer_table
 from ..quantity import printable
-from ..table import Column, FittingTable, bars
+from ..table import Column, FittingTable
 from .data_table import TABLE_ASSETS, data_table
 from .run import Run
 from .section import Section, render
@@ -149,22 +149,10 @@ def _bands(plan: Plan) -> list[_Band]:
 
 
 def _table(plan: Plan, profile: Profile) -> FittingTable:
-    """Return the table of layers with the stage of each, and bars for what they save and for their parameters."""
+    """Return the table of layers with the stage of each, without the spreads of the times."""
     table = layer_table(profile, plan.micro_batches)
     stage_of = [str(number) for number, stage in enumerate(plan.stages) for _ in stage.layers]
-    rows = len(table.columns[0].cells)
-    blank = [""] * (rows - len(stage_of))
-    costs = profile.at(plan.micro_batches).layers
-    more = {
-        "params": [layer.parameter_bytes for layer in profile.layers],
-        "saved for backward": [cost.saved_bytes for cost in costs],
-    }
-    columns = [table.columns[0], Column("stage", [*stage_of, *blank])]
-    for column in table.columns[1:]:
-        if column.header == "±":
-            continue
-        columns.append(column)
-        if sizes := more.get(column.called):
-            largest = max(sizes) or 1
-            columns.append(bars([*(size / largest for size in sizes), *([None] * len(blank))], rank=0))
-    return replace(table, columns=columns)
+    blank = [""] * (len(table.columns[0].cells) - len(stage_of))
+    first, *others = (column for column in table.columns if column.header != "±")
+    notes = [f"{note.partition('; ±')[0].removesuffix('.')}." for note in table.notes]
+    return replace(table, columns=[first, Column("stage", [*stage_of, *blank]), *others], notes=notes)

@@ -17,7 +17,7 @@ from .run import Run
 from .section import Section, render
 
 _COLOURS = 8  # series of the page
-_LONGEST_LABEL = 24  # characters
+_LONGEST_LABEL = 22  # characters
 _MOST_NODES = 2000  # of a picture
 _READABLE = 80  # nodes, up to which layers are shown first
 

@@ -66,11 +66,10 @@ def test_a_large_report_is_made_and_opened_in_seconds(opened: Callable[..., Open
     html = large.to_html()
     assert time.process_time() - began < 10
     assert len(html.encode()) < 10e6
-    began = time.monotonic()
     report = opened(html)
-    assert time.monotonic() - began < 3
+    opening = report.busy_seconds
+    assert opening < 3
     assert min(report.drawn("#timelines canvas")) > 3
-    began = time.monotonic()
     report.page.locator("#timelines button[name=in]").click()
     report.page.locator("#costs th button").first.click()
-    assert time.monotonic() - began < 1
+    assert report.busy_seconds - opening < 1
