@@ -19,6 +19,7 @@ from .section import Section, render
 _COLOURS = 8  # series of the page
 _LONGEST_LABEL = 22  # characters
 _MOST_NODES = 2000  # of a picture
+_FEW_STAGES = 12
 _READABLE = 80  # nodes, up to which layers are shown first
 
 
@@ -45,11 +46,12 @@ def _shown(run: Run, profile: Profile) -> dict[str, Any]:
     if len(layers) <= _MOST_NODES:
         pictures.append(_picture("layers", "Layers", plan, layers, edges))
     views += [{"key": each["key"], "title": each["title"], "count": each["count"]} for each in pictures]
-    readable = [view["key"] for view in views[1:] if view["count"] <= _READABLE]
+    # With one box for each stage, or many stages, the stages say more.
+    readable = [view["key"] for view in views[1:] if stages < view["count"] <= _READABLE]
     return {
         "name": run.name,
         "views": views,
-        "first": readable[-1] if readable and stages > 1 else "stages",
+        "first": readable[-1] if readable and stages <= _FEW_STAGES else "stages",
         "overview": overview,
         "stages": [_stage(plan, number) for number in range(stages)],
         "stage_tips": [_edge_tip(plan, *_stage_ends(edge), edge.bytes) for edge in overview.edges],
