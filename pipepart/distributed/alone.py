@@ -18,7 +18,7 @@ from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
-from ..runtime.transport.ranks import Links
+from ..runtime.transport.links import Links
 from .meeting import Make
 
 

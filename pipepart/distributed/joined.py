@@ -27,7 +27,7 @@ from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_copies, refuse_hooks
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
-from ..runtime.transport.ranks import Links
+from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
 from .alone import Alone
 from .meeting import Make, Meeting

@@ -42,7 +42,7 @@ from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.compress import Compressed
 from .transport.cuda import Streams, any_pinned
-from .transport.ranks import Links
+from .transport.links import Links
 from .transport.skips import Routes
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in

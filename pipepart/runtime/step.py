@@ -49,7 +49,8 @@ from .stage_run import Held, StageRun
 from .stage_runs import stage_runs
 from .transport.compress import Compressed
 from .transport.cuda import Callers, Streams, StreamTransport
-from .transport.ranks import Links, RankTransport, Table
+from .transport.links import Links, Table
+from .transport.ranks import RankTransport
 from .transport.reductions import Reductions
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport
@@ -145,7 +146,7 @@ class Step:
         self._reductions = links and links.reductions
         if links is not None and table is not None:
             transport = self._remote = RankTransport(
-                transport, self._mailboxes, schedule, links, table, self._follower, inputs, self.fail
+                transport, schedule, links, table, self._follower, inputs, self.fail
             )
         if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
             transport = WatchedTransport(transport, schedule, watch)
@@ -191,6 +192,8 @@ class Step:
             with quick_turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
                 try:
                     do = streams.paced(worker, self.do) if streams else self.do
+                    if self._remote is not None:
+                        self._remote.begin(worker)
                     for action in self.schedule.actions[worker]:
                         if self._over:
                             return
@@ -253,6 +256,8 @@ class Step:
             self.failure, self.failed_on = error, worker
             self.held = {number: run.held() for number, run in self.runs.items()}
         self._mailboxes.stop()
+        if self._remote is not None:
+            self._remote.stop(error)
 
     def finish(self) -> None:
         """Called after the last worker, whether the step has failed or not.

@@ -18,6 +18,7 @@ from ...capture import Live, Recording
 from ...input_error import InputTypeError
 
 _ALIGNMENT = 64  # bytes
+_ONE = pytree.tree_structure(0)  # of a message that is one tensor
 
 
 class TensorForm(NamedTuple):
@@ -39,25 +40,31 @@ class Form(NamedTuple):
         nest: of the leaves; None for a list, which gradients are. Compressed tensors are nests themselves.
         kind: the type of a message of live values, whose recording is not sent: that of the micro-batch stands for it.
         buffers: bytes of each buffer.
+        whole: whether it is a single tensor, whose memory is sent as it is.
     """
 
     leaves: tuple[TensorForm | Any, ...]
     nest: pytree.TreeSpec | None
     kind: type[Live] | None
     buffers: tuple[int, ...]
+    whole: bool = False
 
     def __reduce__(self) -> Any:
         """Pickle a nest of numbers in place of torch's description of one, which has no stable form."""
         nest = None if self.nest is None else pytree.tree_unflatten(range(len(self.leaves)), self.nest)
-        return _form_with, (self.leaves, self.nest is not None, nest, self.kind, self.buffers)
+        return _form_with, (self.leaves, self.nest is not None, nest, *self[2:])
 
 
 def pack(message: Any) -> tuple[Form, list[Tensor]]:
-    """Return the form of a message and its buffers: bytes that share memory with its tensors.
+    """Return the form of a message and its buffers: contiguous tensors that share memory with its own.
 
     Raises:
         TypeError: it has a tensor that is not strided.
     """
+    one = message[0] if type(message) is list and len(message) == 1 else message
+    if type(one) is Tensor and one.layout is torch.strided and _is_whole(one):  # sent as it is
+        form = TensorForm(0, 0, one.dtype, tuple(one.shape), one.stride(), one.requires_grad)
+        return Form((form,), _ONE if one is message else None, None, (one.nbytes,), True), [one.detach()]
     kind = type(message) if isinstance(message, Live) else None
     values = list(message.tensors) if isinstance(message, Live) else message
     if type(values) is list and not any(isinstance(value, tuple) for value in values):
@@ -75,12 +82,29 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
 
 
-def _form_with(leaves: Any, has_nest: bool, nest: Any, kind: Any, buffers: Any) -> Form:
-    return Form(leaves, pytree.tree_structure(nest) if has_nest else None, kind, buffers)
+def _is_whole(tensor: Tensor) -> bool:
+    """Return True if a tensor is its whole memory."""
+    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return plain and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def buffers_for(form: Form) -> list[Tensor]:
+    """Return buffers to receive the message of a form in."""
+    if form.whole:
+        (one,) = form.leaves
+        return [torch.empty_strided(one.shape, one.stride, dtype=one.dtype)]
+    return [torch.empty(size, dtype=torch.uint8) for size in form.buffers]
+
+
+def _form_with(leaves: Any, has_nest: bool, nest: Any, *others: Any) -> Form:
+    return Form(leaves, pytree.tree_structure(nest) if has_nest else None, *others)
 
 
 def unpack(form: Form, buffers: Sequence[Tensor], recording: Recording | None) -> Any:
     """Return the message of a form, on its buffers."""
+    if form.whole:
+        one = buffers[0].requires_grad_(form.leaves[0].requires_grad)
+        return [one] if form.nest is None else one
     leaves = [_tensor(leaf, buffers) if isinstance(leaf, TensorForm) else leaf for leaf in form.leaves]
     values = leaves if form.nest is None else pytree.tree_unflatten(leaves, form.nest)
     if form.kind is not None:
