@@ -73,6 +73,8 @@ def part(value: Any) -> Any:
     Views of one tensor share a version counter. With a shared counter, a layer that writes into one part would make
     autograd refuse the backwards of the other parts.
     """
+    if type(value) is Tensor:
+        return value.data.requires_grad_(value.requires_grad)
     return pytree.tree_map_only(Tensor, lambda t: t.data.requires_grad_(t.requires_grad), value)
 
 
@@ -157,6 +159,8 @@ def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]
         gradients: one for each tensor of the inputs that requires a gradient, in their order.
     """
     homes = [leaf.device for one in inputs for leaf in leaves(one)]
+    if not homes:
+        return
     backward([root for one in inputs for root in cut(one)[1]], gradients_home(gradients, homes))
 
 

@@ -39,8 +39,10 @@ def check_not_overwritten(message: Any) -> None:
     Raises:
         RuntimeError: a tensor of the message was written.
     """
-    if any(getattr(tensor, _SENT, None) not in (None, version(tensor)) for tensor in tensors(message)):
-        raise _overwritten()
+    for tensor in tensors(message):
+        sent = getattr(tensor, _SENT, None)
+        if sent is not None and sent != version(tensor):
+            raise _overwritten()
 
 
 Counter = tuple[Tensor, int]  # an empty tensor that shares a version counter, and the version that was sent

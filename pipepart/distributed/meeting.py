@@ -28,7 +28,7 @@ from ..ranks import RankError, Ranks
 from ..runtime.agreed import Agreed
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
-from ..runtime.transport.wire import pack, unpack
+from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
 from .mini_batches import Shape, digest, forms, values
 from .sketches import Sketches, are_close, sketches
@@ -272,9 +272,9 @@ class Meeting:
         if why:
             raise RankError(f"rank {source} failed: {why}")
         if not is_source:
-            buffers = [torch.empty(size, dtype=torch.uint8) for size in found.buffers]
+            buffers = buffers_for(found)
         for buffer in buffers:
-            if len(buffer):
+            if buffer.numel():
                 self.ranks.broadcast(buffer, source)
         return made if is_source else unpack(found, buffers, recording)
 

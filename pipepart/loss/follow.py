@@ -8,6 +8,7 @@ that are not in the tables of :mod:`~.operations` lose what they are given.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -87,21 +88,27 @@ class Shared:
 
     Attributes:
         batch: the mini-batch.
-        targets: the leaves of each micro-batch's target.
-        regular: whether micro-batches differ in nothing but the number of samples.
     """
 
     def __init__(self, batch: MicroBatches) -> None:
         self.batch = batch
-        self.targets: list[list[Any]] = [pytree.tree_leaves(target) for target in batch.targets]
-        inputs = [pytree.tree_leaves(one) for one in batch.inputs]
+        self._numbers: dict[Hashable, int] = {}
+        self._held: list[Tensor] = []
+
+    @cached_property
+    def targets(self) -> list[list[Any]]:
+        """The leaves of each micro-batch's target."""
+        return [pytree.tree_leaves(target) for target in self.batch.targets]
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether micro-batches differ in nothing but the number of samples."""
+        inputs = [pytree.tree_leaves(one) for one in self.batch.inputs]
         shapes = [
             [leaf.shape[1:] for leaf in (*one, *target) if isinstance(leaf, Tensor) and leaf.dim()]
             for one, target in zip(inputs, self.targets, strict=True)
         ]
-        self.regular = batch.by_samples and all(other == shapes[0] for other in shapes)
-        self._numbers: dict[Hashable, int] = {}
-        self._held: list[Tensor] = []
+        return self.batch.by_samples and all(other == shapes[0] for other in shapes)
 
     def number(self, expression: Hashable) -> int:
         """Return the number of an expression."""

@@ -159,11 +159,11 @@ class StageRun:
             if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(made.output):
                 self.inputs[micro_batch] = kept
                 return None
-            output, stash = self._pass_on(micro_batch, made, losses)
+            output, stash = self._pass_on(micro_batch, made, losses, saved)
         if kept and stash.roots:
             self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
         elif self._modes.grad:
-            self.stashes[micro_batch] = stash._replace(saved=saved)
+            self.stashes[micro_batch] = stash
         return output
 
     def start_offload(self, micro_batch: int) -> None:
@@ -300,6 +300,8 @@ class StageRun:
             held.clear()
 
     def _saved_of(self, micro_batch: int) -> SavedTensors | None:
+        if self._offload is None:
+            return None
         stash = self.stashes.get(micro_batch)
         return None if stash is None else stash.saved
 
@@ -314,7 +316,9 @@ class StageRun:
             return made, None
         return made, KeptInput(message, versions, buffers)
 
-    def _pass_on(self, micro_batch: int, made: Made, losses: Sequence[Added]) -> tuple[Any, Stash]:
+    def _pass_on(
+        self, micro_batch: int, made: Made, losses: Sequence[Added], saved: SavedTensors | None = None
+    ) -> tuple[Any, Stash]:
         """Return the message for the next stage, or hand the output over; and what the backward needs."""
         added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
         if self.is_last:
@@ -323,7 +327,7 @@ class StageRun:
         else:
             check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
-        return message, Stash(made.inputs, roots, made.ends, added)
+        return message, Stash(made.inputs, roots, made.ends, added, saved)
 
     def _backward(
         self,

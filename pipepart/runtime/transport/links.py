@@ -137,11 +137,14 @@ class Links:
 
 def _wait_for_sends(departures: SimpleQueue[Any]) -> None:
     while (given := departures.get()) is not None:
-        sent, fail, ranks = given
-        for work, rank in sent:
-            try:
-                work.wait()
-            except BaseException as error:
-                fail(ranks.lost(error, rank))
-                break
-        del given, sent, fail, ranks, work
+        _wait_for(*given)
+        del given
+
+
+def _wait_for(sent: Sequence[tuple[dist.Work, int]], fail: Fail, ranks: Ranks) -> None:
+    for work, rank in sent:
+        try:
+            work.wait()
+        except BaseException as error:
+            fail(ranks.lost(error, rank))
+            return
