@@ -38,6 +38,8 @@ def simulate_command(
             f"search for the best that is found, or one of {options.SCHEDULE_LIST}; the plan's own if not "
             "given. Repeat it for a table of schedules.",
             options.choice(*options.SCHEDULES, "search"),
+            group="Schedule",
+            complete=[*options.SCHEDULES, "search"],
         ),
     ] = None,
     schedule_file: Annotated[
@@ -46,44 +48,92 @@ def simulate_command(
             "FILE",
             "A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
             "writes it.",
+            group="Schedule",
         ),
     ] = None,
     micro_batches: Annotated[
-        int | None, option("N", "Number of micro-batches, each of the same size; of all replicas.", min=1)
+        int | None,
+        option(
+            "N", "Number of micro-batches, each of the same size; of all replicas.", min=1, group="Schedule"
+        ),
     ] = None,
-    chunks: Annotated[int | None, option("N", "Stages per device; the plan's if not given.", min=1)] = None,
+    chunks: Annotated[
+        int | None, option("N", "Stages per device; the plan's if not given.", min=1, group="Schedule")
+    ] = None,
     devices: Annotated[
-        int | None, option("N", "Number of devices of a replica, without a plan.", min=1)
+        int | None,
+        option(
+            "N", "Number of devices of a replica, without a plan.", min=1, group="Stages described by numbers"
+        ),
     ] = None,
     cluster: Annotated[
         Path | None,
         option(
-            "FILE", "Without a plan: put the stages on the devices of this cluster, made by Cluster.save."
+            "FILE",
+            "Without a plan: put the stages on the devices of this cluster, made by Cluster.save.",
+            group="Stages on a cluster",
         ),
     ] = None,
     replicas: Annotated[
         int | None,
-        option("N", "Replicas of the stages on --cluster, each with a part of the micro-batches.", min=1),
+        option(
+            "N",
+            "Replicas of the stages on --cluster, each with a part of the micro-batches.",
+            min=1,
+            group="Stages on a cluster",
+        ),
     ] = None,
     message: Annotated[
-        str | None, option("SIZE", "What a stage sends to the next for a micro-batch, on --cluster.")
+        str | None,
+        option(
+            "SIZE",
+            "What a stage sends to the next for a micro-batch, on --cluster.",
+            group="Stages on a cluster",
+        ),
     ] = None,
     gradients: Annotated[
-        str | None, option("SIZE", "Gradients of a device's stages, which replicas sum, on --cluster.")
+        str | None,
+        option(
+            "SIZE",
+            "Gradients of a device's stages, which replicas sum, on --cluster.",
+            group="Stages on a cluster",
+        ),
     ] = None,
     forward: Annotated[
-        Any, option("S[,S..]", f"Seconds of a forward, without a plan: {_PER_STAGE}.", options.costs)
+        Any,
+        option(
+            "S[,S..]",
+            f"Seconds of a forward, without a plan: {_PER_STAGE}.",
+            options.costs,
+            group="Stages described by numbers",
+        ),
     ] = "1",
     backward_input: Annotated[
-        Any, option("S[,S..]", "The same for the backward for inputs.", options.costs)
+        Any,
+        option(
+            "S[,S..]",
+            "The same for the backward for inputs.",
+            options.costs,
+            group="Stages described by numbers",
+        ),
     ] = "1",
     backward_weight: Annotated[
-        Any, option("S[,S..]", "The same for the backward for weights.", options.costs)
+        Any,
+        option(
+            "S[,S..]",
+            "The same for the backward for weights.",
+            options.costs,
+            group="Stages described by numbers",
+        ),
     ] = "1",
     latency: Annotated[
         float,
         option(
-            "S", "Seconds that a message between devices takes, without a plan.", min=0, show_default=True
+            "S",
+            "Seconds that a message between devices takes, without a plan.",
+            min=0,
+            show_default=True,
+            group="Stages described by numbers",
         ),
     ] = 0.0,
     stash: Annotated[
@@ -91,13 +141,16 @@ def simulate_command(
         option(
             "SIZE[,SIZE..]",
             "Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
+            group="Stages described by numbers",
         ),
     ] = None,
     trace: Annotated[
-        Path | None, option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.")
+        Path | None,
+        option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.", group="Output"),
     ] = None,
     width: Annotated[
-        int, option("PIXELS", "Width of the pictures that -o saves.", min=200, show_default=True)
+        int,
+        option("PIXELS", "Width of the pictures that -o saves.", min=200, show_default=True, group="Output"),
     ] = 900,
     as_json: options.AsJson = False,
     output: Annotated[
@@ -106,6 +159,7 @@ def simulate_command(
             "FILE",
             "Save FILE.svg or FILE.png: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
             names=("--output", "-o"),
+            group="Output",
         ),
     ] = None,
 ) -> None:
