@@ -1,4 +1,4 @@
-"""Exit statuses of commands: 2 and a message for bad input, 1 and a traceback for any other exception."""
+"""Exit statuses of commands: 1 if the answer is no, 2 for bad input, 1 and a traceback for any other exception."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class UsageError(typer.BadParameter):
 
 def with_exit_status(command: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
     """Decorate a command to end with status 2 for bad input, and with 1 and a traceback for everything else.
+
+    A model that does not fit is an answer: status 1, with changes that would fit.
 
     Bad input has a type: :class:`UsageError` of the command line, ``Refused`` of pipepart, ``ScheduleError`` of
     schedules. All other exceptions, of a layer, a loss, the factory or pipepart itself, keep their traceback.
@@ -60,8 +62,8 @@ def _raise_bad_input(error: Exception) -> None:
     if isinstance(error, InfeasiblePlanError):
         from ..reporting import infeasible_report, show
 
-        show(infeasible_report(error, "Error: "), file=sys.stderr)
-        raise typer.Exit(2) from None
+        show(infeasible_report(error), file=sys.stderr)
+        raise typer.Exit(1) from None
     if isinstance(error, Refused | ScheduleError):
         raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from None
 

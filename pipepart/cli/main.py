@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from .commands.bench import bench_command
 from .commands.check import check_command
 from .commands.cluster import cluster_command
 from .commands.explain import explain_command
 from .commands.export import export_command
 from .commands.plan import plan_command
 from .commands.profile import profile_command
+from .commands.replan import replan_command
 from .commands.report import report_command
 from .commands.simulate import simulate_command
 from .grouped_help import GroupedCommand
@@ -31,6 +33,8 @@ app.command("simulate", cls=GroupedCommand)(simulate_command)
 app.command("report", cls=GroupedCommand)(report_command)
 app.command("export", cls=GroupedCommand)(export_command)
 app.command("check", cls=GroupedCommand)(check_command)
+app.command("bench", cls=GroupedCommand)(bench_command)
+app.command("replan", cls=GroupedCommand)(replan_command)
 app.command("cluster", cls=GroupedCommand)(cluster_command)
 
 

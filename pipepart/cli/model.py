@@ -61,26 +61,31 @@ def measure(
         UsageError: the model cannot be loaded, or there is no sample.
         Exception: as :func:`pipepart.profile` does.
     """
-    with user_output_to_stderr(), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: note(str(message))
+    with user_output_to_stderr():
         given = load(name, sample, dtype)
         if given.loss_fn is None:
             target = "" if given.target is None else "a target and "
             note(
                 f"{target}no loss function: the backward starts with ones at the output, or at the model's own loss"
             )
-        batch = batch_size(Arguments.of(given.sample), given.target)
+        return measure_given(given, micro_batches, **options)
+
+
+def measure_given(given: Given, micro_batches: Callable[[int], list[int]], **options: Any) -> Profile:
+    """Profile a model that is loaded; warnings are notes on standard error. Arguments as :func:`measure`."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: note(str(message))
         found = profile(
             given.model,
             given.sample,
             loss_fn=given.loss_fn,
             target=given.target,
-            micro_batches=micro_batches(batch),
+            micro_batches=micro_batches(batch_size(Arguments.of(given.sample), given.target)),
             **options,
         )
-        for text in found.notes:
-            note(text)
-        return found
+    for text in found.notes:
+        note(text)
+    return found
 
 
 def load(name: str, sample: str | None, dtype: str | None = None) -> Given:

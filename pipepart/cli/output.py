@@ -57,8 +57,17 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    save(lambda place: write_whole(place, content), path)
+
+
+def save(write: Callable[[Path], None], path: Path) -> None:
+    """Call what writes a file, and say on standard error where it is.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     try:
-        write_whole(path, content)
+        write(path)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     typer.echo(f"Saved in {path}.", err=True)

@@ -1,9 +1,11 @@
 """Formats profiles, plans and timelines as text for a terminal or a log."""
 
+from .bench import BenchResult, bench_table
 from .cluster import cluster_report
+from .difference import PlanDifference, difference_reports, plan_difference
 from .findings import findings
 from .layers import layer_table, size_table
-from .plan import edited_note, plan_reports, plan_summary
+from .plan import edited_note, findings_report, plan_reports, plan_summary
 from .plan_tables import (
     alternatives_options,
     alternatives_table,
@@ -25,19 +27,25 @@ from .timeline import drawn_timeline
 from .verify import check_table
 
 __all__ = [
+    "BenchResult",
+    "PlanDifference",
     "action_table",
     "alternatives_options",
     "alternatives_table",
+    "bench_table",
     "check_table",
     "cluster_report",
+    "difference_reports",
     "drawn_timeline",
     "edited_note",
     "findings",
+    "findings_report",
     "idle_table",
     "infeasible_report",
     "layer_table",
     "measured_against_plan",
     "memory_table",
+    "plan_difference",
     "plan_reports",
     "plan_summary",
     "schedules_table",

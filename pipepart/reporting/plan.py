@@ -45,9 +45,12 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
     shown, classes = plan.one_of_each()
     if len(plan.cluster) <= _MOST_ROWS:
         shown = plan
-    said = findings(plan, trace)
-    first = [Group(Text("What limits the step", style="bold"), *map(Text, said))] if said else []
-    reports: list[RenderableType] = [*first, plan_summary(plan), stage_table(shown), memory_table(shown)]
+    reports: list[RenderableType] = [
+        *findings_report(plan, trace),
+        plan_summary(plan),
+        stage_table(shown),
+        memory_table(shown),
+    ]
     if shown is not plan:
         sizes = ", ".join(map(str, classes.sizes))
         reports.append(
@@ -64,6 +67,12 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
         timeline = plan.simulate() if shown is plan else plan.simulate_shown(shown, classes)
         reports.append(drawn_timeline(timeline, "Predicted timeline of one step", names))
     return reports
+
+
+def findings_report(plan: Plan, trace: Trace | None = None) -> list[RenderableType]:
+    """Return what limits the step under a title; nothing for a plan without a profile."""
+    said = findings(plan, trace)
+    return [Group(Text("What limits the step", style="bold"), *map(Text, said))] if said else []
 
 
 def plan_summary(plan: Plan) -> Group:

@@ -257,15 +257,12 @@ def alternatives_options(plan: Plan) -> Group:
     return Group(Text(title, style="bold"), lines_to_copy(lines))
 
 
-def infeasible_report(error: InfeasiblePlanError, before: str = "") -> Group:
-    """Show why a model does not fit, and options of the command line that would make it fit, one line each.
-
-    Args:
-        error: of the planner.
-        before: words before the reason.
-    """
+def infeasible_report(error: InfeasiblePlanError) -> Group:
+    """Show why a model does not fit, and options of the command line that would make it fit, one line each."""
     head, *lines = suggestions_text(error.suggestions, command_line=True).splitlines()
-    return Group(Text(f"{before}{error.reason}."), Text(), Text(head), lines_to_copy(lines))
+    return Group(
+        Text(f"{error.reason[:1].upper()}{error.reason[1:]}."), Text(), Text(head), lines_to_copy(lines)
+    )
 
 
 def owned_stages(plan: Plan) -> dict[str, list[int]]:

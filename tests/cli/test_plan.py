@@ -111,8 +111,8 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     result = run(
         f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never"
     )
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: the model does not fit: with 2 stages")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("The model does not fit: with 2 stages")
     assert "Options to add that fit, the shortest step first" in result.stderr
     for change in (". --schedule 1f1b: ", ". --recompute auto: ", ". --more-devices 1: "):
         assert result.stderr.count(change) == 1
@@ -122,7 +122,7 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
     result = run(
         f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never --json"
     )
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert found["error"] == "infeasible"
     assert "is short by" in found["reason"]
@@ -170,7 +170,6 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(
         ("--device 1GiB@fast", "'fast' is not a speed"),
         ("--device 1GiB --bandwidth 12", "'12' is not a bandwidth"),
         ("--devices 2 --memory lots", "'lots' is not a size"),
-        ("--devices 2 --memory 1KiB --schedule 1f1b", "is short by"),
         ("--devices 2 --schedule zigzag", "'zigzag'"),
         ("--devices 2 --schedule 1f1", "did you mean"),
         ("--devices 2 --recompute sometimes", "choose one of auto, never, except-last, always"),

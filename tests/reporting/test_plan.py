@@ -179,8 +179,8 @@ def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -
     whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
     with pytest.raises(InfeasiblePlanError) as caught:
         plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
-    text = printed(infeasible_report(caught.value, "Error: "))
-    assert text.startswith("Error: the model does not fit: with 1 stage, 4 micro-batches")
+    text = printed(infeasible_report(caught.value))
+    assert text.startswith("The model does not fit: with 1 stage, 4 micro-batches")
     assert "  1. --more-devices 1: " in text
     assert "cluster=" not in text
 

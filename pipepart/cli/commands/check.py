@@ -13,7 +13,6 @@ from ..options import option
 
 if TYPE_CHECKING:
     from ...cluster import Cluster
-    from ..model import Given
 
 
 @with_exit_status
@@ -129,6 +128,7 @@ def check_command(
     from ...ranks import under_torchrun
     from ...reporting import check_table
     from ...verify import check
+    from ..default_loss import loss_or_mean_square
     from ..files import read
     from ..model import load
     from ..output import check_writable, deliver, user_output_to_stderr
@@ -153,7 +153,7 @@ def check_command(
             given.model,
             given.sample,
             target=given.target,
-            loss_fn=_loss_or_mean_square(given, layers),
+            loss_fn=loss_or_mean_square(given, layers),
             micro_batches=micro_batches,
             steps=steps,
             optimizer=optimizer,  # type: ignore[arg-type]  # check refuses other names
@@ -176,33 +176,3 @@ def _devices(devices: str | None, cluster: Path | None) -> Cluster | None:
     if devices is None and cluster is None:
         return None if under_torchrun() else make_cluster("2")
     return make_cluster(devices, cluster)
-
-
-def _loss_or_mean_square(given: Given, layers: list[str] | None) -> Any:
-    """Return the model's loss function, or the mean square of the output for a model without one.
-
-    None for a model whose output is the loss.
-    """
-
-    from ...autograd.own_copy import tensors
-    from ...capture import RecordedChain, capture, chain_of
-    from ...data.arguments import Arguments
-    from ..output import note
-
-    if given.loss_fn is not None:
-        return given.loss_fn
-    sample = Arguments.of(given.sample)
-    chain = chain_of(given.model, layers=layers, verify="never")
-    if isinstance(chain, RecordedChain):
-        if chain.enter(sample.args, sample.kwargs).live.recording.loss is not None:
-            return None
-    else:
-        outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs
-        if len(outputs) == 1 and not outputs[0].shape:
-            return None
-    note("no loss function: the mean of the squares of the output is taken")
-
-    def mean_square(output: Any, target: Any = None) -> Any:
-        return sum(tensor.square().mean() for tensor in tensors(output) if tensor.is_floating_point())
-
-    return mean_square

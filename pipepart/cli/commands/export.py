@@ -29,8 +29,14 @@ def export_command(
     ],
     output: Annotated[
         Path | None,
-        option("DIR", "Save the files in DIR, which is made if need be.", names=("--output", "-o")),
+        option(
+            "DIR",
+            "Save the files in DIR, which is made if need be.",
+            names=("--output", "-o"),
+            group="Output",
+        ),
     ] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a plan in the files of another engine; print them without -o.
 
@@ -39,14 +45,18 @@ def export_command(
     """
     from ...planning import Plan
     from ..files import read
+    from ..results import ExportResult
 
     exported = read(Plan, plan).export(to)
-    if output is None:
+    if output is not None:
+        try:
+            paths = exported.save(output)
+        except OSError as error:
+            raise UsageError(f"cannot write into {str(output)!r}: {error.strerror or error}") from None
+        for path in paths:
+            typer.echo(f"Saved in {path}.", err=True)
+    if as_json:
+        found = ExportResult(engine=exported.engine, files=dict(exported.files), notes=exported.notes)
+        typer.echo(found.model_dump_json(indent=1))
+    elif output is None:
         typer.echo(str(exported), nl=False)
-        return
-    try:
-        paths = exported.save(output)
-    except OSError as error:
-        raise UsageError(f"cannot write into {str(output)!r}: {error.strerror or error}") from None
-    for path in paths:
-        typer.echo(f"Saved in {path}.", err=True)

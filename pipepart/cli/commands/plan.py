@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -275,25 +274,25 @@ def plan_command(
 
 
 def _infeasible(error: InfeasiblePlanError) -> str:
-    """Return the reason and the suggestions as JSON; seconds are of a step, bytes of the fullest device."""
-    suggestions = [
-        {
-            "change": suggestion.change,
-            "command_line": suggestion.command_line,
-            "options": suggestion.options,
-            "devices": [device.name for device in suggestion.devices],
-            "memory_limit": suggestion.memory_bytes,
-            "estimated": suggestion.estimated,
-            "step_seconds": suggestion.step_seconds,
-            "memory_bytes": max(suggestion.plan.predicted.memory_bytes),
-        }
-        for suggestion in error.suggestions
-    ]
-    found = {
-        "error": "infeasible",
-        "reason": str(error),
-        "stage": error.stage,
-        "deficit_bytes": error.deficit_bytes,
-        "suggestions": suggestions,
-    }
-    return json.dumps(found, indent=1)
+    """Return the reason and the suggestions as JSON."""
+    from ..results import InfeasibleResult, Suggested
+
+    found = InfeasibleResult(
+        reason=str(error),
+        stage=error.stage,
+        deficit_bytes=error.deficit_bytes,
+        suggestions=tuple(
+            Suggested(
+                change=one.change,
+                command_line=one.command_line,
+                options=dict(one.options),
+                devices=tuple(device.name for device in one.devices),
+                memory_limit=one.memory_bytes,
+                estimated=one.estimated,
+                step_seconds=one.step_seconds,
+                memory_bytes=max(one.plan.predicted.memory_bytes),
+            )
+            for one in error.suggestions
+        ),
+    )
+    return found.model_dump_json(indent=1)

@@ -17,6 +17,7 @@ from schedules.pictures.draw import Panel, picture_png, picture_svg
 from ...input_error import InputError
 from ...pages import notebook_html, to_html
 from ...planning import Plan
+from ...whole_file import write_whole
 from ..stage import Stage
 from .recorder import Recorder
 
@@ -109,7 +110,7 @@ class Trace:
         """
         names = [device.name for device in self.plan.workers]
         costs = self.plan.stage_costs() if self.predicted else None
-        Path(path).write_text(json.dumps(schedules.side_by_side(self._timelines, names, costs)))
+        write_whole(path, json.dumps(schedules.side_by_side(self._timelines, names, costs)))
 
     def svg(
         self,

@@ -1,0 +1,88 @@
+"""``pipepart bench`` and ``pipepart replan``: a measured step, and the plan that follows from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from pipepart import Plan
+from pipepart.reporting import BenchResult, PlanDifference
+
+Run = Callable[[str], Result]
+
+
+@pytest.fixture
+def planned(run: Run, saved: str) -> str:
+    assert run(f"plan {saved} --devices 2 --schedule 1f1b --micro-batches 4 -o plan.json").exit_code == 0
+    return "plan.json"
+
+
+def test_bench_times_both_and_leaves_what_replan_needs(run: Run, planned: str, directory: Path) -> None:
+    result = run(f"bench models.py:whole --plan {planned} --steps 2 --trace trace.json --json -o bench.json")
+    assert result.exit_code == 0, result.output
+    found = BenchResult.model_validate_json(result.stdout, strict=True)
+    assert found == BenchResult.load(directory / "bench.json")
+    assert (found.model, found.samples, found.steps) == ("Sequential", 12, 2)
+    assert found.plain_seconds is not None
+    assert found.speed_up == found.plain_seconds / found.pipeline_seconds
+    assert found.predicted_seconds == Plan.load(planned).predicted.step_seconds
+
+    replanned = run(f"replan {planned} --trace trace.json --json -o next.json")
+    assert replanned.exit_code == 0, replanned.output
+    made = Plan.model_validate_json(replanned.stdout)
+    assert made.schedule == "1f1b"
+    assert made == Plan.load(directory / "next.json")
+    before = Plan.load(planned).profile
+    assert made.profile is not None
+    assert before is not None
+    assert made.profile.costs[0].layers != before.costs[0].layers
+
+    difference = PlanDifference.model_validate_json(run(f"explain {planned} next.json --json").stdout)
+    changed = {change.what: (change.before, change.after) for change in difference.changes}
+    assert changed["step_seconds"] == (found.predicted_seconds, made.predicted.step_seconds)
+
+
+def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
+    result = run(
+        "bench models.py:recorded --devices 2 --schedule gpipe --micro-batches 3 --steps 1 --time-budget 0"
+    )
+    assert result.exit_code == 0, result.output
+    assert "pipeline on 2 devices, gpipe" in result.stdout
+    assert "plain on virtual:0, 3 micro-batches" in result.stdout
+    assert "What limits the step" in result.stdout
+
+
+def test_equal_plans_have_no_difference(run: Run, planned: str) -> None:
+    result = run(f"explain {planned} {planned}")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("The plans are equal")
+    assert json.loads(run(f"explain {planned} {planned} --json").stdout) == {
+        "version": 1,
+        "changes": [],
+        "layers": [],
+    }
+
+
+def test_a_layer_in_another_stage_is_named(run: Run, planned: str) -> None:
+    assert (
+        run(
+            "plan saved.json --devices 2 --schedule 1f1b --micro-batches 4 --cut-before 4 -o four.json"
+        ).exit_code
+        == 0
+    )
+    assert (
+        run(
+            "plan saved.json --devices 2 --schedule 1f1b --micro-batches 4 --cut-before 2 -o two.json"
+        ).exit_code
+        == 0
+    )
+    difference = PlanDifference.model_validate_json(run("explain two.json four.json --json").stdout)
+    moved = [(each.layer, each.stage_before, each.stage_after) for each in difference.layers]
+    assert moved == [("2", 1, 0), ("3", 1, 0)]
+    shown = run("explain two.json four.json").stdout
+    assert "2 layers in another stage or on another device" in shown
+    assert "stage 1 on virtual:1  stage 0 on virtual:0" in shown
