@@ -10,13 +10,16 @@ from typing import NamedTuple
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)(?P<rest>\..*)?")
 
 
+_LONGEST_PATTERN = 8  # blocks that repeat together, as linear and activation in turns
+
+
 class Fold(NamedTuple):
     """Consecutive layers that are shown as one.
 
     label: their names, folded.
     first: index of the first layer.
     layers: how many.
-    blocks: how many alike blocks they are.
+    blocks: how many alike blocks, or alike groups of blocks, they are.
     """
 
     label: str
@@ -28,13 +31,15 @@ class Fold(NamedTuple):
 class _Block(NamedTuple):
     stem: str  # the name up to its first number
     number: int  # -1 for a name without a number
-    content: tuple[Hashable, ...]  # of each layer, the rest of its name and its kind
+    content: tuple[tuple[str, Hashable], ...]  # of each layer, the rest of its name and its kind
     first: int
     names: tuple[str, ...]
 
 
 def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
     """Fold layers in execution order: those of one numbered block, and blocks that are alike and follow each other.
+
+    Groups of up to 8 blocks that repeat are folded, too. A block that is not repeated is searched for blocks within it.
 
     Args:
         names: of the layers, such as ``"layers.3.attention"``. Their first number is that of the block.
@@ -44,15 +49,52 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
     ['embed', 'layers.0 – 1, 2 alike', 'head']
     >>> fold(["0", "1", "2"], ["Conv", "Conv", "ReLU"])
     [Fold(label='0 – 1, 2 alike', first=0, layers=2, blocks=2), Fold(label='2', first=2, layers=1, blocks=1)]
+    >>> [each.label for each in fold(["0", "1", "2", "3", "4"], ["Linear", "ReLU", "Linear", "ReLU", "Linear"])]
+    ['0 – 3, 2 × 2 alike', '4']
+    >>> [each.label for each in fold(["body.0.layers.0", "body.0.layers.1", "body.1.pool"])]
+    ['body.0.layers.0 – 1, 2 alike', 'body.1.pool']
     """
-    runs: list[list[_Block]] = []
-    for block in _blocks(names, kinds or [""] * len(names)):
-        before = runs[-1][-1] if runs else None
-        if before and _follows(before, block):
-            runs[-1].append(block)
-        else:
-            runs.append([block])
-    return [Fold(_label(run), run[0].first, sum(len(block.names) for block in run), len(run)) for run in runs]
+    return _fold(names, kinds or [""] * len(names), "", 0)
+
+
+def _fold(names: Sequence[str], kinds: Sequence[Hashable], prefix: str, offset: int) -> list[Fold]:
+    """Fold the layers from index ``offset`` on, whose names begin with a prefix that is left out in ``names``."""
+    blocks, found, at = list(_blocks(names, kinds)), [], 0
+    while at < len(blocks):
+        period, times = _repeated(blocks, at)
+        run = blocks[at : at + period * times]
+        at += len(run)
+        layers = sum(len(block.names) for block in run)
+        first = run[0].first
+        if times == 1 and layers > 1:
+            rests = [rest for rest, _ in run[0].content]
+            inner_prefix = f"{prefix}{run[0].stem}{run[0].number}"
+            inner = _fold(rests, kinds[first : first + layers], inner_prefix, offset + first)
+            if any(each.blocks > 1 for each in inner):
+                found += inner
+                continue
+        found.append(Fold(prefix + _label(run, period, times), offset + first, layers, times))
+    return found
+
+
+def _repeated(blocks: Sequence[_Block], at: int) -> tuple[int, int]:
+    """Return the length of the pattern that begins at a block, and how often it is there; (1, 1) for no pattern."""
+    best = 1, 1
+    for period in range(1, _LONGEST_PATTERN + 1):
+        end = at + 1
+        while end < len(blocks) and _follows(blocks[end - 1], blocks[end]):
+            if end - at >= period and blocks[end].content != blocks[end - period].content:
+                break
+            end += 1
+        times = (end - at) // period
+        # The shortest pattern of those that cover the most.
+        if times > 1 and period * times > best[0] * best[1]:
+            best = period, times
+    return best
+
+
+def _follows(before: _Block, block: _Block) -> bool:
+    return before.stem == block.stem and 0 <= before.number == block.number - 1
 
 
 def _blocks(names: Sequence[str], kinds: Sequence[Hashable]) -> Iterator[_Block]:
@@ -67,15 +109,11 @@ def _blocks(names: Sequence[str], kinds: Sequence[Hashable]) -> Iterator[_Block]
         yield _Block(stem, number, content, own[0], tuple(names[index] for index in own))
 
 
-def _follows(before: _Block, block: _Block) -> bool:
-    same = before.stem == block.stem and before.content == block.content
-    return same and before.number >= 0 and block.number == before.number + 1
-
-
-def _label(run: Sequence[_Block]) -> str:
+def _label(run: Sequence[_Block], period: int, times: int) -> str:
     first, last = run[0], run[-1]
-    if len(run) > 1:
-        return f"{first.stem}{first.number} – {last.number}, {len(run)} alike"
+    if times > 1:
+        each = f"{times} × {period}" if period > 1 else str(times)
+        return f"{first.stem}{first.number} – {last.number}, {each} alike"
     if len(first.names) == 1:
         return first.names[0]
     return f"{first.stem}{first.number} ({len(first.names)} layers)"
