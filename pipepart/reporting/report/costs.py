@@ -53,24 +53,27 @@ class _Band(NamedTuple):
 
 def costs_section(runs: Sequence[Run]) -> Section | None:
     """Return time, parameters and saved bytes of the layers; once, if both plans have the same profile."""
-    shown: list[dict[str, object]] = []
-    seen: list[Profile] = []
+    groups: list[tuple[Profile, list[Run]]] = []
     for run in runs:
         profile = run.plan.profile
-        if profile is None or profile in seen:
+        if profile is None:
             continue
-        seen.append(profile)
-        strips = _strips(run.plan, profile)
-        shown.append(
-            {
-                "name": run.name,
-                "strips": strips,
-                "bands": _bands(run.plan),
-                "table": data_table(_table(run.plan, profile)),
-            }
-        )
-    if not shown:
+        like = next((own for other, own in groups if other == profile), None)
+        if like is None:
+            groups.append((profile, [run]))
+        else:
+            like.append(run)
+    if not groups:
         return None
+    shown = [
+        {
+            "name": own[0].name if len(groups) > 1 else "",
+            "strips": _strips(own[0].plan, profile),
+            "bands": [(run.prefix, _bands(run.plan)) for run in own],
+            "table": data_table(_table([run.plan for run in own], [run.name for run in own], profile)),
+        }
+        for profile, own in groups
+    ]
     html = render("costs.html", runs=shown, width=_WIDTH, colours=_COLOURS)
     return Section("costs", "Costs per layer", html, assets=(*TABLE_ASSETS, "tips.js", "costs.css"))
 
@@ -148,11 +151,14 @@ def _bands(plan: Plan) -> list[_Band]:
     return found
 
 
-def _table(plan: Plan, profile: Profile) -> FittingTable:
-    """Return the table of layers with the stage of each, without the spreads of the times."""
-    table = layer_table(profile, plan.micro_batches)
-    stage_of = [str(number) for number, stage in enumerate(plan.stages) for _ in stage.layers]
-    blank = [""] * (len(table.columns[0].cells) - len(stage_of))
+def _table(plans: Sequence[Plan], names: Sequence[str], profile: Profile) -> FittingTable:
+    """Return the table of layers with the stage of each in each plan, without the spreads of the times."""
+    table = layer_table(profile, plans[0].micro_batches)
+    blank = [""] * (len(table.columns[0].cells) - len(profile.layers))
+    stages = []
+    for plan, name in zip(plans, names, strict=True):
+        own = [str(number) for number, stage in enumerate(plan.stages) for _ in stage.layers]
+        stages.append(Column(f"stage\n{name}" if len(plans) > 1 else "stage", [*own, *blank]))
     first, *others = (column for column in table.columns if column.header != "±")
     notes = [f"{note.partition('; ±')[0].removesuffix('.')}." for note in table.notes]
-    return replace(table, columns=[first, Column("stage", [*stage_of, *blank]), *others], notes=notes)
+    return replace(table, columns=[first, *stages, *others], notes=notes)

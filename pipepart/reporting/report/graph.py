@@ -17,7 +17,7 @@ from .run import Run
 from .section import Section, render
 
 _COLOURS = 8  # series of the page
-_LONGEST_LABEL = 22  # characters
+_LONGEST_LABEL = 25  # characters
 _MOST_NODES = 2000  # of a picture
 _FEW_STAGES = 12
 _READABLE = 80  # nodes, up to which layers are shown first
@@ -37,7 +37,7 @@ def _shown(run: Run, profile: Profile) -> dict[str, Any]:
     layers = nodes_of(plan, profile, folded=False)
     edges = edges_of(plan, profile, layers)
     stages = len(plan.stages)
-    overview = stage_layout.lay_out_stages(layers, edges, stages)
+    overview = stage_layout.lay_out_stages(plan)
     blocks = nodes_of(plan, profile, folded=True)
     views = [{"key": "stages", "title": "Stages", "count": stages}]
     pictures = []

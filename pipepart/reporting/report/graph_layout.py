@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from .graph_nodes import Edge, Node
 
-BOX_WIDTH, BOX_HEIGHT = 168, 24
+BOX_WIDTH, BOX_HEIGHT = 184, 24
 _ROW_STEP, _LANE_STEP = BOX_HEIGHT + 16, BOX_WIDTH + 14
 _STAGE_GAP, _HEAD = 64, 46
 _LEAST_WIDTH, _ASPECT = 1500, 2.4  # of the picture, before the columns go on below

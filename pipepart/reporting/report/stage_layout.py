@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .graph_nodes import Edge, Node
+from ...planning import Plan
 
 BOX_WIDTH, BOX_HEIGHT = 160, 84
 _GAP, _ROW_GAP, _MARGIN = 64, 56, 20
@@ -40,13 +39,11 @@ class StageLayout(NamedTuple):
     edges: list[StageEdge]
 
 
-def lay_out_stages(nodes: Sequence[Node], edges: Sequence[Edge], stages: int) -> StageLayout:
-    """Place the stages; the edges between layers of two stages are one edge."""
-    sizes: dict[tuple[int, int], int] = defaultdict(int)
-    for edge in edges:
-        ends = nodes[edge.source].stage, nodes[edge.target].stage
-        if ends[0] != ends[1]:
-            sizes[ends] += edge.bytes
+def lay_out_stages(plan: Plan) -> StageLayout:
+    """Place the stages of a plan, with what each sends to the next one and past it."""
+    stages = len(plan.stages)
+    sizes = {(at, at + 1): stage.output_bytes for at, stage in enumerate(plan.stages[:-1])}
+    sizes |= {(at, skip.target): skip.bytes for at, stage in enumerate(plan.stages) for skip in stage.skips}
     largest = max(sizes.values(), default=0) or 1
     has_skips = any(target > source + 1 for source, target in sizes)
     top = _MARGIN + (_ARC if has_skips else 0)
