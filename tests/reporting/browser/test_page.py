@@ -77,7 +77,7 @@ def test_tables_are_searched(opened: Opened, traced: Trace):
 
 def test_what_is_under_the_pointer_is_told(opened: Opened, traced: Trace):
     report = opened(traced)
-    report.page.locator("#graph .node").first.hover()
+    report.page.locator("#graph svg[data-picture=layers] .node").first.hover()
     assert "Linear, stage 0" in report.page.locator(".tip").inner_text()
     timeline = report.page.locator("#timelines .chart").last
     timeline.scroll_into_view_if_needed()
