@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
+from .comparison import comparison_section
 from .costs import costs_section
 from .graph import graph_section
 from .idle import idle_section
@@ -20,6 +21,7 @@ from .timelines import timelines_section
 # Each makes its section, or None where there is nothing to show. In the order of the page.
 _SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
     summary_section,
+    comparison_section,
     timelines_section,
     idle_section,
     memory_section,

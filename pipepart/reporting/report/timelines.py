@@ -61,7 +61,8 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
                 }
                 for run, name, timeline in shown
             ],
-            legend=[(LOOKS[kind].word, LOOKS[kind].light) for kind in LOOKS if kind in kinds],
+            legend=[LOOKS[kind] for kind in LOOKS if kind in kinds],
+            chunks=any(timeline.schedule.stages > timeline.schedule.devices for _, _, timeline in shown),
         ),
         data={"span": span, "timelines": data, "kinds": [_kind_data(kind) for kind in kinds]},
         columns=columns,
