@@ -89,7 +89,8 @@ def _shares(what: str, one: float | None, other: float | None) -> _Row | None:
     if one is None and other is None:
         return None
     change = "" if one is None or other is None else f"{100 * (other - one):+.1f} points"
-    return what, _or_none(one, percent), _or_none(other, percent), change
+    same = change in ("+0.0 points", "-0.0 points")
+    return what, _or_none(one, percent), _or_none(other, percent), "same" if same else change
 
 
 def _counts(what: str, one: int, other: int) -> _Row:

@@ -81,8 +81,8 @@ def two_stages(profile: Profile) -> Plan:
 
 
 @pytest.fixture
-def four_chunks(profile: Profile) -> Plan:
-    """Four stages on two devices that differ, each layer twice."""
+def doubled(profile: Profile) -> Profile:
+    """Four layers, two of them alike to the other two."""
     names = [f"{layer.name}{copy}" for copy in (1, 2) for layer in profile.layers[:2]]
     layers = tuple(
         profile.layers[index % 2].model_copy(update={"name": name}) for index, name in enumerate(names)
@@ -90,7 +90,12 @@ def four_chunks(profile: Profile) -> Plan:
     costs = tuple(
         costs.model_copy(update={"layers": costs.layers[:2] * 2, "saved": ()}) for costs in profile.costs
     )
-    doubled = profile.model_copy(update={"layers": layers, "costs": costs})
+    return profile.model_copy(update={"layers": layers, "costs": costs})
+
+
+@pytest.fixture
+def four_chunks(doubled: Profile) -> Plan:
+    """Four stages on two devices that differ, each layer twice."""
     cluster = Cluster.parse(["64MiB", "64MiB@0.5"])
     return plan(doubled, cluster, schedule="looped-bfs", micro_batches=4)
 

@@ -41,6 +41,7 @@ def report_command(
     from ...planning import Plan
     from ...reporting.report import Run, report_html
     from ...runtime.observe.trace import Trace
+    from ...units import counted
     from ..files import read, read_step
     from ..output import check_writable, write_text
 
@@ -48,7 +49,10 @@ def report_command(
         raise UsageError(f"got {len(plans)} plans: a report shows one, or two side by side")
     traces = trace or []
     if traces and len(traces) != len(plans):
-        raise UsageError(f"got {len(traces)} --trace for {len(plans)} plans: give one for each plan, or none")
+        raise UsageError(
+            f"got {counted(len(traces), '--trace', '')} for {counted(len(plans), 'plan')}: give one for each plan, or "
+            "none"
+        )
     check_writable(output)
     names = _names(plans, traces)
     runs = []

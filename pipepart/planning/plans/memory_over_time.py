@@ -10,7 +10,7 @@ import numpy as np
 
 import schedules
 from schedules import Kind, Timeline
-from schedules.core.dependencies import Dependencies, dependencies
+from schedules.core.dependencies import dependencies
 
 from ..costs.stage_memory import Floats
 from .plan_record import PlanRecord
@@ -23,7 +23,7 @@ class DeviceMemory:
 
     Attributes:
         at: seconds from which on each row holds, ascending. The first row is what is there before the step; then there
-            is one for each action, two for an overlapped pair.
+            is one for each action.
         bytes: of each category, one number a row. The categories are parameters, gradients, optimizer, buffers,
             stashes, inputs (kept for a recompute or while a stash is on the host), weight gradients (what a split
             backward keeps until its second part), messages (that wait), and workspace (of the action that runs).
@@ -45,51 +45,43 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
 
     Args:
         plan: whose stages have their figures.
-        timeline: of a step of the plan, simulated or measured.
+        timeline: of a step of the plan, simulated or measured, without overlapped pairs.
     """
     schedule, stages = timeline.schedule, plan.all_stages
     found = dependencies(schedule)
-    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
-    spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
+    starts = np.array([at for row in timeline.starts for at in row])
+    sums, others = found.is_kind(Kind.REDUCE_GRAD), plan.summed_replicas - 1
     tables = schedules.memory_during(timeline)
     origin = min(starts.tolist(), default=0.0)
     memory = []
-    for device, ((first, last), counts) in enumerate(zip(spans, tables, strict=True)):
+    for device, ((first, last), counts) in enumerate(zip(pairwise(found.offsets), tables, strict=True)):
         own = schedule.stages_of(device)
-        _add_replicas(counts, own, plan.summed_replicas, schedule.model_stages, found, first, last)
-        counts = np.concatenate([_before(counts), counts[: last - first]])
-        at = np.append(origin, _begins(found, starts, ends, first, last))
+        counts = counts[: last - first]
+        counts[:, :, -1] += _others_gradients(sums[first:last], own, others, schedule.model_stages)
+        counts = np.concatenate([_before(counts), counts])
+        at = np.append(origin, starts[first:last])
         memory.append(DeviceMemory(at, _by_category(counts, [stages[number] for number in own])))
     return tuple(memory)
 
 
 def _before(counts: np.ndarray) -> np.ndarray:
     """Return the counts before the first action: of weights without gradients alone."""
-    first = counts[:1].copy()
-    first[:, :, :-1] = 0
+    first = np.zeros((1, *counts.shape[1:]), dtype=counts.dtype)
+    first[:, :, -1:] = counts[:1, :, -1:]
     return first
 
 
-def _begins(found: Dependencies, starts: Floats, ends: Floats, first: int, last: int) -> Floats:
-    """Return when each part of a device's actions begins; the second one of a pair in the middle of the pair."""
-    owner = found.owner[first:last]
-    second = np.diff(owner, prepend=-1) == 0
-    return np.where(second, (starts[owner] + ends[owner]) / 2, starts[owner])
+def _others_gradients(sums: np.ndarray, own: tuple[int, ...], others: int, model_stages: int) -> np.ndarray:
+    """Count the gradients of other replicas, which are at the first one from its first sum on: [actions, stages].
 
-
-def _add_replicas(
-    counts: np.ndarray,
-    own: tuple[int, ...],
-    replicas: int,
-    model_stages: int,
-    found: Dependencies,
-    first: int,
-    last: int,
-) -> None:
-    """Count the gradients of the other replicas, which are at the first one from its first sum of gradients on."""
-    sums = np.flatnonzero(found.is_kind(Kind.REDUCE_GRAD)[first:last])
-    if replicas > 1 and sums.size:
-        counts[sums[0] :, [stage < model_stages for stage in own], -1] += replicas - 1
+    Args:
+        sums: whether each action of the device is a sum of gradients.
+        own: the stages of the device.
+        others: the number of other replicas.
+        model_stages: of one replica; the first replica has the first ones.
+    """
+    summed = np.logical_or.accumulate(sums)[:, None] & (np.array(own) < model_stages)
+    return others * summed.astype(np.int64)
 
 
 def _by_category(counts: np.ndarray, stages: list[StagePlan]) -> dict[str, Floats]:

@@ -12,7 +12,7 @@ from ..plan_tables import stage_numbers
 from ..quantity import TimeUnit, percent
 from ..table import Column, FittingTable
 from .data_table import TABLE_ASSETS, data_table
-from .run import Run
+from .run import Run, timelines_of
 from .section import Section, render
 
 _LEAST = 1e-9  # of the step; differences of sums can be this far from zero
@@ -36,7 +36,7 @@ class Part:
 
 def idle_section(runs: Sequence[Run]) -> Section | None:
     """Return the idle time of all runs; None if no run has a timeline."""
-    shown = [_shown(name, timeline, run.devices) for run in runs for name, timeline in run.timelines.items()]
+    shown = [_shown(name, timeline, run.devices) for run, name, timeline in timelines_of(runs)]
     if not shown:
         return None
     return Section(

@@ -10,7 +10,7 @@ from ...planning.plans.memory_over_time import DeviceMemory, memory_over_time
 from ..quantity import percent, size
 from ..table import Column, FittingTable
 from .data_table import TABLE_ASSETS, data_table
-from .run import Run
+from .run import Run, timelines_of
 from .section import Section, render
 from .timeline_columns import ticks
 from .timelines import CHART_ASSETS, span_of
@@ -32,16 +32,16 @@ _CATEGORIES = {
 def memory_section(runs: Sequence[Run]) -> Section | None:
     """Return the predicted memory of all runs; None if no plan has the sizes of its stages."""
     shown = [
-        (run, memory_over_time(run.plan, run.predicted))
-        for run in runs
-        if run.predicted and run.plan.profile is not None
+        (run, name, memory_over_time(run.plan, timeline))
+        for run, name, timeline in timelines_of(runs)
+        if timeline is run.predicted and run.plan.profile is not None
     ]
     if not shown:
         return None
     span = span_of(runs)
     columns: dict[str, np.ndarray] = {}
     data = []
-    for number, (run, devices) in enumerate(shown):
+    for number, (run, _, devices) in enumerate(shown):
         assert run.predicted is not None
         columns[f"{number}.at"] = ticks(np.concatenate([each.at for each in devices]), run.predicted, span)
         used = [name for name in _CATEGORIES if any(each.bytes[name].any() for each in devices)]
@@ -63,7 +63,7 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
         title="Memory",
         html=render(
             "memory.html",
-            runs=[(run, data_table(_table(run, devices))) for run, devices in shown],
+            shown=[(name, data_table(_table(run, name, devices))) for run, name, devices in shown],
             legend=legend.items(),
             limited=any(limit is not None for each in data for limit in each["limits"]),
         ),
@@ -73,7 +73,7 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
     )
 
 
-def _table(run: Run, devices: Sequence[DeviceMemory]) -> FittingTable:
+def _table(run: Run, name: str, devices: Sequence[DeviceMemory]) -> FittingTable:
     """Make a table of the peak of each device and what it consists of."""
     peaks = [int(each.total.argmax()) for each in devices]
     totals = [float(each.total.max()) for each in devices]
@@ -87,10 +87,10 @@ def _table(run: Run, devices: Sequence[DeviceMemory]) -> FittingTable:
         shares = [total / limit if limit else None for total, limit in zip(totals, limits, strict=True)]
         columns.append(Column("of the\nlimit", ["" if share is None else percent(share) for share in shares]))
     if run.trace is not None and run.trace.memory_bytes:
-        measured = [run.trace.memory_bytes.get(name) for name in run.devices]
+        measured = [run.trace.memory_bytes.get(device) for device in run.devices]
         columns.append(Column("peak,\nmeasured", list(map(size, measured))))
-    for name in _CATEGORIES:
-        values = [round(float(each.bytes[name][at])) for each, at in zip(devices, peaks, strict=True)]
+    for category in _CATEGORIES:
+        values = [round(float(each.bytes[category][at])) for each, at in zip(devices, peaks, strict=True)]
         if any(values):
-            columns.append(Column(name, list(map(size, values))))
-    return FittingTable(f"{run.prefix}peak of each device, and what it consists of then", columns)
+            columns.append(Column(category, list(map(size, values))))
+    return FittingTable(f"Peak of each device and what it consists of, {name}", columns)

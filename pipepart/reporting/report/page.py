@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from ...input_error import InputError
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
 from .comparison import comparison_section
@@ -15,6 +16,7 @@ from .memory import memory_section
 from .rejected import rejected_section
 from .run import Run
 from .section import Section, asset, render
+from .stages import stages_section
 from .summary import summary_section
 from .timelines import timelines_section
 
@@ -25,6 +27,7 @@ _SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
     timelines_section,
     idle_section,
     memory_section,
+    stages_section,
     costs_section,
     graph_section,
     rejected_section,
@@ -38,10 +41,10 @@ def report_html(*runs: Run) -> str:
     The page holds its styles, scripts and data. It works from a file, without a network.
 
     Raises:
-        ValueError: there is no run, or more than two.
+        InputError: there is no run, or more than two.
     """
     if not 1 <= len(runs) <= 2:
-        raise ValueError(f"a report shows one plan, or two side by side; got {len(runs)}")
+        raise InputError(f"a report shows one plan, or two side by side; got {len(runs)}")
     sections = [section for make in _SECTIONS if (section := make(runs)) is not None]
     names = dict.fromkeys([*_OWN_ASSETS, *(name for section in sections for name in section.assets)])
     return render(

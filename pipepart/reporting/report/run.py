@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,12 +38,6 @@ class Run:
         """The median of the measured steps; None without a trace."""
         return self.trace.median if self.trace else None
 
-    @cached_property
-    def timelines(self) -> dict[str, Timeline]:
-        """The predicted and the measured step, by what to call them, where they exist."""
-        both = {"predicted": self.predicted, "measured": self.measured}
-        return {f"{self.prefix}{word}": found for word, found in both.items() if found is not None}
-
     @property
     def prefix(self) -> str:
         """The name with a colon, to stand before a word."""
@@ -52,3 +47,18 @@ class Run:
     def devices(self) -> tuple[str, ...]:
         """The names of the devices in the order of the schedule's rows."""
         return tuple(device.name for device in self.plan.workers)
+
+
+def timelines_of(runs: Sequence[Run]) -> list[tuple[Run, str, Timeline]]:
+    """Return the predicted and the measured step of each run, where they exist, and what to call them.
+
+    The prediction of two runs of one plan is there once.
+    """
+    one_plan = len(runs) > 1 and all(run.plan == runs[0].plan for run in runs)
+    found = []
+    for number, run in enumerate(runs):
+        if run.predicted is not None and not (one_plan and number):
+            found.append((run, "predicted" if one_plan else f"{run.prefix}predicted", run.predicted))
+        if run.measured is not None:
+            found.append((run, f"{run.prefix}measured", run.measured))
+    return found

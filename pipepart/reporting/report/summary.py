@@ -14,7 +14,13 @@ from .section import Section, render
 def summary_section(runs: Sequence[Run]) -> Section:
     """Return the findings and the main figures of each run."""
     shown = [
-        {"name": run.name, "findings": findings(run.plan, run.trace), "facts": _facts(run)} for run in runs
+        {
+            "name": run.name,
+            "findings": findings(run.plan, run.trace),
+            "by_hand": run.plan.prediction is None,
+            "facts": _facts(run),
+        }
+        for run in runs
     ]
     return Section("summary", "Summary", render("summary.html", runs=shown))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from schedules import Kind, Schedule, Timeline
 from schedules.analysis.arrivals import arrivals
-from schedules.core.dependencies import CODE, Dependencies, dependencies
+from schedules.core.dependencies import Dependencies, dependencies
 
 from ...planning import Plan
 
@@ -21,10 +21,9 @@ class TimelineColumns:
     """A timeline as columns, its actions numbered device after device.
 
     Attributes:
-        columns: ``start`` and ``end`` in ticks, ``code``, ``stage`` and ``micro_batch`` (-1 for none) of each action;
-            ``part_stage`` and ``part_micro_batch`` of the second part of overlapped actions, if there are any. Of each
-            input from another device, by the action that takes it: ``source`` and ``target`` action, ``arrived`` in
-            ticks, and ``size``, its place in ``sizes``.
+        columns: ``start`` and ``end`` in ticks, ``code``, ``stage`` and ``micro_batch`` (-1 for none) of each action.
+            Of each input from another device or a host, by the action that takes it: ``source`` and ``target`` action,
+            ``arrived`` in ticks, and ``size``, its place in ``sizes``.
         offsets: device d has the actions from ``offsets[d]`` up to ``offsets[d + 1]``.
         sizes: the different numbers of bytes of an input.
     """
@@ -38,7 +37,7 @@ def timeline_columns(timeline: Timeline, plan: Plan, span: float) -> TimelineCol
     """Return a timeline as columns.
 
     Args:
-        timeline: simulated or measured.
+        timeline: simulated or measured, without overlapped pairs, which plans and pipelines split.
         plan: that it is a step of; tells how large messages are.
         span: seconds that the largest tick stands for.
     """
@@ -62,21 +61,11 @@ def ticks(seconds: np.ndarray, timeline: Timeline, span: float) -> np.ndarray:
 
 
 def _actions(found: Dependencies) -> dict[str, np.ndarray]:
-    first = np.flatnonzero(np.diff(found.owner, prepend=-1))
-    second = np.setdiff1d(np.arange(found.owner.size), first)
-    code = found.code[first].astype(np.uint8)
-    columns = {
-        "code": code,
-        "stage": found.stage[first].astype(np.int32),
-        "micro_batch": found.micro_batch[first].astype(np.int32),
+    return {
+        "code": found.code.astype(np.uint8),
+        "stage": found.stage.astype(np.int32),
+        "micro_batch": found.micro_batch.astype(np.int32),
     }
-    if second.size:
-        pairs = found.owner[second]
-        code[pairs] = CODE[Kind.OVERLAP_F_B]
-        for name, values in (("part_stage", found.stage), ("part_micro_batch", found.micro_batch)):
-            columns[name] = np.full(code.size, -1, dtype=np.int32)
-            columns[name][pairs] = values[second]
-    return columns
 
 
 def _inputs(

@@ -17,7 +17,7 @@ from ..plan_tables import stage_numbers
 from ..quantity import TimeUnit, percent
 from ..table import Column, FittingTable
 from .data_table import TABLE_ASSETS, data_table
-from .run import Run
+from .run import Run, timelines_of
 from .section import Section, render
 from .timeline_columns import kinds_of, timeline_columns
 
@@ -27,7 +27,7 @@ CHART_ASSETS = ("charts.css", "axis.js", "tips.js", "time_chart.js")
 
 def timelines_section(runs: Sequence[Run]) -> Section | None:
     """Return the timelines of all runs; None if no run has one, as a plan that was written by hand."""
-    shown = [(run, name, timeline) for run in runs for name, timeline in run.timelines.items()]
+    shown = timelines_of(runs)
     if not shown:
         return None
     span = span_of(runs)
@@ -78,21 +78,17 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
 
 def span_of(runs: Sequence[Run]) -> float:
     """Return the seconds of the longest step of all, which the axis of time shows."""
-    return max(timeline.makespan for run in runs for timeline in run.timelines.values())
+    return max(timeline.makespan for _, _, timeline in timelines_of(runs))
 
 
 def _drawn_kinds(timelines: Iterable[Timeline]) -> list[Kind]:
-    """Return the kinds of all timelines, with those that overlapped pairs consist of, as :class:`Kind` lists them."""
+    """Return the kinds of all timelines, as :class:`Kind` lists them."""
     found = {kind for timeline in timelines for kind in kinds_of(timeline.schedule)}
-    if Kind.OVERLAP_F_B in found:
-        found |= {Kind.F, Kind.B}
     return [kind for kind in Kind if kind in found]
 
 
 def _kind_data(kind: Kind) -> dict[str, Any]:
-    """Return how to name and draw a kind; an overlapped pair is drawn as its two parts."""
-    if kind is Kind.OVERLAP_F_B:
-        return {"code": CODE[kind], "letter": "", "word": "forward beside backward", "light": "", "dark": ""}
+    """Return how to name and draw a kind."""
     look = LOOKS[kind]
     return {
         "code": CODE[kind],

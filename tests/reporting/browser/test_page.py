@@ -21,6 +21,7 @@ def test_the_report_of_a_run_shows_all_sections_with_marks(opened: Opened, trace
         "Timelines",
         "Idle time",
         "Memory",
+        "Stages",
         "Costs per layer",
         "Layer graph",
         "Rejected plans",

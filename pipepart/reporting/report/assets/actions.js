@@ -14,9 +14,7 @@ pipepart.Actions = class {
   constructor(number, data, columns, kinds, span) {
     Object.assign(this, data);
     const column = (name) => columns[`${number}.${name}`];
-    for (const name of ["start", "end", "code", "stage", "micro_batch", "part_stage", "part_micro_batch"]) {
-      this[name] = column(name);
-    }
+    for (const name of ["start", "end", "code", "stage", "micro_batch"]) this[name] = column(name);
     this.inputs = { source: column("source"), target: column("target"), arrived: column("arrived"), size: column("size") };
     this.second = span / (2 ** 32 - 1); // seconds of a tick
     this.kinds = new Map(kinds.map((kind) => [kind.code, kind]));
@@ -105,15 +103,8 @@ pipepart.Actions = class {
 
   /* As schedules name it: 3F5 is the forward of micro-batch 5 on stage 3. */
   nameOf(action) {
-    const name = (letter, stage, part) => `${stage}${letter}${part < 0 ? "" : part}`;
-    const { letter } = this.kinds.get(this.code[action]);
-    const own = [this.stage[action], this.micro_batch[action]];
-    if (!this.isPair(action)) return name(letter, ...own);
-    return `${name("F", ...own)} beside ${name("B", this.part_stage[action], this.part_micro_batch[action])}`;
-  }
-
-  isPair(action) {
-    return Boolean(this.part_stage) && this.part_stage[action] >= 0;
+    const part = this.micro_batch[action];
+    return `${this.stage[action]}${this.kinds.get(this.code[action]).letter}${part < 0 ? "" : part}`;
   }
 
   /* Why an action did not start when its device was free: seconds for each cause, and the input that came last. */

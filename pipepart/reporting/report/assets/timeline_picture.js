@@ -34,9 +34,9 @@ pipepart.TimelinePicture = class extends pipepart.TimeChart {
     else for (let action = first; action < last; action += 1) this.drawBox(action, top, height);
   }
 
-  fillOf(action, stage = this.actions.stage[action]) {
+  fillOf(action) {
     const kind = this.actions.kinds.get(this.actions.code[action]);
-    return this.actions.chunk[stage] ? kind.dark : kind.light;
+    return this.actions.chunk[this.actions.stage[action]] ? kind.dark : kind.light;
   }
 
   drawBox(action, top, height) {
@@ -44,10 +44,6 @@ pipepart.TimelinePicture = class extends pipepart.TimeChart {
     const left = this.x(actions.startOf(action));
     const width = Math.max(this.x(actions.endOf(action)) - left, 0.5);
     const shown = width > 4 ? width - 1 : width;
-    if (actions.isPair(action)) {
-      this.drawPair(action, left, shown, top, height);
-      return;
-    }
     pen.fillStyle = this.fillOf(action);
     pen.fillRect(left, top, shown, height);
     const part = actions.micro_batch[action];
@@ -58,20 +54,6 @@ pipepart.TimelinePicture = class extends pipepart.TimeChart {
       pen.textAlign = "center";
       pen.fillText(String(part), (first + last) / 2, top + height / 2 + 0.5);
       pen.textAlign = "start";
-    }
-  }
-
-  /* A forward and a backward side by side: one half of the row each. */
-  drawPair(action, left, width, top, height) {
-    const { pen, actions } = this;
-    const [forward, backward] = ["F", "B"].map((letter) => [...actions.kinds.values()].find((kind) => kind.letter === letter));
-    const halves = [
-      [forward, actions.stage[action], top],
-      [backward, actions.part_stage[action], top + height / 2],
-    ];
-    for (const [kind, stage, at] of halves) {
-      pen.fillStyle = actions.chunk[stage] ? kind.dark : kind.light;
-      pen.fillRect(left, at, width, height / 2);
     }
   }
 

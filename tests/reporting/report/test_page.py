@@ -1,0 +1,76 @@
+"""The page of the report as text: it needs nothing from outside, keeps names as text, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from pipepart import Cluster, Plan, Trace
+from pipepart.planning.plans.stage_plan import StagePlan
+from pipepart.reporting.report import Run, report_html
+
+
+def test_the_page_begins_with_what_limits_the_plan_and_needs_no_network(two_stages: Plan):
+    html = two_stages.to_html()
+    assert titles(html)[:3] == ["Summary", "Timelines", "Idle time"]
+    assert html.index('class="findings"') < html.index("<canvas")
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)", html)
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_names_stay_text(two_stages: Plan):
+    name = "</script><img src=x onerror=alert(1)>"
+    document = json.loads(two_stages.model_dump_json().replace("virtual:0", name))
+    html = Plan.model_validate(document).to_html()
+    assert name not in html
+    assert "<img" not in html
+    assert "&lt;/script&gt;&lt;img" in html
+    assert r"\u003c/script\u003e\u003cimg" in html
+
+
+def test_a_trace_adds_the_measured_step(two_stages: Plan):
+    html = Trace(two_stages, [two_stages.simulate()]).to_html()
+    assert captions(html) == ["predicted", "measured"]
+
+
+def test_two_runs_of_one_plan_have_one_prediction(two_stages: Plan):
+    step = two_stages.simulate()
+    html = report_html(*(Run(two_stages, Trace(two_stages, [step]), name) for name in ("before", "after")))
+    assert captions(html) == ["predicted", "before: measured", "after: measured"]
+    assert titles(html)[1] == "Differences"
+
+
+def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
+    html = report_html(Run(two_stages, name="kept"), Run(again, name="again"))
+    assert captions(html) == ["kept: predicted", "again: predicted"]
+    (span,) = {float(each) for each in re.findall(r'"span": ([0-9.e-]+)', html)}
+    assert span == max(two_stages.simulate().makespan, again.simulate().makespan)
+
+
+def test_a_plan_written_by_hand_has_its_stages_only():
+    cluster = Cluster.virtual(2)
+    stages = tuple(
+        StagePlan(layers=(str(at),), device=device.name) for at, device in enumerate(cluster.devices)
+    )
+    made = Plan(stages=stages, cluster=cluster, schedule="1f1b", micro_batches=2)
+    html = made.to_html()
+    assert titles(html) == ["Summary", "Stages"]
+    assert "written by hand" in html
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_report_shows_one_run_or_two(two_stages: Plan, count: int):
+    with pytest.raises(ValueError, match=f"one plan, or two side by side; got {count}"):
+        report_html(*[Run(two_stages)] * count)
+
+
+def titles(html: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", html)
+
+
+def captions(html: str) -> list[str]:
+    """The names of the timelines, in their order."""
+    timelines = html[html.index('id="timelines"') : html.index('id="idle"')]
+    return re.findall(r"<figcaption>(.*?) <small>", timelines)
