@@ -156,7 +156,7 @@ def test_all_sections_print(opened: Opened, traced: Trace):
     report.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     sections = report.page.locator("main > section")
     heights = sections.evaluate_all("all => all.map(each => each.getBoundingClientRect().height)")
-    assert len(heights) == 7
+    assert len(heights) == 8
     assert min(heights) > 60
     assert not report.page.locator("input[type=search]").first.is_visible()
     assert report.page.evaluate("document.documentElement.dataset.theme") == "light"
