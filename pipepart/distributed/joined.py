@@ -59,7 +59,8 @@ class Joined(Alone):
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.part: RankPart = RankPart(chain.model, own, ranks)
         self.rank_of = own.rank_of
-        self.links = self._links = Links(ranks, own.rank_of)
+        homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
+        self.links = self._links = Links(ranks, own.rank_of, homes)
         owners, count = own.rank_of_stage, len(plan.stages)
         self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
         self._ranks = ranks
@@ -121,6 +122,7 @@ class Joined(Alone):
         gradients = [one.grad for one in parameters if one.grad is not None]
         self._meeting.end(step.sink, step.keys, gradients)
         self.part.share_written()
+        self._links.agree()
         if step.recorder is not None:
             self._complete(step.recorder)
 
@@ -161,7 +163,9 @@ class Joined(Alone):
         """Give every rank the gradients of the inputs, which the ranks of the first stage have."""
         self._meeting.collect(step.input_gradients, [None] * len(step.input_gradients))
         found = super().end_backward(step)
-        return self._meeting.end_backward(list(found))
+        found = self._meeting.end_backward(list(found))
+        self._links.agree()
+        return found
 
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return on every rank what the rank of the last stage makes."""

@@ -119,6 +119,41 @@ class Ranks:
         self._groups.append(mine)
         return mine
 
+    def connect(
+        self, rounds: Sequence[Sequence[tuple[int, int]]], backend: str, device: torch.device
+    ) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """Connect pairs of ranks, each by a group of its own, with a first message. All ranks call this.
+
+        Args:
+            rounds: directed edges; in each round a rank is in one at most.
+            backend: of the groups.
+            device: of this rank's messages.
+
+        Returns:
+            The groups of the edges that this rank is in.
+
+        Raises:
+            RankError, TimeoutError: as :meth:`gather`.
+        """
+        made: dict[tuple[int, int], Any] = {}
+
+        def make() -> None:
+            edges = [edge for edges in rounds for edge in edges]
+            for edge in edges:
+                group = dist.new_group(list(edge), backend=backend, timeout=_LONGEST)
+                if self.rank in edge:
+                    made[edge] = group
+            first = torch.zeros(1, dtype=torch.uint8, device=device)
+            for edge in (edge for edge in edges if edge in made):
+                is_sender, group = edge[0] == self.rank, made[edge]
+                move = group.send if is_sender else group.recv
+                move([first], 1 - group.rank(), 0).wait()
+            first.cpu()  # waits for the device
+
+        self._apart(make, None, self._timeout)
+        self._groups += made.values()
+        return made
+
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return what every rank has given, by rank. All ranks call this at the same point.
 
@@ -441,11 +476,15 @@ def _destroy(groups: Sequence[dist.ProcessGroup]) -> None:
 
 
 def _abort(group: dist.ProcessGroup) -> None:
-    """End all waits in a gloo group, on all threads of this process. The group cannot be used any more.
+    """End all waits in a group, on all threads of this process. The group cannot be used any more.
 
-    A receive whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc): so wait
-    for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
+    A receive of gloo whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc).
+    So it waits for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
     """
+    if dist.get_backend(group) != "gloo":
+        with suppress(RuntimeError):
+            group.abort()
+        return
     for peer in (one for one in range(group.size()) if one != group.rank()):
         with suppress(RuntimeError):
             group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))

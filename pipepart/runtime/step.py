@@ -199,6 +199,8 @@ class Step:
                             return
                         self.current[worker] = action, time.monotonic()
                         do(action)
+                    if self._remote is not None:
+                        self._remote.end()
                 finally:
                     for run in self.runs_on(worker):
                         run.settle()

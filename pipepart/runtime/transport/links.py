@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from schedules.communication.connections import connection_rounds
+
 from ...ranks import Ranks
+from . import ordered
+from .ordered import Edge, Event, Ordered, Placed
 from .reductions import Reductions
 from .threads import Key
 from .wire import Form
@@ -62,12 +67,16 @@ class Table:
         sent: by key.
         received: by worker, in the order of their use.
         complete: whether a whole step has run.
+        events: what each worker of this rank sends and receives, in the order of its actions.
+        placed: the messages of this rank in the one order of all ranks, if they are sent in that.
         corrected: the stages of other ranks than the last stage's whose optimizers step within the step.
     """
 
     sent: dict[Key, Sent] = field(default_factory=dict)
     received: dict[int, list[Expected]] = field(default_factory=dict)
     complete: bool = False
+    events: dict[int, list[Event]] = field(default_factory=dict)
+    placed: list[Placed] | None = None
     corrected: tuple[int, ...] | None = None
 
 
@@ -77,17 +86,24 @@ class Links:
     Args:
         ranks: the processes.
         rank_of: of each worker.
+        homes: the device of each worker.
 
     Attributes:
         local: the workers of this rank.
+        backend: that carries messages from device to device; None if they go through host memory.
         reductions: over replicas of the model; None where there is one.
     """
 
-    def __init__(self, ranks: Ranks, rank_of: Sequence[int]) -> None:
+    def __init__(self, ranks: Ranks, rank_of: Sequence[int], homes: Sequence[torch.device]) -> None:
         self.ranks = ranks
         self.rank_of = rank_of
         self.reductions: Reductions | None = None
         self.local = [worker for worker, rank in enumerate(rank_of) if rank == ranks.rank]
+        self.backend = ordered.direct_backend(homes, rank_of)
+        self._home = homes[self.local[0]]
+        self._edges: dict[Edge, dist.ProcessGroup] = {}
+        self._connected: set[Edge] = set()  # of all ranks
+        self._arrivals = ordered.arrivals_stream(self._home) if self.backend else None
         self._tables: OrderedDict[Hashable, Table] = OrderedDict()
         self._lock = threading.Lock()
         self._unreleased: list[tuple[dist.Work, int]] = []
@@ -110,6 +126,44 @@ class Links:
             if len(self._tables) > _MOST:
                 self._tables.popitem(last=False)
         return self._tables[form]
+
+    def agree(self) -> None:
+        """Put the messages of steps that have run for the first time in one order; all ranks call this.
+
+        Raises:
+            RankError: another rank has failed.
+        """
+        for table in self._tables.values():
+            if self.backend is None or not table.complete or table.placed is not None:
+                continue
+            shared = self.ranks.gather((ordered.identity(self._home), table.events))
+            if len({device for device, _ in shared}) < len(shared):  # which NCCL refuses
+                self.backend = None
+                return
+            rows = {worker: row for _, events in shared for worker, row in events.items()}
+            messages = [
+                (key, (self.rank_of[sender], self.rank_of[receiver]))
+                for key, sender, receiver in ordered.one_order(rows)
+            ]
+            self._connect({edge for _, edge in messages})
+            forms = {one.key: one.form for row in table.received.values() for one in row}
+            forms |= {key: one.form for key, one in table.sent.items()}
+            table.placed = [
+                Placed(key, forms[key], edge) for key, edge in messages if self.ranks.rank in edge
+            ]
+
+    def ordered(self, table: Table) -> Ordered | None:
+        """Return what carries the messages of a step in one order; None if they go by tags through host memory."""
+        if self.backend is None or table.placed is None:
+            return None
+        return Ordered(table.placed, self.ranks.rank, self._edges, self._home, self._arrivals)
+
+    def _connect(self, edges: set[Edge]) -> None:
+        """Connect edges that are new: in rounds, so that no rank waits for one that is busy with another."""
+        new = edges - self._connected
+        if new and self.backend is not None:
+            self._edges |= self.ranks.connect(connection_rounds(new), self.backend, self._home)
+            self._connected |= new
 
     def send(self, tensor: Tensor, rank: int, tag: int, fail: Fail) -> None:
         """Begin to send a contiguous tensor, which is kept until it is sent."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class RankTransport:
         ]
         self._fail = fail
         self._ahead: dict[int, _Ahead] = {}
+        self._ordered = links.ordered(table)
 
     def begin(self, worker: int) -> None:
         """Post the first receives of a worker, on its thread.
@@ -81,12 +83,11 @@ class RankTransport:
         Raises:
             Stopped: the step has failed.
         """
+        if self._ordered is not None:
+            return
         known = self._table.received.get(worker, ()) if self._table.complete else ()
-        try:
+        with self._connected():
             self._ahead[worker] = _Ahead(self._links, known)
-        except RuntimeError as error:
-            self._fail(self._links.ranks.lost(error))
-            raise Stopped from None
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message to the rank of the receiver.
@@ -99,12 +100,17 @@ class RankTransport:
         if rank == self._links.ranks.rank:
             self._inner.send(sender, receiver, key, message)
             return
-        form, buffers = pack(graph_cut.move(message, _HOST))
+        form, buffers = pack(graph_cut.move(message, self._device))
         known = self._table.sent.get(key)
         if known is None:
             known = self._announce(sender, rank, key, form)
+            self._note(self._worker_of[sender], True, key)
         elif known.form != form:
             raise RuntimeError(_changed(sender, known.form, form))
+        if self._ordered is not None:
+            with self._connected(rank):
+                self._ordered.send(key, buffers)
+            return
         for place, buffer in enumerate(buffers, known.tag + 2):
             if buffer.numel():
                 self._links.send(buffer, rank, place, self._fail)
@@ -120,15 +126,13 @@ class RankTransport:
             return self._inner.recv(receiver, key)
         if (worker := self._worker_of[receiver]) not in self._ahead:  # the calling thread works for it
             self.begin(worker)
-        try:
+        with self._connected(rank):
             if not self._table.complete:
                 expected = Expected(key, self._announced(rank, key, sender), rank, self._tag(key, sender))
                 self._table.received.setdefault(worker, []).append(expected)
+                self._note(worker, False, key)
                 self._ahead[worker].post(expected)
-            form, buffers = self._ahead[worker].take(key)
-        except RuntimeError as error:
-            self._fail(self._links.ranks.lost(error, rank))
-            raise Stopped from None
+            form, buffers = (self._ordered or self._ahead[worker]).take(key)
         return unpack(form, buffers, self._recordings[key[2]])
 
     @property
@@ -145,6 +149,12 @@ class RankTransport:
             none = self._schedule.versions or self._schedule.replicas > 1
             self._table.corrected = () if none else away
         return self._table.corrected
+
+    def end(self) -> None:
+        """After the last action of a worker, on its thread."""
+        if self._ordered is not None:
+            with self._connected():
+                self._ordered.finish()
 
     def stop(self, error: BaseException) -> None:
         """Wake the workers of this rank that wait for messages, as the step has failed on another one."""
@@ -182,6 +192,27 @@ class RankTransport:
                 "tags: plan with fewer micro-batches"
             )
         return tag
+
+    @contextmanager
+    def _connected(self, rank: int | None = None) -> Iterator[None]:
+        """End the step if a connection breaks within the block, to a rank if it is known to which.
+
+        Raises:
+            Stopped: it has broken.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            self._fail(self._links.ranks.lost(error, rank))
+            raise Stopped from None
+
+    @property
+    def _device(self) -> torch.device:
+        """Where messages are when they are sent."""
+        return _HOST if self._ordered is None else self._ordered.device
+
+    def _note(self, worker: int, sends: bool, key: Key) -> None:
+        self._table.events.setdefault(worker, []).append((sends, key))
 
     def _announce(self, sender: int, rank: int, key: Key, form: Form) -> Sent:
         """Send the form of a message."""

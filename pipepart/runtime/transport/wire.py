@@ -88,12 +88,12 @@ def _is_whole(tensor: Tensor) -> bool:
     return plain and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def buffers_for(form: Form) -> list[Tensor]:
-    """Return buffers to receive the message of a form in."""
+def buffers_for(form: Form, device: torch.device | None = None) -> list[Tensor]:
+    """Return buffers to receive the message of a form in, in host memory or on a device."""
     if form.whole:
         (one,) = form.leaves
-        return [torch.empty_strided(one.shape, one.stride, dtype=one.dtype)]
-    return [torch.empty(size, dtype=torch.uint8) for size in form.buffers]
+        return [torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=device)]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in form.buffers]
 
 
 def _form_with(leaves: Any, has_nest: bool, nest: Any, *others: Any) -> Form:
