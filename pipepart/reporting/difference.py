@@ -79,7 +79,7 @@ def difference_reports(before: Plan, after: Plan, names: tuple[str, str]) -> lis
             FittingTable(
                 "What differs",
                 [
-                    Column("", [_words(each.what) for each in found.changes], text=True),
+                    Column("figure", [_words(each.what) for each in found.changes], text=True),
                     Column(names[0], [_text(each.what, each.before) for each in found.changes], text=True),
                     Column(names[1], [_text(each.what, each.after) for each in found.changes], text=True),
                     Column("change", [_ratio(each) for each in found.changes], rank=1),

@@ -1,4 +1,4 @@
-"""The figures of the report: memory over time, idle time by cause, columns of timelines, differences of plans."""
+"""The figures of the report: memory over time, idle time by cause, columns of timelines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 
 from pipepart import Cluster, Plan, Profile, plan
 from pipepart.planning.plans.memory_over_time import memory_over_time
-from pipepart.reporting.differences import difference_tables
 from pipepart.reporting.report.idle import causes_of, phases_of
 from pipepart.reporting.report.timeline_columns import timeline_columns
 from schedules import StageCosts, Timeline, build, simulate
@@ -97,30 +96,3 @@ def test_the_columns_of_a_timeline_tell_what_each_action_takes(doubled: Profile)
         ]
         assert arrived == pytest.approx(each.end, abs=tick)
         assert size == each.bytes
-
-
-def test_the_differences_of_two_plans(profile: Profile, two_stages: Plan):
-    other = plan(
-        profile,
-        Cluster.virtual(2, memory="64MiB"),
-        schedule="gpipe",
-        micro_batches=4,
-        cut_before=["body.a_layer_with_a_very_long_name.attention"],
-    )
-    figures, *rest = difference_tables(two_stages, other, ("one", "other"))
-    rows = {row[0]: row[1:] for row in zip(*(column.cells for column in figures.columns), strict=True)}
-    assert rows["schedule"] == ("1f1b", "gpipe", "differs")
-    assert rows["stages"] == ("2", "2", "same")
-    change = other.predicted.step_seconds / two_stages.predicted.step_seconds - 1
-    assert rows["step, predicted"][2] == f"{change:+.1%}"
-    moved = next(table for table in rest if table.columns[0].header == "layers")
-    assert [column.cells for column in moved.columns] == [
-        ("body.a_layer_with_a_very_long_name.attention",),
-        ("virtual:0",),
-        ("virtual:1",),
-    ]
-
-
-def test_equal_plans_differ_in_no_device_and_no_layer(two_stages: Plan):
-    (figures,) = difference_tables(two_stages, two_stages)
-    assert set(figures.columns[-1].cells) == {"same"}

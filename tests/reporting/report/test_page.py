@@ -40,11 +40,14 @@ def test_two_runs_of_one_plan_have_one_prediction(two_stages: Plan):
     html = report_html(*(Run(two_stages, Trace(two_stages, [step]), name) for name in ("before", "after")))
     assert captions(html) == ["predicted", "before: measured", "after: measured"]
     assert titles(html)[1] == "Differences"
+    assert "The plans are equal" in html
+    assert "Measured steps" in html
 
 
 def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
     html = report_html(Run(two_stages, name="kept"), Run(again, name="again"))
     assert captions(html) == ["kept: predicted", "again: predicted"]
+    assert "The step of again is predicted" in html
     (span,) = {float(each) for each in re.findall(r'"span": ([0-9.e-]+)', html)}
     assert span == max(two_stages.simulate().makespan, again.simulate().makespan)
 
