@@ -57,12 +57,12 @@ class Joined(Alone):
         self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
-        self.part: RankPart = RankPart(chain.model, own, ranks)
         self.rank_of = own.rank_of
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self.links = self._links = Links(ranks, own.rank_of, homes)
         owners, count = own.rank_of_stage, len(plan.stages)
         self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
+        self.part: RankPart = RankPart(chain.model, own, ranks, self._meeting.meet)
         self._ranks = ranks
         self._offset: float | None = None
         self._layers = chain.layers

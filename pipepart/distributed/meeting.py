@@ -2,9 +2,9 @@
 
 ::
 
-    rank 0   parts of the mini-batch ─┐                ┌─ same shapes, same values? ─▶ run ─┐        ┌─ loss, factor
-    rank 1   parts, or an error       ├─ begin: gather ┤                                    ├─ gather ┤
-    rank 2   given no mini-batch     ─┘                └─ an error anywhere: all raise      ┘        └─ losses added
+    rank 0   parts of the mini-batch ┐                 ┌ same shapes and values? ─▶ run ┐              ┌ loss, factor
+    rank 1   parts, or an error      ├ begin: exchange ┤                                ├ end: exchange┤
+    rank 2   given no mini-batch     ┘                 └ an error anywhere: all raise   ┘              └ losses added
 
 A rank that was given no mini-batch runs with tensors of the same shapes on the meta device. Its stages do not read
 them.
@@ -13,8 +13,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +35,12 @@ from .sketches import Sketches, are_close, sketches
 Make = Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
 
 
-@dataclass(frozen=True)
-class _Hello:
+class _Hello(NamedTuple):
     """What one rank brings to a call.
 
     Attributes:
-        call: the method, and how often the pipeline was called before.
+        call: the method.
+        number: how often the pipeline was called before.
         refusal: of the arguments, if the rank refuses them.
         form: of the inputs; "" on a rank that was given none.
         values: a digest of some numbers of the inputs, and of the target; "" where there is none.
@@ -51,13 +50,14 @@ class _Hello:
         gradients: sketches of those that a backward begins with.
     """
 
-    call: tuple[str, int]
-    refusal: str
-    form: str
-    values: str
-    target: str
-    state: str
-    seed: int
+    call: str
+    number: int
+    refusal: str = ""
+    form: str = ""
+    values: str = ""
+    target: str = ""
+    state: str = ""
+    seed: int = 0
     gradients: Sketches = ()
 
 
@@ -107,7 +107,8 @@ class Meeting:
             except Exception as error:
                 refusal = error
         mine = _Hello(
-            (call + options, self._calls),
+            call + options,
+            self._calls,
             _told(refusal),
             "" if batch is None else digest(forms(batch.inputs)),
             "" if batch is None else digest(values((args, kwargs))),
@@ -115,9 +116,7 @@ class Meeting:
             self._state(),
             RngKeys().seed,
         )
-        self._calls += 1
-        self.ranks.place = f"the begin of {call}"
-        everyone: list[_Hello] = self.ranks.gather(mine)
+        everyone = self._exchange(mine, call)
         if refusal is not None:
             raise refusal
         self._check(everyone)
@@ -153,10 +152,8 @@ class Meeting:
         except Exception as error:
             refusal = error
         form = digest(forms(gradients))
-        mine = _Hello((call, self._calls), _told(refusal), form, "", "", "", 0, sketches(gradients))
-        self._calls += 1
-        self.ranks.place = f"the begin of {call}"
-        everyone: list[_Hello] = self.ranks.gather(mine)
+        mine = _Hello(call, self._calls, _told(refusal), form, gradients=sketches(gradients))
+        everyone = self._exchange(mine, call)
         if refusal is not None:
             raise refusal
         _check_refusals(everyone)
@@ -187,9 +184,12 @@ class Meeting:
             RankError: another rank is lost.
             RuntimeError: the ranks make different calls.
         """
-        mine = _Hello((call, self._calls), "", "", "", "", "", 0)
+        _check_calls(self._exchange(_Hello(call, self._calls), call))
+
+    def _exchange(self, mine: _Hello, call: str) -> list[_Hello]:
         self._calls += 1
-        _check_calls(self.ranks.gather(mine))
+        self.ranks.place = f"the begin of {call}"
+        return [_Hello(*one) for one in self.ranks.exchange(mine)]
 
     def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
         """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
@@ -206,17 +206,17 @@ class Meeting:
         """
         overflow = not all(bool(gradient.isfinite().all()) for gradient in scaled)
         refusal = self._share_taken(sink)
-        share = pytree.tree_map_only(Tensor, Tensor.cpu, sink.share(is_last=self.ranks.rank == self.last))
-        mine = share, keys.drawn, overflow
-        found: list[tuple[Share, bool, bool]] = self.ranks.gather(mine)
+        share = sink.share(is_last=self.ranks.rank == self.last).as_plain()
+        found = self.ranks.exchange((share, keys.drawn, overflow))
         self.ranks.midway = False
+        shares = [Share.from_plain(share) for share, *_ in found]
         keys.drawn = any(drawn for _, drawn, _ in found)
         keys.finish()
-        if refusal := refusal or found[self.last][0].refusal:
+        if refusal := refusal or shares[self.last].refusal:
             raise LossError(refusal)
         if scaled and not overflow and any(one for *_, one in found):
             scaled[0].view(-1)[:1] = float("inf")
-        sink.adopt([share for share, *_ in found], self.last)
+        sink.adopt(shares, self.last)
 
     def _share_taken(self, sink: LossSink) -> str:
         """Give every rank the losses of the micro-batches of all replicas; return why they do not fit, if so."""
@@ -363,14 +363,14 @@ def _told(error: BaseException | None) -> str:
 def _check_refusals(everyone: Sequence[_Hello]) -> None:
     for rank, one in enumerate(everyone):
         if one.refusal:
-            raise RankError(f"rank {rank} refuses {one.call[0]}: {one.refusal}")
+            raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
 
 
 def _check_calls(everyone: Sequence[_Hello]) -> None:
     first = everyone[0]
     for rank, one in enumerate(everyone):
-        if one.call != first.call:
+        if one[:2] != first[:2]:
             raise RuntimeError(
-                f"rank {rank} calls {one.call[0]} (call {one.call[1]}) while rank 0 calls {first.call[0]} (call "
-                f"{first.call[1]}): all ranks make the same calls with the same options in the same order"
+                f"rank {rank} calls {one.call} (call {one.number}) while rank 0 calls {first.call} (call "
+                f"{first.number}): all ranks make the same calls with the same options in the same order"
             )

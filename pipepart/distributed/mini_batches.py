@@ -39,7 +39,17 @@ class Shape:
 def forms(nests: Iterable[Any]) -> list[Any]:
     """Return what decides the shapes of messages: of tensors the layout, of other values the value."""
     found: list[Any] = []
+    before = None
     for nest in nests:
+        if type(nest) is Tensor and nest.layout is torch.strided:
+            layout = nest.shape, nest.stride(), nest.dtype, nest.requires_grad
+            if layout == before:  # those of one layout in a row are named once
+                found[-1] += 1
+            else:
+                found += [layout, 1]
+            before = layout
+            continue
+        before = None
         leaves, spec = pytree.tree_flatten(nest)
         found.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
         for leaf in leaves:

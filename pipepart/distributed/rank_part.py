@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..autograd.in_place import version
 from ..ranks import Ranks
 from ..runtime.model_part import ModelPart
+from ..runtime.sinks import scalar_as_plain, scalar_from_plain
 from .ownership import Ownership
 
 _SMALL_BYTES = 64 * 1024
@@ -26,10 +27,14 @@ class RankPart(ModelPart):
         model: the user's.
         ownership: of its tensors.
         ranks: the processes.
+        meet: checks that all ranks make the call of a name now.
     """
 
-    def __init__(self, model: nn.Module, ownership: Ownership, ranks: Ranks) -> None:
+    def __init__(
+        self, model: nn.Module, ownership: Ownership, ranks: Ranks, meet: Callable[[str], None]
+    ) -> None:
         super().__init__(model)
+        self._meet = meet
         self._ownership = ownership
         self._ranks = ranks
         self._replicas: dist.ProcessGroup | None = None
@@ -63,6 +68,7 @@ class RankPart(ModelPart):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, that of the first replica, in the memory of the host."""
+        self._meet("full_state_dict")
         state = self.state_dict() if self._ownership.replica == 0 else {}
         own = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
         found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
@@ -70,6 +76,8 @@ class RankPart(ModelPart):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
         """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
+        if self._replicas is not None:
+            self._meet("load_state_dict")
         full = self.model.state_dict()
         missing = [name for name in full if name not in state]
         unknown = [name for name in state if name not in full]
@@ -93,10 +101,13 @@ class RankPart(ModelPart):
         ]
         # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
         norms = {
-            name: nn.utils.get_total_norm([gradient], norm_type, foreach=foreach).cpu()
+            name: scalar_as_plain(nn.utils.get_total_norm([gradient], norm_type, foreach=foreach))
             for name, gradient in own
         }
-        known = {name: norm for part in self._ranks.gather(norms) for name, norm in part.items()}
+        self._meet(f"clip_grad_norm_({float(max_norm):g}, {norm_type})")
+        known = {
+            name: scalar_from_plain(norm) for part in self._ranks.gather(norms) for name, norm in part.items()
+        }
         ordered = [known[name] for name, _ in self.model.named_parameters() if name in known]
         total = torch.linalg.vector_norm(torch.stack(ordered), norm_type) if ordered else torch.tensor(0.0)
         if error_if_nonfinite and not total.isfinite():

@@ -98,6 +98,7 @@ class Ranks:
         # The store of a restarted job may have addresses of the processes before it, under the names of their groups.
         dist.distributed_c10d._world.group_count = int(self._hub.token[:12], 16)
         self._control, self.group = self.new_group(), self.new_group()
+        self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
     def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:
         """Return a new gloo group, whose waits end when a rank fails. All ranks call this.

@@ -1,10 +1,11 @@
 """Receives the outputs of the last stage, and gives the gradients that backwards start from."""
 
-from .loss_sink import LossSink, Share
+from .loss_sink import LossSink
 from .make import check_forwards_first, make_loss_sink
 from .micro_batches import BeforeBackward, MicroBatchLossSink
 from .mini_batch import BatchLossSink
 from .outputs import OutputSink, loss_of_outputs
+from .share import Share, scalar_as_plain, scalar_from_plain
 
 __all__ = [
     "BatchLossSink",
@@ -16,4 +17,6 @@ __all__ = [
     "check_forwards_first",
     "loss_of_outputs",
     "make_loss_sink",
+    "scalar_as_plain",
+    "scalar_from_plain",
 ]

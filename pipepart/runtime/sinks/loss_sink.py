@@ -21,24 +21,7 @@ from ...loss import (
     Taken,
     without_slack,
 )
-
-
-class Share(NamedTuple):
-    """What one rank knows of the loss of a mini-batch.
-
-    Attributes:
-        added: losses that layers of its stages added.
-        total: of the last stage's rank: the loss without them.
-        correction: the factor for the gradients.
-        trains: whether a gradient of any loss has gone into the model.
-        refusal: why the gradients of the mini-batch are not right, if they are not.
-    """
-
-    added: Mapping[tuple[int, int], list[tuple[Tensor, float, bool]]]
-    total: Tensor | None = None
-    correction: float = 1.0
-    trains: bool = False
-    refusal: str = ""
+from .share import Share
 
 
 class LossSink(ABC):
