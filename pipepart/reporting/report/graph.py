@@ -97,6 +97,7 @@ def _picture(
             "x": x,
             "y": y,
             "label": _short(printable(node.label)),
+            "kind": _kind(node),
             "colour": node.stage % _COLOURS,
             "bar": graph_layout.BOX_WIDTH * node.seconds / longest,
             "tip": _node_tip(node),
@@ -188,6 +189,12 @@ def _cut_table(plan: Plan, layers: Sequence[Node], edges: Sequence[Edge]) -> Fit
             Column(f"link {unit.name}", list(map(unit.text, seconds))),
         ],
     )
+
+
+def _kind(node: Node) -> str:
+    """Return the kind of a node's layers if the box has room for it beside a short name, such as a number."""
+    kind, room = printable(node.kind), _LONGEST_LABEL - len(printable(node.label)) - 2
+    return kind if len(kind) <= room else ""
 
 
 def _short(label: str) -> str:

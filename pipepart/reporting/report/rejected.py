@@ -48,7 +48,10 @@ def _summary(plan: Plan) -> str:
             f"{counted(best.stages, 'stage')}, takes {format_seconds(step)}, {than} the chosen one."
         )
     if untimed := len(others) - len(timed):
-        words += f" For {untimed} of them no step was computed: they do not fit, or cannot be faster."
+        which = f"{untimed} of them" if timed else "any of them"
+        words += (
+            f" No step was computed for {which}: what does not fit, or cannot be faster, is not simulated."
+        )
     return words
 
 
