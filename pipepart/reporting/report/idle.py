@@ -36,7 +36,7 @@ class Part:
 
 def idle_section(runs: Sequence[Run]) -> Section | None:
     """Return the idle time of all runs; None if no run has a timeline."""
-    shown = [_shown(name, timeline, run.devices) for run, name, timeline in timelines_of(runs)]
+    shown = [_shown(name, timeline, run.row_names) for run, name, timeline in timelines_of(runs)]
     if not shown:
         return None
     return Section(

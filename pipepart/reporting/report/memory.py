@@ -50,7 +50,7 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
             columns[f"{number}.{name}"] = joined.astype(np.float32)
         data.append(
             {
-                "devices": run.devices,
+                "devices": run.row_names,
                 "limits": [device.memory_bytes for device in run.plan.workers],
                 "offsets": np.cumsum([0, *(each.at.size for each in devices)]).tolist(),
                 "categories": [{"name": name, "colour": _CATEGORIES[name]} for name in used],
@@ -79,7 +79,7 @@ def _table(run: Run, name: str, devices: Sequence[DeviceMemory]) -> FittingTable
     totals = [float(each.total.max()) for each in devices]
     limits = [device.memory_bytes for device in run.plan.workers]
     columns = [
-        Column("device", list(run.devices), text=True),
+        Column("device", list(run.row_names), text=True),
         Column("limit", [size(limit) if limit else "none" for limit in limits]),
         Column("peak", list(map(size, map(round, totals)))),
     ]

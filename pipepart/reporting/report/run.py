@@ -48,6 +48,14 @@ class Run:
         """The names of the devices in the order of the schedule's rows."""
         return tuple(device.name for device in self.plan.workers)
 
+    @cached_property
+    def row_names(self) -> tuple[str, ...]:
+        """What to call the rows of the schedule: the devices, each with its replica if there are several."""
+        if self.plan.replicas == 1:
+            return self.devices
+        rows = len(self.devices) // self.plan.replicas
+        return tuple(f"{name}, replica {row // rows}" for row, name in enumerate(self.devices))
+
 
 def timelines_of(runs: Sequence[Run]) -> list[tuple[Run, str, Timeline]]:
     """Return the predicted and the measured step of each run, where they exist, and what to call them.

@@ -95,13 +95,19 @@ def _inputs(
 
 
 def _message_bytes(timeline: Timeline, plan: Plan) -> dict[tuple[int, int], int]:
-    """Return the bytes of a message between two stages, as the timeline has them, else as the plan has them."""
+    """Return the bytes of a message between two stages, as the timeline has them, else as the plan has them.
+
+    Copies of a stage send each other their gradients.
+    """
     schedule = timeline.schedule
     found: dict[tuple[int, int], int] = {}
     for stage, own in enumerate(plan.all_stages):
         following = schedule.next_stage(stage)
         if following is not None:
             found[stage, following] = found[following, stage] = own.output_bytes
+        for copy in range(stage % schedule.model_stages, schedule.stages, schedule.model_stages):
+            if copy != stage:
+                found[stage, copy] = own.gradient_bytes
     return found | {
         (each.source, each.target): round(each.bytes) for each in timeline.transfers if each.bytes
     }

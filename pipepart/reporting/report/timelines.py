@@ -40,7 +40,7 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
         data.append(
             {
                 "name": name,
-                "devices": run.devices,
+                "devices": run.row_names,
                 "offsets": found.offsets,
                 "sizes": found.sizes,
                 "makespan": timeline.makespan,
@@ -57,7 +57,7 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
                 {
                     "name": name,
                     "figures": f"{format_seconds(timeline.makespan)}, {percent(timeline.bubble)} idle",
-                    "table": data_table(_seconds_table(timeline, name, run.devices)),
+                    "table": data_table(_seconds_table(timeline, name, run.row_names)),
                 }
                 for run, name, timeline in shown
             ],

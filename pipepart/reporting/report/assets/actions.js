@@ -97,8 +97,10 @@ pipepart.Actions = class {
     return Math.max(this.inputs.arrived[input] * this.second, this.endOf(this.inputs.source[input]));
   }
 
-  bytesOf(input) {
-    return this.sizes[this.inputs.size[input]];
+  /* The size of a message; without a number where the plan has none. */
+  sizeText(input) {
+    const size = this.sizes[this.inputs.size[input]];
+    return size ? pipepart.bytesText(size) : "a message";
   }
 
   /* As schedules name it: 3F5 is the forward of micro-batch 5 on stage 3. */
@@ -139,7 +141,7 @@ pipepart.Actions = class {
       const source = this.inputs.source[wait.made];
       lines.push(`  ${text(wait.device)} waiting for ${this.nameOf(source)} on ${this.devices[this.deviceOf(source)]}`);
     }
-    if (wait.message > least) lines.push(`  ${text(wait.message)} waiting for its message (${pipepart.bytesText(this.bytesOf(wait.arrived))})`);
+    if (wait.message > least) lines.push(`  ${text(wait.message)} waiting for its message (${this.sizeText(wait.arrived)})`);
     if (wait.delay > least) lines.push(`  ${text(wait.delay)} after its inputs were there`);
     return lines;
   }
@@ -150,16 +152,17 @@ pipepart.Actions = class {
     const kind = this.kinds.get(this.code[action]);
     const part = this.micro_batch[action];
     const start = this.startOf(action);
+    const [replica, stage] = [Math.floor(this.stage[action] / this.per_replica), this.stage[action] % this.per_replica];
     const lines = [
-      `${this.nameOf(action)}: ${kind.word}, stage ${this.stage[action] % this.per_replica}${part < 0 ? "" : `, micro-batch ${part}`}`,
+      `${this.nameOf(action)}: ${kind.word}, stage ${stage}${replica ? ` of replica ${replica}` : ""}${part < 0 ? "" : `, micro-batch ${part}`}`,
       `on ${this.devices[this.deviceOf(action)]}`,
       `${text(start)} to ${text(this.endOf(action))}: ${text(this.endOf(action) - start)}`,
     ];
     for (const input of this.inputsOf(action)) {
-      lines.push(`takes ${pipepart.bytesText(this.bytesOf(input))} from ${this.nameOf(this.inputs.source[input])}, there at ${text(this.arrivedOf(input))}`);
+      lines.push(`takes ${this.sizeText(input)} from ${this.nameOf(this.inputs.source[input])}, there at ${text(this.arrivedOf(input))}`);
     }
     for (const input of this.outputsOf(action)) {
-      lines.push(`sends ${pipepart.bytesText(this.bytesOf(input))} to ${this.nameOf(this.inputs.target[input])}`);
+      lines.push(`sends ${this.sizeText(input)} to ${this.nameOf(this.inputs.target[input])}`);
     }
     return [...lines, ...this.waitLines(action)];
   }
