@@ -31,7 +31,7 @@ def waits_in_vain(
         found: what the ranks do, of those that answer.
         left: ranks that have closed the pipeline.
     """
-    lines = [f"nothing has happened on any rank for {timeout:g} s, the pipeline's timeout:"]
+    lines = [f"nothing has happened on any rank for {timeout:g} s, the timeout:"]
     notes: list[str] = []
     for rank in range(size):
         if rank in found:

@@ -8,7 +8,7 @@
 
 A rank that fails tells the story to all and then leaves: the others end at once, with that story. A rank that is killed
 says nothing, and the hub tells that it is gone. Whoever still waits for a message of it, in a thread that Python cannot
-interrupt, is woken by :func:`_abort`.
+interrupt, is woken by :func:`break_connections`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ import torch.distributed as dist
 
 from .doing import Doing, waits_in_vain
 from .failure import RankError, has_closed, is_lost, raised_on, told
-from .hub import Hub, Message
+from .hub import Channel, Hub, Message
 from .torchrun import initialize, under_torchrun
+from .watch import break_connections
 
 _CLOCK_ROUNDS = 8
 _STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
 _ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
 _LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
-_ABORT_TAG = 2**31 - 1
-_numbers = itertools.count()  # of the pipelines of this process, made in the same order on all ranks
 
 Listener = Callable[[BaseException], None]
 Done = SimpleQueue[BaseException | None]
@@ -48,6 +47,7 @@ class Ranks:
     """The processes that run one pipeline together. All make it at the same point of their scripts.
 
     Args:
+        hub: of the process.
         timeout: seconds in which nothing happens on any rank, after which a wait for other ranks ends; None for no
             limit.
 
@@ -64,8 +64,8 @@ class Ranks:
         TimeoutError: not all ranks make it, within the time that the process group waits for a rank.
     """
 
-    def __init__(self, timeout: float | None = None) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, hub: Hub, timeout: float | None = None) -> None:
+        self.rank, self.size = hub.rank, hub.size
         self.closed = ""
         self.failure: BaseException | None = None
         self.midway = False
@@ -84,27 +84,21 @@ class Ranks:
         self._given: dict[int, Any] = {}  # to rank 0, by rank
         self._exchanged: list[Any] = []
         self._exchanging: Done = SimpleQueue()
-        store: Any = dist.distributed_c10d._get_default_store()
-        self._hub = Hub(
-            self.rank,
-            self.size,
-            store,
-            f"pipepart/{next(_numbers)}",
-            partial(_heard, weakref.ref(self)),
-            store.timeout.total_seconds(),
-        )
-        weakref.finalize(self, _dropped, self._hub, self._jobs).atexit = False
+        self._channel = hub.open(partial(_heard, weakref.ref(self)))
+        weakref.finalize(self, _dropped, self._channel, self._jobs).atexit = False
         threading.Thread(target=_run_jobs, args=(self._jobs,), name="pipepart-control", daemon=True).start()
-        # The store of a restarted job may have addresses of the processes before it, under the names of their groups.
-        dist.distributed_c10d._world.group_count = int(self._hub.token[:12], 16)
-        self._control, self.group = self.new_group(), self.new_group()
+        patience = hub.store.timeout.total_seconds()
+        self._control, self.group = self.new_group(timeout=patience), self.new_group()
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
-    def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:
+    def new_group(
+        self, rows: Sequence[Sequence[int]] = (), timeout: float | None = None
+    ) -> dist.ProcessGroup:
         """Return a new gloo group, whose waits end when a rank fails. All ranks call this.
 
         Args:
             rows: the ranks of each group of which this rank gets its own; none for one of all ranks.
+            timeout: seconds to wait for the other ranks; None for no limit.
 
         Raises:
             RankError: as :meth:`gather`.
@@ -115,7 +109,7 @@ class Ranks:
         def make() -> None:
             made.extend(dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows)
 
-        self._apart(make, None, None)
+        self._apart(make, None, timeout)
         mine = next(group for group, row in zip(made, rows, strict=True) if self.rank in row)
         self._groups.append(mine)
         return mine
@@ -154,6 +148,14 @@ class Ranks:
         self._apart(make, None, self._timeout)
         self._groups += made.values()
         return made
+
+    def run(self, together: Callable[[], Any]) -> None:
+        """Run on another thread what all ranks do together; a failure elsewhere ends the wait.
+
+        Raises:
+            RankError, TimeoutError: as :meth:`gather`.
+        """
+        self._apart(together, None, self._timeout)
 
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return what every rank has given, by rank. All ranks call this at the same point.
@@ -252,7 +254,7 @@ class Ranks:
             if self.failure is not None or self.closed:
                 return
             self.failure = RankError(f"an earlier call has failed: {story['what']}")
-        self._hub.send({"kind": "failure", "rank": self.rank, **story})
+        self._channel.send({"kind": "failure", "rank": self.rank, **story})
         self._abort()
 
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
@@ -275,14 +277,14 @@ class Ranks:
         self.tell(found)
         return found
 
-    def survey(self) -> tuple[float, TimeoutError]:
-        """Ask all ranks what they do.
+    def survey(self, timeout: float) -> tuple[float, TimeoutError]:
+        """Ask all ranks what they do, after a wait of ``timeout`` seconds.
 
         Returns:
             The seconds since anything began or ended on any rank, and the error that says who waits for whom.
         """
         number = next(self._surveys)
-        self._hub.send({"kind": "ask", "number": number})
+        self._channel.send({"kind": "ask", "number": number})
         found = {self.rank: self._now()}
         end = time.monotonic() + _ANSWER_SECONDS
         with suppress(Empty):
@@ -291,7 +293,7 @@ class Ranks:
                 if answer["number"] == number:
                     found[answer["from"]] = Doing(*answer["doing"])
         idle = min(one.idle for one in found.values())
-        return idle, waits_in_vain(self._timeout or 0.0, self.size, found, self._left)
+        return idle, waits_in_vain(timeout, self.size, found, self._left)
 
     def close(self, reason: str) -> None:
         """Send nothing from now on, and end the threads. Closing twice does nothing."""
@@ -303,19 +305,19 @@ class Ranks:
         during = f", while it handled {story['what']}" if handled else ""
         if self.failure is None and not self.midway:  # else threads may still wait in them
             self._jobs.put(partial(_destroy, self._groups))
-        _dropped(self._hub, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
+        _dropped(self._channel, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
 
     def heard(self, message: Message) -> None:
         """Called on the hub's thread with each message of another rank."""
-        kind, rank = message["kind"], message["from"]
+        kind, rank = message["kind"], message.get("rank", message["from"])
         if kind == "failure":
             self._fail(raised_on(rank, message))
         elif kind == "lost":
-            self._fail(is_lost(message["rank"]))
+            self._fail(is_lost(rank))
         elif kind == "closed":
             with self._lock:
-                self._left[rank] = message
-                ends = self._waits and message["calls"] < self._hub.calls
+                self._left.setdefault(rank, message)
+                ends = self._waits and message["calls"] < self._channel.calls
             if ends:
                 self._fail(has_closed(rank, message))
         elif kind == "part":
@@ -324,14 +326,16 @@ class Ranks:
             self._exchanged = message["values"]
             self._exchanging.put(None)
         elif kind == "ask":
-            self._hub.send({"kind": "answer", "number": message["number"], "doing": self._now(), "to": rank})
+            self._channel.send(
+                {"kind": "answer", "number": message["number"], "doing": self._now(), "to": message["from"]}
+            )
         else:
             self._answers.put(message)
 
     def _give(self, rank: int, value: Any) -> None:
         """Take what a rank gives to an exchange. Rank 0 waits for that of all."""
         if self.rank != 0:
-            self._hub.send({"kind": "part", "value": value, "to": 0})
+            self._channel.send({"kind": "part", "value": value, "to": 0})
             return
         with self._lock:
             self._given[rank] = value
@@ -339,7 +343,7 @@ class Ranks:
                 return
             found = [self._given[one] for one in range(self.size)]
             self._given = {}
-        self._hub.send({"kind": "all", "values": found})
+        self._channel.send({"kind": "all", "values": found})
         self._exchanged = found
         self._exchanging.put(None)
 
@@ -366,7 +370,7 @@ class Ranks:
 
     def _abort(self) -> None:
         for group in list(self._groups):
-            _abort(group)
+            break_connections(group)
 
     def _apart(self, collective: Callable[[], Any], result: Any, timeout: float | None) -> Any:
         """Run a collective on the control thread."""
@@ -394,8 +398,8 @@ class Ranks:
         try:
             with self._lock:
                 self._waits, self._since = True, time.monotonic()
-                self._hub.calls += 1
-                gone = [rank for rank, one in self._left.items() if one["calls"] < self._hub.calls]
+                self._channel.calls += 1
+                gone = [rank for rank, one in self._left.items() if one["calls"] < self._channel.calls]
             with self.telling(done.put):
                 if gone:
                     self._fail(has_closed(gone[0], self._left[gone[0]]))
@@ -417,7 +421,7 @@ class Ranks:
                 return done.get(timeout=left)
             except Empty:
                 assert timeout is not None
-                idle, late = self.survey()
+                idle, late = self.survey(timeout)
                 if idle >= timeout and done.empty():
                     raise late from None
                 left = max(0.0, timeout - idle)
@@ -425,10 +429,7 @@ class Ranks:
 
 def join_ranks(timeout: float | None = None) -> Ranks | None:
     """Return the ranks of a new pipeline; None in one process. Initializes torch.distributed if nobody has."""
-    if not under_torchrun():
-        return None
-    initialize()
-    return Ranks(timeout)
+    return Ranks(initialize(), timeout) if under_torchrun() else None
 
 
 def _offset(rank: int, size: int, group: dist.ProcessGroup) -> float:
@@ -460,32 +461,17 @@ def _heard(this: weakref.ref[Ranks], message: Message) -> None:
 
 
 def _dropped(
-    hub: Hub,
+    channel: Channel,
     jobs: SimpleQueue[Any],
     why: str = "its pipeline was dropped there",
     story: str = "",
 ) -> None:
     """A pipeline is closed, or nobody has it any more."""
     jobs.put(None)
-    hub.close({"why": why, "traceback": story})
+    channel.close({"why": why, "traceback": story})
 
 
 def _destroy(groups: Sequence[dist.ProcessGroup]) -> None:
     """End the threads and connections that gloo has for each group."""
     for group in groups:
         dist.destroy_process_group(group)
-
-
-def _abort(group: dist.ProcessGroup) -> None:
-    """End all waits in a group, on all threads of this process. The group cannot be used any more.
-
-    A receive of gloo whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc).
-    So it waits for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
-    """
-    if dist.get_backend(group) != "gloo":
-        with suppress(RuntimeError):
-            group.abort()
-        return
-    for peer in (one for one in range(group.size()) if one != group.rank()):
-        with suppress(RuntimeError):
-            group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))

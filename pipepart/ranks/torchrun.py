@@ -1,12 +1,28 @@
-"""Says whether this process is one of several, and initializes torch.distributed for them."""
+"""Says whether this process is one of several; connects these, and initializes torch.distributed for them."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
+import threading
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from .contact import leave_word
+from .failure import has_closed, is_lost, told
+from .hub import Hub, Message
+
+_STORE_SECONDS = 2.0  # for the store of torchrun to answer to a script that has ended
+_hubs: list[Hub] = []  # that of this process, once it is there
 
 
 def under_torchrun() -> bool:
@@ -18,17 +34,89 @@ def under_torchrun() -> bool:
     )
 
 
-def initialize() -> None:
-    """Initialize torch.distributed, if nobody has."""
-    if dist.is_initialized():
-        return
+def initialize() -> Hub:
+    """Connect the processes, and initialize torch.distributed if nobody has. All processes call this.
+
+    torch 2.13 keeps its store when torchrun starts processes again, with the addresses of those that have ended. The
+    process group that is made here looks below a name in it that is new for each start.
+
+    Raises:
+        RankError: a process has ended.
+        TimeoutError, ConnectionError: not all processes come.
+    """
+    if not _hubs:
+        if dist.is_initialized():
+            store: Any = dist.distributed_c10d._get_default_store()
+            rank, size = dist.get_rank(), dist.get_world_size()
+        else:
+            store, rank, size = next(iter(rendezvous("env://")))
+        _hubs.append(Hub(rank, size, store, store.timeout.total_seconds()))
+    hub = _hubs[0]
+    if not dist.is_initialized():
+        _unless_one_ends(hub, partial(_make_group, hub))
+    return hub
+
+
+def _make_group(hub: Hub) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("GROUP_WORLD_SIZE") != "1":
-        dist.init_process_group(backend)
-        return
-    # torchrun keeps its store when it starts processes again, with the addresses of those that have ended (torch 2.13).
-    # Agents of several hosts count attempts differently, so this is for one host.
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False)
-    attempt = PrefixStore(f"attempt/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
+    store = PrefixStore(f"pipepart/{hub.token}", hub.store)
+    dist.init_process_group(backend, store=store, rank=hub.rank, world_size=hub.size)
+
+
+def _unless_one_ends(hub: Hub, work: Any) -> None:
+    """Run ``work`` on a thread.
+
+    Raises:
+        RankError: a process has ended meanwhile.
+        BaseException: what ``work`` raises.
+    """
+    done: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def heard(message: Message) -> None:
+        rank = message["rank"]
+        done.put(is_lost(rank) if message["kind"] == "lost" else has_closed(rank, message))
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.put(error)
+        else:
+            done.put(None)
+
+    channel = hub.open(heard)
+    threading.Thread(target=run, name="pipepart-initialize", daemon=True).start()
+    error = done.get()
+    hub.forget(channel)
+    if error is not None:
+        raise error
+
+
+@atexit.register
+def _script_ended() -> None:
+    """Tell the other ranks that the script has ended, and by which exception."""
+    interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    error = None if interactive else getattr(sys, "last_value", None)
+    story = told(error) if error is not None else {}
+    during = f" with {story['what']}" if story else ""
+    last = {"why": f"its script has ended{during}", "traceback": story.get("traceback", "")}
+    if error is not None:
+        gc.freeze()  # the interpreter would walk all of torch several times, while the others wait for its end
+    if _hubs:
+        _hubs[0].end(last, wait=error is not None)
+    elif under_torchrun() and (store := _store()) is not None:
+        leave_word(store, int(os.environ.get("RANK", "0")), {"kind": "ended", "calls": {}, **last})
+
+
+def _store() -> Any:
+    """Return the store of the processes, if it can be reached."""
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ.get("RANK") == "0":
+        return None  # it would be in this process
+    try:
+        host, port, size = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
+        limit = timedelta(seconds=_STORE_SECONDS)
+        return TCPStore(host, int(port), int(size), is_master=False, timeout=limit)
+    except (KeyError, ValueError, RuntimeError):
+        return None

@@ -89,7 +89,7 @@ def wait_for(
                 if idle >= timeout:
                     raise _error(found, timeout) from None
             else:
-                idle, error = ranks.survey()
+                idle, error = ranks.survey(timeout)
                 if idle >= timeout and done.empty():  # else another rank's error has come meanwhile
                     raise error from None
             ends = time.monotonic() + timeout - idle
