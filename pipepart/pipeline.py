@@ -88,6 +88,8 @@ class Pipeline(AsModule, Observed):
         nan_guard: raise FloatingPointError at the first number of a step that is not finite, with its layer, stage and
             micro-batch. Costs a pass over every output and gradient, and a wait for the devices once a step. Gradients
             under ``scaler`` are not checked. Layers are not compiled.
+        varying_shapes: under torchrun, send the shapes of every message with it, for stages that pass tensors whose
+            shapes depend on values. Otherwise they are sent once for each shape of the mini-batch.
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
             (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
         weights: a file of safetensors, or a folder as ``save_pretrained`` writes it, with the model's state dict. None
@@ -123,6 +125,7 @@ class Pipeline(AsModule, Observed):
         compile: CompileOptions = False,
         timeout: float | None = None,
         nan_guard: bool = False,
+        varying_shapes: bool = False,
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
     ) -> None:
@@ -145,7 +148,7 @@ class Pipeline(AsModule, Observed):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain)
+            self._side = side = join(ranks, plan, chain, varying_shapes)
             if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)

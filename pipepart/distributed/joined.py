@@ -42,6 +42,7 @@ class Joined(Alone):
         ranks: the processes.
         plan: has the stages.
         chain: the layers of the model.
+        varying_shapes: whether every message is sent with its shape.
 
     Attributes:
         rank_of: of each worker of the plan.
@@ -51,7 +52,7 @@ class Joined(Alone):
         ValueError: the plan's devices cannot be shared out among the ranks.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, chain: Chain) -> None:
+    def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
         self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
@@ -59,7 +60,7 @@ class Joined(Alone):
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.rank_of = own.rank_of
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        self.links = self._links = Links(ranks, own.rank_of, homes)
+        self.links = self._links = Links(ranks, own.rank_of, homes, varying_shapes)
         owners, count = own.rank_of_stage, len(plan.stages)
         self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
         self.part: RankPart = RankPart(chain.model, own, ranks, self._meeting.meet)
@@ -197,6 +198,7 @@ class Joined(Alone):
                 _check_labels(batch)
             return batch
 
+        options += " with varying_shapes=True" * self._links.varying_shapes
         agreed = self._meeting.begin(call, args, kwargs, target, checked, options)
         self.part.share_tied()
         return agreed
@@ -208,7 +210,7 @@ class Joined(Alone):
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain) -> Alone:
+def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool) -> Alone:
     """Return this process's side of a pipeline.
 
     Raises:
@@ -216,7 +218,7 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain) -> Alone:
     """
     if ranks is None:
         return Alone(plan, chain)
-    side = Joined(ranks, plan, chain)
+    side = Joined(ranks, plan, chain, varying_shapes)
     _check_links(plan, side.rank_of)
     return side
 

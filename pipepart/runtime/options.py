@@ -29,6 +29,7 @@ class RunOptions(TypedDict, total=False):
     compile: CompileOptions
     timeout: float | None
     nan_guard: bool
+    varying_shapes: bool
     verify: Verify
     weights: str | PathLike[str] | None
 

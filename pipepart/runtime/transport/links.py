@@ -87,6 +87,7 @@ class Links:
         ranks: the processes.
         rank_of: of each worker.
         homes: the device of each worker.
+        varying_shapes: whether every message is sent with its form, as it may be another one each time.
 
     Attributes:
         local: the workers of this rank.
@@ -94,12 +95,19 @@ class Links:
         reductions: over replicas of the model; None where there is one.
     """
 
-    def __init__(self, ranks: Ranks, rank_of: Sequence[int], homes: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        rank_of: Sequence[int],
+        homes: Sequence[torch.device],
+        varying_shapes: bool = False,
+    ) -> None:
         self.ranks = ranks
         self.rank_of = rank_of
         self.reductions: Reductions | None = None
         self.local = [worker for worker, rank in enumerate(rank_of) if rank == ranks.rank]
-        self.backend = ordered.direct_backend(homes, rank_of)
+        self.varying_shapes = varying_shapes
+        self.backend = None if varying_shapes else ordered.direct_backend(homes, rank_of)
         self._home = homes[self.local[0]]
         self._edges: dict[Edge, dist.ProcessGroup] = {}
         self._connected: set[Edge] = set()  # of all ranks
@@ -119,6 +127,8 @@ class Links:
 
     def table(self, form: Hashable) -> Table:
         """Return what is known of the messages of a step; all ranks ask in the same order."""
+        if self.varying_shapes:
+            return Table()
         if form in self._tables:
             self._tables.move_to_end(form)
         else:

@@ -170,7 +170,8 @@ class Ordered:
             self._receive(one)
         raise ValueError(
             f"message {key} has another place than in an earlier step whose mini-batch had the same shapes. Under "
-            "torchrun what stages pass on is to follow from the shapes of the mini-batch"
+            "torchrun what stages pass on is to follow from the shapes of the mini-batch, or is sent with its shapes: "
+            "Pipeline(..., varying_shapes=True)"
         )
 
     def _receives(self, one: Placed) -> bool:
