@@ -113,7 +113,7 @@ class Alone:
         check()
         return None
 
-    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
+    def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
         return [gradient for part in step.input_gradients for gradient in part]
 

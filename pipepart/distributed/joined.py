@@ -160,10 +160,15 @@ class Joined(Alone):
         what = f"the backward of the output of call {number}" + ("" if parameters else " to its input alone")
         return "backward", parameters, form, self._meeting.begin_backward(what, gradients, check)
 
-    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
-        """Give every rank the gradients of the inputs, which the ranks of the first stage have."""
+    def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
+        """Give every rank the gradients of the inputs, which the ranks of the first stage have.
+
+        In float16 gradients that overflow on one rank get an infinity on all: so all scalers skip the step alike.
+        """
+        if in_half or any(one.dtype is torch.float16 for one in self.part.model.parameters()):
+            self._meeting.share_overflow([one.grad for one in self.part.parameters() if one.grad is not None])
         self._meeting.collect(step.input_gradients, [None] * len(step.input_gradients))
-        found = super().end_backward(step)
+        found = super().end_backward(step, in_half)
         found = self._meeting.end_backward(list(found))
         self._links.agree()
         return found

@@ -167,6 +167,16 @@ class Meeting:
         self.ranks.midway, self.ranks.place = True, f"the end of {call}"
         return tuple(everyone[rank].form for rank in self._lasts)
 
+    def share_overflow(self, gradients: Sequence[Tensor]) -> None:
+        """Write an infinity into the gradients of this rank if those of another rank are not finite.
+
+        Raises:
+            RankError: another rank has failed in the backward, or is lost.
+        """
+        overflow = not all(bool(gradient.isfinite().all()) for gradient in gradients)
+        if any(self.ranks.gather(overflow)) and gradients and not overflow:
+            gradients[0].view(-1)[:1] = float("inf")
+
     def end_backward(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Return on every rank the gradients of the inputs, which the rank of the first stage gives.
 

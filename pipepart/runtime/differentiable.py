@@ -22,6 +22,7 @@ from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
 from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
+from ..workers.modes import Modes
 from .agreed import Agreed
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
@@ -58,8 +59,13 @@ class Processes(Protocol):
         """
         ...
 
-    def end_backward(self, step: Step) -> Sequence[Tensor | None]:
-        """After the backwards, return the gradients of the leaves of all inputs, in order."""
+    def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
+        """After the backwards, return the gradients of the leaves of all inputs, in order.
+
+        Args:
+            step: the backwards.
+            in_half: whether the forwards ran in float16, so that the caller may scale gradients.
+        """
         ...
 
 
@@ -123,6 +129,7 @@ class _Call:
         self._read = [(name, tensor, version(tensor)) for name, tensor in read]
         self._sink = OutputSink(batch.sizes)
         self._collects = collecting()
+        self._casts = [dtype for _, dtype in Modes.current().autocast]
         self._run: Step | None = None
         self._nests: list[tuple[list[Any], Any]] = []
         self._asking: list[list[bool]] = []
@@ -179,7 +186,7 @@ class _Call:
         self._read = []
         with nullcontext() if parameters else _gradients_kept(self._parameters):
             step = self._engine.backwards(run, self._sink, form)
-            found = self._processes.end_backward(step)
+            found = self._processes.end_backward(step, torch.float16 in self._casts)
         return graph_cut.gradients_home(found, self._homes)
 
     def _check_unwritten(self) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 import pipepart
 from pipepart import Pipeline
 from tests.distributed.test_calls import rank, small
-from tests.distributed.test_losses import Balanced
+from tests.distributed.test_losses import Balanced, Overflow
 from tests.distributed.test_models import language_model
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients
 from tests.support import skipping
@@ -186,6 +186,30 @@ def with_added_losses(recompute: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_losses_that_layers_of_several_ranks_add(recompute):
     assert_as_in_one_process(with_added_losses, 3, recompute)
+
+
+def in_half() -> dict[str, Any]:
+    """The gradients of the first stage alone overflow in the third step."""
+    overflow = Overflow()
+    model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scales = []
+    with cut_by_hand(model, [2, 4], timeout=TIMEOUT) as pipe:
+        optimizer = adam(pipe.parameters())
+        for step, (x, y) in enumerate(drawn_batches([6] * 5)):
+            overflow.on = step == 2
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = functional.mse_loss(pipe(x.float()).float(), y.float())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return {"scales": scales, "state": pipe.full_state_dict()}
+
+
+def test_an_overflow_on_one_rank_skips_the_step_of_all():
+    assert_as_in_one_process(in_half, 3)
 
 
 def not_given_to_all() -> dict[str, Any]:
