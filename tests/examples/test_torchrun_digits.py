@@ -1,0 +1,119 @@
+"""Trainings that are killed, stopped and started with fewer processes end with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import pipepart
+from examples.torchrun_digits import network
+from tests.support.seeds import seeds
+
+pytest.importorskip("sklearn")
+pytest.importorskip("safetensors")
+
+ROOT = Path(__file__).parents[2]
+STEPS = 60
+
+
+def start(folder: Path, *options: str, steps: int = STEPS) -> subprocess.Popen[str]:
+    """Start the example under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "examples.torchrun_digits"]
+    return subprocess.Popen(
+        [*command, str(folder), "--steps", str(steps), "--save-every", "4"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the end, which must be a success; return what was printed."""
+    try:
+        text, _ = process.communicate(timeout=400)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text[-5000:]
+    return text
+
+
+def trained(folder: Path) -> dict[str, Tensor]:
+    """The parameters of the last checkpoint, and the state of its optimizer."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert pipepart.load(folder, model, optimizer).step == STEPS
+    found = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        found |= {f"{name} {key}": value for key, value in optimizer.state[parameter].items()}
+    return found
+
+
+def assert_same(folder: Path, expected: dict[str, Tensor]) -> None:
+    found = trained(folder)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not found[name].equal(expected[name])] == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finish(start(folder, "--standalone", "--nproc-per-node", "2"))
+    return trained(folder)
+
+
+def workers_of(agent: int) -> list[int]:
+    """The processes that an agent of torchrun has started."""
+    text = Path(f"/proc/{agent}/task/{agent}/children").read_text()
+    return [int(child) for child in text.split() if _runs_the_example(int(child))]
+
+
+def _runs_the_example(process: int) -> bool:
+    try:
+        return b"examples.torchrun_digits" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def kill_one(process: subprocess.Popen[str], folder: Path, draw: random.Random) -> None:
+    """Kill a process of the training at a random moment behind its next checkpoint, or while it starts."""
+    had, while_it_starts = set(folder.glob("step-*")), draw.random() < 0.3
+    while not while_it_starts and set(folder.glob("step-*")) <= had and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0.0, 0.3))
+    while process.poll() is None:
+        if found := workers_of(process.pid):
+            os.kill(draw.choice(found), signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", seeds(2, "killed"))
+def test_a_training_whose_processes_are_killed_ends_with_the_same_bits(seed, tmp_path, undisturbed):
+    draw = random.Random(seed)
+    process = start(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+    for _ in range(3):
+        kill_one(process, tmp_path, draw)
+    finish(process)
+    assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_training_goes_on_with_fewer_processes(tmp_path, undisturbed):
+    finish(start(tmp_path, "--standalone", "--nproc-per-node", "3", steps=STEPS // 3))
+    text = finish(start(tmp_path, "--standalone", "--nproc-per-node", "2"))
+    assert f"2 stages, 1f1b> begins behind step {STEPS // 3}" in text
+    assert_same(tmp_path, undisturbed)
