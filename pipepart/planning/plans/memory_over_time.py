@@ -22,8 +22,8 @@ class DeviceMemory:
     """What one device has in its memory over a step.
 
     Attributes:
-        at: seconds from which on each row holds, ascending. The first row is what is there before the step; then there
-            is one for each action.
+        at: seconds from which on each row holds, ascending: before the device's first action, during each of them, and
+            after the last one.
         bytes: of each category, one number a row. The categories are parameters, gradients, optimizer, buffers,
             stashes, inputs (kept for a recompute or while a stash is on the host), weight gradients (what a split
             backward keeps until its second part), messages (that wait), and workspace (of the action that runs).
@@ -49,7 +49,7 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
     """
     schedule, stages = timeline.schedule, plan.all_stages
     found = dependencies(schedule)
-    starts = np.array([at for row in timeline.starts for at in row])
+    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     sums, others = found.is_kind(Kind.REDUCE_GRAD), plan.summed_replicas - 1
     tables = schedules.memory_during(timeline)
     origin = min(starts.tolist(), default=0.0)
@@ -58,17 +58,17 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
         own = schedule.stages_of(device)
         counts = counts[: last - first]
         counts[:, :, -1] += _others_gradients(sums[first:last], own, others, schedule.model_stages)
-        counts = np.concatenate([_before(counts), counts])
-        at = np.append(origin, starts[first:last])
+        counts = np.concatenate([_between_steps(counts[:1]), counts, _between_steps(counts[-1:])])
+        at = np.r_[origin, starts[first:last], ends[last - 1 : last]]
         memory.append(DeviceMemory(at, _by_category(counts, [stages[number] for number in own])))
     return tuple(memory)
 
 
-def _before(counts: np.ndarray) -> np.ndarray:
-    """Return the counts before the first action: of weights without gradients alone."""
-    first = np.zeros((1, *counts.shape[1:]), dtype=counts.dtype)
-    first[:, :, -1:] = counts[:1, :, -1:]
-    return first
+def _between_steps(counts: np.ndarray) -> np.ndarray:
+    """Return counts without what micro-batches in flight add: of weights without gradients alone."""
+    rest = np.zeros_like(counts)
+    rest[:, :, -1] = counts[:, :, -1]
+    return rest
 
 
 def _others_gradients(sums: np.ndarray, own: tuple[int, ...], others: int, model_stages: int) -> np.ndarray:

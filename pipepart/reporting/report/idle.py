@@ -109,8 +109,10 @@ def causes_of(timeline: Timeline) -> list[Part]:
 
 
 def _straggler(timeline: Timeline, devices: Sequence[str]) -> str:
-    """Say which device computes most, and how much more than the mean."""
+    """Say which device computes most, and how much more than the mean; nothing for one device."""
     busy = timeline.busy
+    if len(busy) < 2:
+        return ""
     mean = sum(busy) / len(busy)
     most = max(range(len(busy)), key=busy.__getitem__)
     if not mean or busy[most] / mean < 1.005:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from ...input_error import InputError
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
+from ...units import counted
 from .comparison import comparison_section
 from .costs import costs_section
 from .graph import graph_section
@@ -63,5 +64,9 @@ def to_html(value: Plan | Trace) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    names = [run.name or f"{run.plan.schedule} on {len(run.devices)} devices" for run in runs]
-    return " and ".join(names)
+    return " and ".join(run.name or _described(run) for run in runs)
+
+
+def _described(run: Run) -> str:
+    model = f"{run.plan.profile.model}: " if run.plan.profile else ""
+    return f"{model}{run.plan.schedule} on {counted(len(run.devices), 'device')}"

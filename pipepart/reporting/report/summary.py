@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...units import format_bytes, format_seconds
+from ...units import counted, format_bytes, format_seconds
 from ..findings import findings
 from ..quantity import longer, percent
 from .run import Run
@@ -33,7 +33,8 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
         (
             "Schedule",
             plan.schedule,
-            f"{len(plan.stages)} stages on {len(run.devices)} devices, {plan.micro_batches} micro-batches{replicas}",
+            f"{counted(len(plan.stages), 'stage')} on {counted(len(run.devices), 'device')}, "
+            f"{counted(plan.micro_batches, 'micro-batch', 'es')}{replicas}",
         )
     ]
     if predicted:

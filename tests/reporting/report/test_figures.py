@@ -41,7 +41,9 @@ def check_peaks(made: Plan) -> None:
     for row, each in enumerate(found):
         assert each.at[0] == 0
         assert (np.diff(each.at) >= 0).all()
-        assert each.at[1] == timeline.starts[row][0]
+        assert each.at[1:-1].tolist() == list(timeline.starts[row])
+        assert each.at[-1] == timeline.ends[row][-1]
+        assert each.bytes["stashes"][0] == each.bytes["stashes"][-1] == 0
         assert all((values >= 0).all() for name, values in each.bytes.items() if name != "gradients")
 
 

@@ -141,7 +141,7 @@ pipepart.Actions = class {
       const source = this.inputs.source[wait.made];
       lines.push(`  ${text(wait.device)} waiting for ${this.nameOf(source)} on ${this.devices[this.deviceOf(source)]}`);
     }
-    if (wait.message > least) lines.push(`  ${text(wait.message)} waiting for its message (${this.sizeText(wait.arrived)})`);
+    if (wait.message > least) lines.push(`  ${text(wait.message)} waiting for it to arrive (${this.sizeText(wait.arrived)})`);
     if (wait.delay > least) lines.push(`  ${text(wait.delay)} after its inputs were there`);
     return lines;
   }
