@@ -43,9 +43,15 @@ def _plan(plan: Plan) -> str:
     """Return one row a device: its stages, layers, time and memory; and the predicted timeline."""
     head = str(plan).partition("\n")[0]
     actions = 2 * len(plan.stages) * plan.micro_batches
-    drawn = plan.prediction is not None and actions <= _MOST_ACTIONS
-    names = [device.name for device in plan.workers]
-    picture = panels_html([plan.simulate().panel(labels=names)]) if drawn else ""
+    if plan.prediction is None:
+        picture = ""
+    elif actions > _MOST_ACTIONS:
+        picture = (
+            f"<p>The predicted timeline has {actions:,} actions: to_html() makes a page that shows it.</p>"
+        )
+    else:
+        names = [device.name for device in plan.workers]
+        picture = panels_html([plan.simulate().panel(labels=names)])
     return _cell(head, html_table(_device_table(plan), most_rows=_MOST_ROWS), picture)
 
 
