@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipepart import Plan, Trace
+from pipepart import Plan, Trace, plan
+from pipepart.reporting.report import Run, report_html
 from tests.support.browser import OpenedPage, Theme
 
 Opened = Callable[..., OpenedPage]
@@ -119,17 +120,17 @@ def test_the_layer_graph_changes_its_view_and_zooms(opened: Opened, traced: Trac
 
 
 def test_hostile_names_stay_text(opened: Opened, traced: Trace):
-    plan = traced.plan
-    assert plan.profile is not None
-    new = {info.name: f"{info.name}{_HOSTILE}" for info in plan.profile.layers}
-    layers = tuple(info.model_copy(update={"name": new[info.name]}) for info in plan.profile.layers)
+    made = traced.plan
+    assert made.profile is not None
+    new = {info.name: f"{info.name}{_HOSTILE}" for info in made.profile.layers}
+    layers = tuple(info.model_copy(update={"name": new[info.name]}) for info in made.profile.layers)
     stages = tuple(
         stage.model_copy(update={"layers": tuple(new[name] for name in stage.layers)})
-        for stage in plan.stages
+        for stage in made.stages
     )
-    profile = plan.profile.model_copy(update={"layers": layers, "model": _HOSTILE})
+    profile = made.profile.model_copy(update={"layers": layers, "model": _HOSTILE})
     update = {"profile": profile, "stages": stages, "fingerprint": profile.fingerprint}
-    named = Plan.model_validate(plan.model_copy(update=update).model_dump())
+    named = Plan.model_validate(made.model_copy(update=update).model_dump())
     report = opened(Trace(named, traced.steps))
     for view in ("Stages", "Layers"):
         report.page.locator("#graph").get_by_role("button", name=view).click()
@@ -141,13 +142,27 @@ def test_hostile_names_stay_text(opened: Opened, traced: Trace):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened: Opened, traced: Trace, theme: Theme):
+    assert serious_violations(opened(traced, theme=theme)) == []
+
+
+def test_two_plans_stand_side_by_side(opened: Opened, traced: Trace):
+    assert traced.plan.profile is not None
+    other = plan(traced.plan.profile, traced.plan.cluster, schedule="gpipe", micro_batches=4)
+    report = opened(report_html(Run(traced.plan, traced, "before"), Run(other, None, "after")))
+    assert len(report.pictures("#timelines canvas")) == 3
+    assert report.page.locator("#graph .graph").count() == 2
+    assert report.texts("#costs figcaption")[-2:] == ["before: Stages", "after: Stages"]
+    assert serious_violations(report) == []
+
+
+def serious_violations(report: OpenedPage) -> list[tuple[str, str]]:
+    """Return what axe-core finds on a page with all its tables open: the rule, and the first element."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    report = opened(traced, theme=theme)
     for details in report.page.locator("details").all():
         details.evaluate("details => { details.open = true; }")
     found = axe.Axe().run(report.page).response["violations"]
     serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+    return [(each["id"], each["nodes"][0]["html"]) for each in serious]
 
 
 def test_all_sections_print(opened: Opened, traced: Trace):
