@@ -90,5 +90,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(seconds=format_seconds, bytes=format_bytes, percent=percent)
+    found.filters.update(seconds=format_seconds, bytes=format_bytes, percent=percent, code=_code)
     return found
+
+
+def _code(words: str) -> Markup:
+    """Return a sentence whose names in backticks are code."""
+    parts = (
+        Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(words.split("`"))
+    )
+    return Markup("").join(parts)

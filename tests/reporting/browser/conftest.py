@@ -21,12 +21,11 @@ _CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
 )
 
+
 # A module, not a session: while playwright runs, no other test could run an event loop.
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if _CHROMIUM is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     with playwright.sync_playwright() as started:

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const SEARCHABLE = 8; // rows
+  const SEARCHABLE = 10; // rows
   const TALL = 20;
 
   const number = (cell) => (cell.dataset.value === undefined ? NaN : Number(cell.dataset.value));
