@@ -29,7 +29,7 @@ from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
-from .runtime.agreed import Agreed
+from .runtime.agreed import Agreed, Call
 from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
@@ -485,7 +485,7 @@ class Pipeline(AsModule, Observed):
             return entered(self._chain, self._batching.parts(*call))
 
         call += " with a trace" if self._traces.wanted else ""
-        return self._side.begin(call, args, kwargs, target, parts, options)
+        return self._side.begin(Call(call, args, kwargs, target, parts, options))
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         self._engine.hold_for_caller(sink.outputs)

@@ -13,13 +13,12 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
-from ..runtime.agreed import Agreed
+from ..runtime.agreed import Agreed, Call
 from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
-from .meeting import Make
 
 
 class Alone:
@@ -53,24 +52,9 @@ class Alone:
     def connect(self) -> None:
         """Called behind the making of the pipeline."""
 
-    def begin(
-        self,
-        call: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        make: Make,
-        options: str = "",
-    ) -> Agreed:
-        """Return the micro-batches of a call.
-
-        Args:
-            call: name of the method.
-            args, kwargs, target: its arguments.
-            make: splits them.
-            options: other arguments, as text.
-        """
-        return Agreed(make(args, kwargs, target))
+    def begin(self, call: Call) -> Agreed:
+        """Return the micro-batches of a call."""
+        return Agreed(call.split())
 
     def before_backward(self, gradients: StepGradients, with_optimizers: bool) -> BeforeBackward:
         """Return what a loss sink calls before the first backward.

@@ -21,7 +21,7 @@ from ..data.split import MicroBatches
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks, join_ranks
-from ..runtime.agreed import Agreed
+from ..runtime.agreed import Agreed, Call
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_copies, refuse_hooks
@@ -30,7 +30,7 @@ from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
 from .alone import Alone
-from .meeting import Make, Meeting
+from .meeting import Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
 
@@ -182,15 +182,7 @@ class Joined(Alone):
         self._meeting.meet(call)
         return self._meeting.ranks
 
-    def begin(
-        self,
-        call: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        make: Make,
-        options: str = "",
-    ) -> Agreed:
+    def begin(self, call: Call) -> Agreed:
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
@@ -198,13 +190,13 @@ class Joined(Alone):
                 refuse_hooks(self._layers)
             if self._ownership.pairs:
                 refuse_copies(self._layers, forward=True, backward=torch.is_grad_enabled())
-            batch = make(args, kwargs, target)
-            if call.startswith("forward") and torch.is_grad_enabled():
+            batch = call.make(args, kwargs, target)
+            if call.name.startswith("forward") and torch.is_grad_enabled():
                 _check_labels(batch)
             return batch
 
-        options += " with varying_shapes=True" * self._links.varying_shapes
-        agreed = self._meeting.begin(call, args, kwargs, target, checked, options)
+        options = call.options + " with varying_shapes=True" * self._links.varying_shapes
+        agreed = self._meeting.begin(call._replace(make=checked, options=options))
         self.part.share_tied()
         return agreed
 

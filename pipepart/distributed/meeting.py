@@ -24,15 +24,13 @@ from ..capture import Live, Recording
 from ..data.split import MicroBatches
 from ..loss import LossError
 from ..ranks import RankError, Ranks
-from ..runtime.agreed import Agreed
+from ..runtime.agreed import Agreed, Call
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
 from .mini_batches import Shape, digest, forms, values
 from .sketches import Sketches, are_close, sketches
-
-Make = Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
 
 
 class _Hello(NamedTuple):
@@ -77,55 +75,40 @@ class Meeting:
         self._model = model
         self._calls = 0
 
-    def begin(
-        self,
-        call: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        make: Make,
-        options: str = "",
-    ) -> Agreed:
+    def begin(self, call: Call) -> Agreed:
         """Return the micro-batches of a call that all ranks make.
-
-        Args:
-            call: name of the method.
-            args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
-            make: splits them.
-            options: further arguments of the method, which are the same on all ranks.
 
         Raises:
             TypeError, ValueError: of this rank's arguments; nothing has run on any rank.
             RankError: another rank refuses its arguments, or is lost.
             RuntimeError: the ranks make different calls.
         """
-        given = bool(args or kwargs)
         batch, refusal = None, None
-        if given:
+        if call.args or call.kwargs:
             try:
-                batch = make(args, kwargs, target)
+                batch = call.split()
             except Exception as error:
                 refusal = error
         mine = _Hello(
-            call + options,
+            call.name + call.options,
             self._calls,
             _told(refusal),
             "" if batch is None else digest(forms(batch.inputs)),
-            "" if batch is None else digest(values((args, kwargs))),
-            "" if target is None else digest((forms([target]), values(target))),
+            "" if batch is None else digest(values((call.args, call.kwargs))),
+            "" if call.target is None else digest((forms([call.target]), values(call.target))),
             self._state(),
             RngKeys().seed,
         )
-        everyone = self._exchange(mine, call)
+        everyone = self._exchange(mine, call.name)
         if refusal is not None:
             raise refusal
         self._check(everyone)
         form = next(one.form for one in everyone if one.form)
         if batch is None or not all(one.form for one in everyone):
-            args, kwargs = self._shapes((args, kwargs), everyone)
-            batch = self._everywhere(batch, form, lambda: make(args, kwargs, target))
-        self.ranks.midway, self.ranks.place = True, f"the end of {call}"
-        whole = call, form, tuple(one.state for one in everyone)
+            args, kwargs = self._shapes((call.args, call.kwargs), everyone)
+            batch = self._everywhere(batch, form, call._replace(args=args, kwargs=kwargs))
+        self.ranks.midway, self.ranks.place = True, f"the end of {call.name}"
+        whole = call.name, form, tuple(one.state for one in everyone)
         return Agreed(batch, whole, everyone[0].seed, self._calls - 1)
 
     def begin_backward(
@@ -327,9 +310,7 @@ class Meeting:
                     "or gradients or autocast are set differently: set them alike on all ranks"
                 )
 
-    def _everywhere(
-        self, batch: MicroBatches | None, form: str, make: Callable[[], MicroBatches]
-    ) -> MicroBatches:
+    def _everywhere(self, batch: MicroBatches | None, form: str, call: Call) -> MicroBatches:
         """Return the micro-batches of this rank, which are made here if it was given no mini-batch.
 
         Raises:
@@ -339,7 +320,7 @@ class Meeting:
         failure: Exception | None = None
         if batch is None:
             try:
-                batch = make()
+                batch = call.split()
             except Exception as error:
                 failure = error
         mine = failure and f"{type(failure).__name__}: {failure}", batch and digest(forms(batch.inputs))

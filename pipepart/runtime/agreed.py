@@ -1,11 +1,33 @@
-"""Agreed: what every process of a pipeline knows of a call before it runs."""
+"""Call and Agreed: what one process is asked to run, and what all processes of a pipeline know before it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 from ..data.split import MicroBatches
+
+
+class Call(NamedTuple):
+    """A call of a pipeline, as its caller in this process makes it.
+
+    Attributes:
+        name: of the method.
+        args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
+        make: splits them into micro-batches.
+        options: further arguments of the method, as text; the same on all ranks.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    make: Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
+    options: str = ""
+
+    def split(self) -> MicroBatches:
+        """Return the micro-batches."""
+        return self.make(self.args, self.kwargs, self.target)
 
 
 class Agreed(NamedTuple):
