@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -58,8 +57,7 @@ class Term(NamedTuple):
         return self.coefficient * share / total if total else float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """A sum of terms and a number, ``shift``, which counts once in the mini-batch."""
 
     terms: tuple[Term, ...]
