@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def traced() -> Trace:
-    """Three measured steps of six layers on two devices."""
+    """Three measured steps of ten layers on two devices."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.ReLU())))
     sample, target, loss_fn = torch.randn(16, 32), torch.randn(16, 32), nn.MSELoss()
