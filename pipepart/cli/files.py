@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic_core import from_json
+
 import schedules
 from schedules import Schedule, ScheduleError, Timeline
 
@@ -82,7 +84,7 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
     """
     text = _text(path, "trace")
     try:
-        step = Timeline.from_trace(json.loads(text))
+        step = Timeline.from_trace(from_json(text))  # of many megabytes, in half the time of json
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
     if difference := step_difference(step.schedule, plan):

@@ -72,6 +72,20 @@ class InfeasibleResult(Document):
     suggestions: tuple[Suggested, ...]
 
 
+class ReportResult(Document):
+    """A report that was written: ``pipepart report --json``.
+
+    Attributes:
+        file: the page.
+        bytes: its size.
+        findings: for each plan, what limits it and what to change first, in words.
+    """
+
+    file: str
+    bytes: ByteCount
+    findings: tuple[tuple[str, ...], ...]
+
+
 class ExportResult(Document):
     """A plan in the files of another engine.
 

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from .. import options
 from ..errors import UsageError, with_exit_status
 from ..options import option
+
+_READING = 0.4  # of the time, for the files; the rest makes the page
 
 
 @with_exit_status
@@ -29,9 +32,10 @@ def report_command(
             "plan.",
         ),
     ] = None,
-    output: Annotated[Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True)] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True, group="Output")
+    ] = Path("report.html"),
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a plan as one HTML page: what limits it, its timeline, idle time, memory and costs.
 
@@ -39,11 +43,13 @@ def report_command(
     two runs of one plan, name the plan twice. The page needs no other file and no network.
     """
     from ...planning import Plan
+    from ...profiling.progress import progress_bar
     from ...reporting.report import Run, report_html
     from ...runtime.observe.trace import Trace
     from ...units import counted
     from ..files import read, read_step
     from ..output import check_writable, write_text
+    from ..results import ReportResult
 
     if len(plans) > 2:
         raise UsageError(f"got {len(plans)} plans: a report shows one, or two side by side")
@@ -55,12 +61,19 @@ def report_command(
         )
     check_writable(output)
     names = _names(plans, traces)
-    runs = []
-    for at, path in enumerate(plans):
-        plan = read(Plan, path)
-        measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
-        runs.append(Run(plan, measured, names[at]))
-    write_text(output, report_html(*runs))
+    with progress_bar(None, "writing the report", after=1.0) as done:
+        runs = []
+        for at, path in enumerate(plans):
+            done(_READING * at / len(plans))
+            plan = read(Plan, path)
+            measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
+            runs.append(Run(plan, measured, names[at]))
+        page = report_html(*runs, progress=lambda part: done(_READING + (1 - _READING) * part))
+    write_text(output, page)
+    if as_json:
+        findings = tuple(run.findings for run in runs)
+        found = ReportResult(file=str(output), bytes=len(page.encode()), findings=findings)
+        typer.echo(found.model_dump_json(indent=1))
 
 
 def _names(plans: list[Path], traces: list[Path]) -> list[str]:

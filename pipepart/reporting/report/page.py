@@ -36,17 +36,25 @@ _SECTIONS: tuple[Callable[[Sequence[Run]], Section | None], ...] = (
 _OWN_ASSETS = ("page.css", "page.js")
 
 
-def report_html(*runs: Run) -> str:
+def report_html(*runs: Run, progress: Callable[[float], None] = lambda done: None) -> str:
     """Return the report of one run, or of two side by side, as an HTML page.
 
     The page holds its styles, scripts and data. It works from a file, without a network.
+
+    Args:
+        runs: what to show.
+        progress: called with the part that is done, from 0 to 1.
 
     Raises:
         InputError: there is no run, or more than two.
     """
     if not 1 <= len(runs) <= 2:
         raise InputError(f"a report shows one plan, or two side by side; got {len(runs)}")
-    sections = [section for make in _SECTIONS if (section := make(runs)) is not None]
+    sections = []
+    for number, make in enumerate(_SECTIONS):
+        progress(number / len(_SECTIONS))
+        if (section := make(runs)) is not None:
+            sections.append(section)
     names = dict.fromkeys([*_OWN_ASSETS, *(name for section in sections for name in section.assets)])
     return render(
         "page.html",

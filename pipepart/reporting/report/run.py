@@ -10,6 +10,7 @@ from schedules import Timeline
 
 from ...planning import Plan
 from ...runtime.observe.trace import Trace
+from ..findings import findings
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Run:
     def measured(self) -> Timeline | None:
         """The median of the measured steps; None without a trace."""
         return self.trace.median if self.trace else None
+
+    @cached_property
+    def findings(self) -> tuple[str, ...]:
+        """What limits the plan and what to change first; see :func:`~pipepart.reporting.findings`."""
+        return findings(self.plan, self.trace)
 
     @property
     def prefix(self) -> str:

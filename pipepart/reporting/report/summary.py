@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...units import counted, format_bytes, format_seconds
-from ..findings import findings
 from ..quantity import longer, percent
 from .run import Run
 from .section import Section, render
@@ -16,7 +15,7 @@ def summary_section(runs: Sequence[Run]) -> Section:
     shown = [
         {
             "name": run.name,
-            "findings": findings(run.plan, run.trace),
+            "findings": run.findings,
             "by_hand": run.plan.prediction is None,
             "facts": _facts(run),
         }
