@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..cluster import Cluster, CompressedType, Compression
+from ..input_error import InputError
 from ..profiling import Profile
 
 Tier = Literal["link", "network"]
@@ -30,7 +31,7 @@ def compressed_tiers(compress: Any, cluster: Cluster) -> dict[Tier, CompressedTy
         cluster: has the links.
 
     Raises:
-        ValueError: an unknown type or tier, or the cluster has no such tier.
+        InputError: an unknown type or tier, or the cluster has no such tier.
     """
     if compress is None:
         return {}
@@ -39,12 +40,12 @@ def compressed_tiers(compress: Any, cluster: Cluster) -> dict[Tier, CompressedTy
     )
     for tier, dtype in tiers.items():
         if tier not in get_args(Tier) or not isinstance(dtype, str) or dtype not in _BYTES:
-            raise ValueError(
+            raise InputError(
                 "compress must be None, 'bf16' or 'int8', or one of these for 'link', within a host, and 'network', "
                 f"between hosts, as in compress={{'network': 'int8'}}; got {compress!r}"
             )
         if tier == "network" and not cluster.network:
-            raise ValueError(
+            raise InputError(
                 f"compress={compress!r} is for links between hosts, and all devices of the cluster are in one: write "
                 f"compress={{'link': {dtype!r}}} for those between its devices"
             )
@@ -60,7 +61,7 @@ def compress_links(cluster: Cluster, compress: Any, profile: Profile) -> Cluster
     """Return the cluster with these links compressed, and no others.
 
     Raises:
-        ValueError: as :func:`compressed_tiers`.
+        InputError: as :func:`compressed_tiers`.
     """
     tiers = compressed_tiers(compress, cluster)
     if not tiers:
