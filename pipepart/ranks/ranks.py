@@ -316,10 +316,10 @@ class Ranks:
             self._fail(is_lost(rank))
         elif kind == "closed":
             with self._lock:
-                self._left.setdefault(rank, message)
-                ends = self._waits and message["calls"] < self._channel.calls
+                first = self._left.setdefault(rank, message)  # a script may close the pipeline before it ends
+                ends = self._waits and first["calls"] < self._channel.calls
             if ends:
-                self._fail(has_closed(rank, message))
+                self._fail(has_closed(rank, first))
         elif kind == "part":
             self._give(rank, message["value"])
         elif kind == "all":
