@@ -18,7 +18,7 @@ from .section import Section, render
 
 _COLOURS = 8  # series of the page
 _LONGEST_LABEL = 25  # characters
-_MOST_NODES = 2000  # of a picture
+_MOST_NODES, _MOST_EDGES = 2000, 6000  # of a picture
 _FEW_STAGES = 12
 _READABLE = 80  # nodes, up to which layers are shown first
 
@@ -40,10 +40,11 @@ def _shown(run: Run, profile: Profile) -> dict[str, Any]:
     overview = stage_layout.lay_out_stages(plan)
     blocks = nodes_of(plan, profile, folded=True)
     views = [{"key": "stages", "title": "Stages", "count": stages}]
+    block_edges = edges_of(plan, profile, blocks)
     pictures = []
-    if len(blocks) < len(layers) and len(blocks) <= _MOST_NODES:
-        pictures.append(_picture("blocks", "Blocks", plan, blocks, edges_of(plan, profile, blocks)))
-    if len(layers) <= _MOST_NODES:
+    if len(blocks) < len(layers) and _can_draw(blocks, block_edges):
+        pictures.append(_picture("blocks", "Blocks", plan, blocks, block_edges))
+    if can_draw_layers := _can_draw(layers, edges):
         pictures.append(_picture("layers", "Layers", plan, layers, edges))
     views += [{"key": each["key"], "title": each["title"], "count": each["count"]} for each in pictures]
     # With one box for each stage, or many stages, the stages say more.
@@ -58,9 +59,13 @@ def _shown(run: Run, profile: Profile) -> dict[str, Any]:
         "pictures": pictures,
         "table": data_table(_cut_table(plan, layers, edges)),
         "has_cuts": bool(overview.edges),
-        "left_out": len(layers) > _MOST_NODES,
+        "left_out": not can_draw_layers,
         "replicas": plan.replicas,
     }
+
+
+def _can_draw(nodes: Sequence[Node], edges: Sequence[Edge]) -> bool:
+    return len(nodes) <= _MOST_NODES and len(edges) <= _MOST_EDGES
 
 
 def _stage_ends(edge: stage_layout.StageEdge) -> tuple[str, str, int, int]:
