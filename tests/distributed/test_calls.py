@@ -69,6 +69,14 @@ CALLS: dict[str, tuple[Call, str]] = {
         lambda pipe, rank, x, y: pipe.step(x, target=y, loss_weight=1 + rank),
         "loss_weight=2.*loss_weight=1",
     ),
+    "norm": (
+        lambda pipe, rank, x, y: pipe.clip_grad_norm_(1.0 + rank),
+        r"rank 1 calls clip_grad_norm_\(2, 2.0\).*while rank 0 calls clip_grad_norm_\(1, 2.0\)",
+    ),
+    "clip": (
+        lambda pipe, rank, x, y: pipe.clip_grad_norm_(1.0) if rank else pipe.step(x, target=y),
+        "rank 1 calls clip_grad_norm_.*while rank 0 calls step",
+    ),
     "mode": (lambda pipe, rank, x, y: pipe.train(rank != 1).step(x, target=y), "in another mode"),
 }
 
