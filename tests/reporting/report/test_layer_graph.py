@@ -7,9 +7,9 @@ import pytest
 from pipepart import Cluster, Plan, plan
 from pipepart.capture import LayerInfo, TensorSpec
 from pipepart.profiling import Costs, LayerCost, LiveValue, Profile, Timing
-from pipepart.reporting.report.graph_layout import BOX_HEIGHT, BOX_WIDTH, Layout, lay_out
-from pipepart.reporting.report.graph_nodes import Edge, edges_of, nodes_of
-from pipepart.reporting.report.stage_layout import lay_out_stages
+from pipepart.reporting.report.graph.layers import BOX_HEIGHT, BOX_WIDTH, Layout, lay_out
+from pipepart.reporting.report.graph.nodes import Edge, edges_of, nodes_of
+from pipepart.reporting.report.graph.stages import lay_out_stages
 
 _SPEC = TensorSpec(shape=(4, 8), dtype="float32")
 _COST = LayerCost(forward=Timing(seconds=1e-3), backward_input=Timing(seconds=2e-3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...planning import Plan
+from ....planning import Plan
 
 BOX_WIDTH, BOX_HEIGHT = 160, 84
 _GAP, _ROW_GAP, _MARGIN = 64, 56, 20

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...planning import Plan
-from ...profiling import Profile
-from ..folding import fold
+from ....planning import Plan
+from ....profiling import Profile
+from ...folding import fold
 
 
 class Node(NamedTuple):

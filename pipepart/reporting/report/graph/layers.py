@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from .graph_nodes import Edge, Node
+from .nodes import Edge, Node
 
 BOX_WIDTH, BOX_HEIGHT = 184, 24
 _ROW_STEP, _LANE_STEP = BOX_HEIGHT + 16, BOX_WIDTH + 14

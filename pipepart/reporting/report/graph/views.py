@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...planning import Plan
-from ...profiling import Profile
-from ...units import counted, format_bytes, format_seconds
-from ..quantity import TimeUnit, printable, size
-from ..table import Column, FittingTable
-from . import graph_layout, stage_layout
-from .data_table import TABLE_ASSETS, data_table
-from .graph_nodes import Edge, Node, edges_of, nodes_of
-from .run import Run
-from .section import Section, render
+from ....planning import Plan
+from ....profiling import Profile
+from ....units import counted, format_bytes, format_seconds
+from ...quantity import TimeUnit, printable, size
+from ...table import Column, FittingTable
+from ..data_table import TABLE_ASSETS, data_table
+from ..run import Run
+from ..section import Section, render
+from . import layers as layer_layout
+from . import stages as stage_layout
+from .nodes import Edge, Node, edges_of, nodes_of
 
 _COLOURS = 8  # series of the page
 _LONGEST_LABEL = 25  # characters
@@ -28,7 +29,7 @@ def graph_section(runs: Sequence[Run]) -> Section | None:
     shown = [_shown(run, run.plan.profile) for run in runs if run.plan.profile is not None]
     if not shown:
         return None
-    html = render("graph.html", runs=shown, box=graph_layout, stage_box=stage_layout)
+    html = render("graph.html", runs=shown, box=layer_layout, stage_box=stage_layout)
     return Section("graph", "Layer graph", html, assets=(*TABLE_ASSETS, "tips.js", "graph.css", "graph.js"))
 
 
@@ -95,7 +96,7 @@ def _picture(
     key: str, title: str, plan: Plan, nodes: Sequence[Node], edges: Sequence[Edge]
 ) -> dict[str, Any]:
     """Return where the boxes and lines of a view are, and their texts."""
-    layout = graph_layout.lay_out(nodes, edges, len(plan.stages))
+    layout = layer_layout.lay_out(nodes, edges, len(plan.stages))
     longest = max(node.seconds for node in nodes) or 1.0
     boxes = [
         {
@@ -104,7 +105,7 @@ def _picture(
             "label": _short(printable(node.label)),
             "kind": _kind(node),
             "colour": node.stage % _COLOURS,
-            "bar": graph_layout.BOX_WIDTH * node.seconds / longest,
+            "bar": layer_layout.BOX_WIDTH * node.seconds / longest,
             "tip": _node_tip(node),
         }
         for node, (x, y) in zip(nodes, layout.places, strict=True)
