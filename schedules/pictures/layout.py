@@ -192,4 +192,4 @@ def _sentence(panel: Panel) -> str:
 
 
 def _figures(panel: Panel) -> str:
-    return f"a step of {with_unit(panel.seconds)}, {100 * panel.bubble:.0f} % idle"
+    return f"a step of {with_unit(panel.seconds)}, {panel.bubble:.0%} idle"

@@ -53,8 +53,8 @@ def test_several_schedules_share_a_picture_and_a_trace(run: Run, directory: Path
     assert result.exit_code == 0, result.stderr
     picture = (directory / "a.svg").read_text()
     assert 'width="1200"' in picture
-    assert "1f1b: a step of 33 s, 27 % idle" in picture
-    assert "zb-v: a step of 25.5 s, 6 % idle" in picture
+    assert "1f1b: a step of 33 s, 27% idle" in picture
+    assert "zb-v: a step of 25.5 s, 6% idle" in picture
     trace = json.loads((directory / "a.json").read_text())
     assert list(trace["otherData"]["timelines"]) == ["1f1b", "zb-v"]
 

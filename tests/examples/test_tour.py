@@ -1,0 +1,37 @@
+"""The notebook runs, and its objects show themselves in the page that is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbclient: Any = pytest.importorskip("nbclient")
+nbformat: Any = pytest.importorskip("nbformat")
+nbconvert: Any = pytest.importorskip("nbconvert")
+pytest.importorskip("ipykernel")
+
+NOTEBOOK = Path("examples/tour.ipynb")
+
+
+def test_the_notebook_runs_and_becomes_a_page() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # none is committed
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    shown = [
+        output.data["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "text/html" in output.get("data", {})
+    ]
+    assert len(shown) == 4  # profile, plan, trace, timeline
+    profile, plan, trace, timeline = shown
+    assert "8.0" in profile or "8" in profile
+    assert "virtual:1" in plan
+    assert "measured" in trace
+    assert "predicted" in trace
+    assert "zb-v" in timeline
+    assert all("<script" not in each for each in shown)
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    assert page.count("<svg") >= 3
