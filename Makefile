@@ -6,7 +6,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help demo test slow lint format docs wheel bench clean
+.PHONY: help demo examples test slow lint format docs wheel bench clean
 .NOTPARALLEL:
 # A stamp whose install failed must not stand.
 .DELETE_ON_ERROR:
@@ -15,6 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    train a digit classifier on two virtual devices"
+	@echo "make examples    run all examples, and the notebook into docs/_build/tour.html"
 	@echo "make test    the test suite, in parallel"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and pyright"
@@ -26,6 +27,11 @@ help:
 
 demo: $(VENV)/.installed-demo
 	@$(RUN) examples.digits $(ARGS)
+
+examples: $(VENV)/.installed-test
+	for name in digits language unlike_devices too_big transformers_finetune transformers_trainer; do \
+	  $(RUN) examples.$$name || exit 1; done
+	$(RUN) nbconvert --execute --to html --output-dir docs/_build examples/tour.ipynb
 
 test: $(VENV)/.installed-test
 	$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("name", ["digits", "language"])
+@pytest.mark.parametrize("name", ["digits", "language", "too_big", "unlike_devices"])
 def test_model_returns_what_a_step_needs(name: str) -> None:
     model, x, y, loss_fn = importlib.import_module(f"examples.{name}").model()
     assert len(x) == len(y)
