@@ -15,6 +15,7 @@ from schedules.pictures.draw import Panel
 from ..cluster import Device
 from ..planning import Plan
 from .described_stages import DescribedStages
+from .results import SimulatedDevice, SimulatedStep
 from .what_if import reordered, simulate_order
 
 _MOST_ROWS = 64  # of a table; above it one replica of each class of alike ones is shown
@@ -61,35 +62,31 @@ class Played:
         """What a trace shows of it."""
         return self.timeline.traced(self.names, self.costs)
 
-    def figures(self) -> dict[str, Any]:
-        """Return the figures of the step as JSON values, and per device the idle seconds by cause.
-
-        ``zero_bubble`` is the bubble if each device starts its next step as soon as it has finished this one.
-        """
+    @property
+    def figures(self) -> SimulatedStep:
+        """The figures of the step, and per device the idle seconds by cause."""
         timeline, schedule = self.timeline, self.timeline.schedule
-        devices = [
-            {
-                "device": self.names[row],
-                "stages": list(schedule.stages_of(row)),
-                "busy_seconds": timeline.busy[row],
-                "producer_seconds": idle.producer,
-                "transfer_seconds": idle.transfer,
-                "finished_seconds": idle.finished,
-                "peak_stash_bytes": timeline.peak_bytes[row],
-            }
-            for row, idle in enumerate(timeline.idle)
-        ]
-        return {
-            "version": 1,
-            "schedule": schedule.name,
-            "micro_batches": schedule.micro_batches,
-            "makespan_seconds": timeline.makespan,
-            "bubble": timeline.bubble,
-            "zero_bubble": timeline.zero_bubble,
-            "bound_seconds": self.bound,
-            "devices": devices,
-            "actions": [list(map(str, row)) for row in schedule.actions],
-        }
+        return SimulatedStep(
+            schedule=schedule.name,
+            micro_batches=schedule.micro_batches,
+            makespan_seconds=timeline.makespan,
+            bubble=timeline.bubble,
+            zero_bubble=timeline.zero_bubble,
+            bound_seconds=self.bound,
+            devices=tuple(
+                SimulatedDevice(
+                    device=self.names[row],
+                    stages=schedule.stages_of(row),
+                    busy_seconds=timeline.busy[row],
+                    producer_seconds=idle.producer,
+                    transfer_seconds=idle.transfer,
+                    finished_seconds=idle.finished,
+                    peak_stash_bytes=timeline.peak_bytes[row],
+                )
+                for row, idle in enumerate(timeline.idle)
+            ),
+            actions=tuple(tuple(map(str, row)) for row in schedule.actions),
+        )
 
 
 def traced(played: Sequence[Played]) -> dict[str, Any]:

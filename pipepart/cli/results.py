@@ -98,3 +98,54 @@ class ExportResult(Document):
     engine: str
     files: dict[str, str]
     notes: tuple[str, ...]
+
+
+class SimulatedDevice(Value):
+    """A device in a simulated step.
+
+    Attributes:
+        device: its name, or number.
+        stages: that it runs.
+        busy_seconds: in which it computes.
+        producer_seconds, transfer_seconds: in which it waits for another device, and for a message or a copy.
+        finished_seconds: after its last action.
+        peak_stash_bytes: the most that it keeps for backwards; micro-batches in flight if no stash was described.
+    """
+
+    device: str
+    stages: tuple[int, ...]
+    busy_seconds: Seconds
+    producer_seconds: float
+    transfer_seconds: float
+    finished_seconds: float
+    peak_stash_bytes: float
+
+
+class SimulatedStep(Document):
+    """A simulated step: ``pipepart simulate`` of one schedule.
+
+    Attributes:
+        schedule: its name.
+        micro_batches: of all replicas.
+        makespan_seconds: from the first action to the last.
+        bubble: idle fraction of the devices.
+        zero_bubble: the bubble if each device starts its next step as soon as it has finished this one.
+        bound_seconds: that no schedule of these stages on these devices can beat; 0 if unknown.
+        devices: one each.
+        actions: of each device, as ``"3F5"``: stage 3, forward, micro-batch 5.
+    """
+
+    schedule: str
+    micro_batches: int
+    makespan_seconds: Seconds
+    bubble: float
+    zero_bubble: float
+    bound_seconds: Seconds
+    devices: tuple[SimulatedDevice, ...]
+    actions: tuple[tuple[str, ...], ...]
+
+
+class SimulatedSteps(Document):
+    """Simulated steps of several schedules, in the order of the command line."""
+
+    schedules: tuple[SimulatedStep, ...]

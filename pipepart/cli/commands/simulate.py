@@ -178,6 +178,7 @@ def simulate_command(
     from ..files import read, read_schedule
     from ..output import check_writable, deliver, write_text
     from ..played import play_numbers, play_plan, traced
+    from ..results import SimulatedSteps
     from ..simulated_files import check_suffixes, write_simulated
 
     names, files = schedule or [None], output or []
@@ -211,8 +212,8 @@ def simulate_command(
         return play_numbers(stages, ordered, latency, search=name == "search")
 
     played = list(map(play, names))
-    figures = [each.figures() for each in played]
-    result = json.dumps(figures[0] if len(names) == 1 else {"version": 1, "schedules": figures}, indent=1)
+    figures = tuple(each.figures for each in played)
+    result = (figures[0] if len(names) == 1 else SimulatedSteps(schedules=figures)).model_dump_json(indent=1)
     if trace is not None:
         write_text(trace, json.dumps(traced(played)))
     write_simulated(files, played, result, width)

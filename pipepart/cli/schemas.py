@@ -1,0 +1,43 @@
+"""The JSON Schema of what each command prints with ``--json``: ``python -m pipepart.cli.schemas FOLDER`` writes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from ..cluster import Cluster
+from ..planning import Plan
+from ..profiling import Profile
+from ..reporting import BenchResult, PlanDifference
+from ..verify import CheckReport
+from ..whole_file import write_whole
+from .results import ExplainedTrace, ExportResult, InfeasibleResult, SimulatedStep, SimulatedSteps
+
+PRINTED: dict[str, type[BaseModel]] = {
+    "profile": Profile,
+    "plan": Plan,
+    "plan-infeasible": InfeasibleResult,
+    "explain-trace": ExplainedTrace,
+    "explain-difference": PlanDifference,
+    "simulate": SimulatedStep,
+    "simulate-several": SimulatedSteps,
+    "check": CheckReport,
+    "bench": BenchResult,
+    "export": ExportResult,
+    "cluster": Cluster,
+}
+
+
+def schema_text(name: str) -> str:
+    """Return the JSON Schema of one of ``PRINTED``, with a line break at its end."""
+    return (
+        json.dumps(PRINTED[name].model_json_schema(mode="serialization"), indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    for each in PRINTED:
+        write_whole(Path(sys.argv[1]) / f"{each}.json", schema_text(each))
