@@ -1,4 +1,4 @@
-"""The JSON Schema of what each command prints with ``--json``: ``python -m pipepart.cli.schemas FOLDER`` writes them."""
+"""The JSON Schemas of what commands print with ``--json``; ``python -m pipepart.cli.schemas FOLDER`` writes them."""
 
 from __future__ import annotations
 
