@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .sharded import check_group
+
 
 def check_model(pipe: Any) -> None:
     """Check that a model can be saved and loaded.
@@ -24,7 +26,8 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
 
     Raises:
         TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
-        ValueError: the stages have optimizers, and others are given.
+        ValueError: the stages have optimizers, and others are given; or one is sharded over other processes than the
+            replicas.
     """
     of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
     given = [] if optimizer is None else _several(optimizer)
@@ -37,6 +40,7 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
             raise TypeError(
                 f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
             )
+        check_group(pipe, one)
     return given or list(of_stages)
 
 

@@ -12,6 +12,7 @@ from .arguments import checked_scaler, optimizers_of, schedulers_of
 from .model_state import Model, ModelState, model_state, module_of
 from .optimizer_state import OptimizerState, optimizer_state
 from .own_state import own_state
+from .sharded import of_this_rank
 
 
 class Contents(NamedTuple):
@@ -42,7 +43,7 @@ class Contents(NamedTuple):
             ValueError: an optimizer has a parameter that is not the model's.
         """
         names = {parameter: name for name, parameter in pipe.named_parameters()}
-        optimizers = optimizers_of(pipe, optimizer)
+        optimizers = [of_this_rank(one) for one in optimizers_of(pipe, optimizer)]
         return cls(
             model_state(pipe),
             optimizer_state(optimizers, names) if optimizers else None,

@@ -18,6 +18,7 @@ from .model_state import Model, SavedModel, listed
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
 from .ranks import Peers, agreed, check_alike, peers_of
+from .sharded import adopt_settings, of_this_rank
 from .tensor_file import TensorFile
 
 
@@ -116,7 +117,8 @@ class _Request:
         scaler: Any,
     ) -> None:
         self._pipe = pipe
-        self._optimizers = optimizers_of(pipe, optimizer)
+        self._given = optimizers_of(pipe, optimizer)
+        self._optimizers = [of_this_rank(one) for one in self._given]
         self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
@@ -155,6 +157,8 @@ class _Request:
         self._model.load(self._pipe, self._sources)
         for optimizer in self._optimizers:
             self._saved.load(optimizer, self._names)
+        for optimizer in self._given:
+            adopt_settings(optimizer)
         self.own.load(self._schedulers, self._scaler, random)
 
 

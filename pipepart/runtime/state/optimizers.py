@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Mapping
 from itertools import islice
 from typing import Any
@@ -34,6 +35,12 @@ def check_optimizer(factory: OptimizerFactory | None, plan: Plan | None = None) 
             f"schedule {plan.schedule!r} is asynchronous: stages change their weights within a step, by an optimizer "
             f"each; {_LIKE_THIS}. Its numbers are not those of plain training: for these choose '1f1b', or another"
         )
+
+
+def is_sharded(optimizer: object) -> bool:
+    """Return True for a ``ZeroRedundancyOptimizer``, whose module is not imported for this: that takes a second."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
 
 class StageOptimizers:
@@ -148,6 +155,13 @@ def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int)
     if isinstance(made, LBFGS):
         raise ValueError(
             "LBFGS runs the model again within its step, which a stage cannot: take another optimizer"
+        )
+    if is_sharded(made):
+        raise ValueError(
+            "a ZeroRedundancyOptimizer waits for the other replicas, which a stage cannot within its step: "
+            + _OTHERWISE
+            + ", as in ZeroRedundancyOptimizer(pipe.parameters(), torch.optim.Adam, "
+            'process_group=pipe.mesh.get_group("dp"), lr=0.1)'
         )
     if any(parameter not in set(parameters) for group in made.param_groups for parameter in group["params"]):
         raise ValueError(
