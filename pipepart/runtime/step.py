@@ -238,9 +238,16 @@ class Step:
         """
         streams = self._streams
         try:
+            if self._remote is not None:
+                for worker in self.here:
+                    self._remote.begin(worker)
             for action in self._backwards_left():
                 with streams.entered(self._worker_of[action.stage]) if streams else nullcontext():
                     self.do(action)
+            if self._remote is not None:
+                with streams.entered(self.here[0]) if streams else nullcontext():
+                    self._remote.end()
+                self._remote.finish()
         finally:
             self._end()
         if streams:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import schedules
+from pipepart.runtime.engine import Engine
 from pipepart.runtime.transport import ordered
 from schedules import Kind, Schedule
 from schedules.communication.lowering import Lowering, lower
@@ -91,6 +92,24 @@ def test_every_schedule(schedule, processes):
 )
 def test_what_else_goes_between_ranks(processes, case, args):
     assert_as_in_one_process(without_tags, processes, case, *args)
+
+
+def on_the_callers_thread(ordered_too: bool) -> Mapping[str, Any]:
+    """Backwards that run on the thread of the caller, as on accelerators."""
+    execute = Engine.execute
+
+    def here(self: Engine, step: Any, scaled: bool = False, on_workers: bool = True) -> None:
+        kinds = {action.kind for row in step.schedule.actions for action in row}
+        execute(self, step, scaled, on_workers and Kind.F in kinds)
+
+    with mock.patch.object(Engine, "execute", here):
+        args = ("1f1b", 1, "always", True, 3)
+        return without_tags(over, *args) if ordered_too else over(*args)
+
+
+@pytest.mark.parametrize("ordered_too", [False, True])
+def test_a_backward_on_the_callers_thread(ordered_too):
+    assert_as_in_one_process(on_the_callers_thread, 3, ordered_too)
 
 
 class FailsLater(nn.Module):
