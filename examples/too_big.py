@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def main() -> int:
     profile = pipepart.profile(
         net, x, target=y, loss_fn=loss_fn, micro_batches=[MICRO_BATCHES, 4 * MICRO_BATCHES], optimizer="sgd"
     )
-    request = {
+    request: dict[str, Any] = {
         "profile": profile,
         "cluster": pipepart.Cluster.virtual(2, memory=MEMORY),
         "schedule": "1f1b",

@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def planned(
-    profile: pipepart.Profile, cluster: pipepart.Cluster, cut_before: Sequence[str] = ()
+    profile: pipepart.Profile, cluster: pipepart.Cluster, cut_before: Sequence[str] | None = None
 ) -> pipepart.Plan:
     """Plan two stages; `cut_before` names the layer that begins the second one, if it is not to be found."""
     return pipepart.plan(
@@ -55,7 +55,7 @@ def planned(
         schedule="1f1b",
         micro_batches=MICRO_BATCHES,
         stages=2,
-        **({"cut_before": cut_before} if cut_before else {}),
+        cut_before=cut_before,
     )
 
 
