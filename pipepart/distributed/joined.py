@@ -179,7 +179,7 @@ class Joined(Alone):
 
     def meet(self, call: str) -> Ranks | None:
         """Agree on a call that is no run, as :meth:`Meeting.meet`."""
-        self._meeting.meet(call)
+        self._meeting.meet(call, lambda: None)
         return self._meeting.ranks
 
     def begin(self, call: Call) -> Agreed:

@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
 from .mini_batches import Shape, digest, forms, values
 from .sketches import Sketches, are_close, sketches
+
+T = TypeVar("T")
 
 
 class _Hello(NamedTuple):
@@ -170,14 +172,29 @@ class Meeting:
         self.ranks.midway = False
         return found
 
-    def meet(self, call: str) -> None:
-        """Check that all ranks make a call that takes no mini-batch.
+    def meet(self, call: str, work: Callable[[], T]) -> T:
+        """Check that all ranks make a call that takes no mini-batch, and return what ``work`` returns on this one.
+
+        Args:
+            call: the name of the method, with the arguments that are the same on all ranks.
+            work: its part that needs no other rank. It runs before the ranks agree.
 
         Raises:
-            RankError: another rank is lost.
+            Exception: what ``work`` raises on this rank.
+            RankError: it raises on another rank, or that is lost.
             RuntimeError: the ranks make different calls.
         """
-        _check_calls(self._exchange(_Hello(call, self._calls), call))
+        result, refusal = None, None
+        try:
+            result = work()
+        except Exception as error:
+            refusal = error
+        everyone = self._exchange(_Hello(call, self._calls, _told(refusal)), call)
+        if refusal is not None:
+            raise refusal
+        _check_calls(everyone)
+        _check_refusals(everyone)
+        return cast(T, result)
 
     def _exchange(self, mine: _Hello, call: str) -> list[_Hello]:
         self._calls += 1

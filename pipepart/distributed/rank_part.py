@@ -27,11 +27,15 @@ class RankPart(ModelPart):
         model: the user's.
         ownership: of its tensors.
         ranks: the processes.
-        meet: checks that all ranks make the call of a name now.
+        meet: runs a part of a call, and checks that all ranks make this call now and none has failed in it.
     """
 
     def __init__(
-        self, model: nn.Module, ownership: Ownership, ranks: Ranks, meet: Callable[[str], None]
+        self,
+        model: nn.Module,
+        ownership: Ownership,
+        ranks: Ranks,
+        meet: Callable[[str, Callable[[], Any]], Any],
     ) -> None:
         super().__init__(model)
         self._meet = meet
@@ -68,16 +72,21 @@ class RankPart(ModelPart):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, that of the first replica, in the memory of the host."""
-        self._meet("full_state_dict")
-        state = self.state_dict() if self._ownership.replica == 0 else {}
-        own = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+        own = self._meet("full_state_dict", self._on_the_host)
         found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
         return {name: found[name] for name in self.model.state_dict() if name in found}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
         """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
-        if self._replicas is not None:
-            self._meet("load_state_dict")
+        found = self._meet(f"load_state_dict(strict={strict})", lambda: self._load(state, strict))
+        self._copy_first()
+        return found
+
+    def _on_the_host(self) -> dict[str, Any]:
+        state = self.state_dict() if self._ownership.replica == 0 else {}
+        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+    def _load(self, state: Mapping[str, Any], strict: bool) -> Any:
         full = self.model.state_dict()
         missing = [name for name in full if name not in state]
         unknown = [name for name in state if name not in full]
@@ -87,24 +96,23 @@ class RankPart(ModelPart):
         part: Any = OrderedDict((name, value) for name, value in state.items() if name in wanted)
         part._metadata = getattr(state, "_metadata", None)  # versions of the modules
         self.model.load_state_dict(part, strict=False)
-        self._copy_first()
         return nn.modules.module._IncompatibleKeys(missing, unknown)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float, error_if_nonfinite: bool, foreach: bool | None
     ) -> Tensor:
         """Scale the gradients of this rank by the norm of all; return the norm, the same as in one process."""
-        own = [
-            (name, parameter.grad)
-            for name, parameter in self.named_parameters()
-            if parameter.grad is not None
-        ]
-        # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
-        norms = {
-            name: scalar_as_plain(nn.utils.get_total_norm([gradient], norm_type, foreach=foreach))
-            for name, gradient in own
-        }
-        self._meet(f"clip_grad_norm_({float(max_norm):g}, {norm_type})")
+
+        def own() -> dict[str, Any]:
+            float(max_norm)
+            # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
+            return {
+                name: scalar_as_plain(nn.utils.get_total_norm([parameter.grad], norm_type, foreach=foreach))
+                for name, parameter in self.named_parameters()
+                if parameter.grad is not None
+            }
+
+        norms = self._meet(f"clip_grad_norm_({max_norm}, {norm_type}, {error_if_nonfinite})", own)
         known = {
             name: scalar_from_plain(norm) for part in self._ranks.gather(norms) for name, norm in part.items()
         }

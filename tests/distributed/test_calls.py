@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     ),
     "norm": (
         lambda pipe, rank, x, y: pipe.clip_grad_norm_(1.0 + rank),
-        r"rank 1 calls clip_grad_norm_\(2, 2.0\).*while rank 0 calls clip_grad_norm_\(1, 2.0\)",
+        r"rank 1 calls clip_grad_norm_\(2\.0, 2\.0.*while rank 0 calls clip_grad_norm_\(1\.0, 2\.0",
     ),
     "clip": (
         lambda pipe, rank, x, y: pipe.clip_grad_norm_(1.0) if rank else pipe.step(x, target=y),
@@ -216,6 +216,43 @@ def loaded() -> dict[str, Any]:
 
 def test_a_state_dict_of_the_whole_model_is_loaded():
     assert_as_in_one_process(loaded, 3)
+
+
+def _wrong_state(pipe: Pipeline) -> None:
+    """Of another shape on rank 0, for a layer of its own."""
+    state = pipe.full_state_dict()
+    pipe.load_state_dict({**state, next(iter(state)): torch.zeros(1)} if rank() == 0 else state)
+
+
+REFUSED: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
+    "state": (_wrong_state, "size mismatch|rank 0 refuses load_state_dict"),
+    "key": (
+        lambda pipe: pipe.load_state_dict({**pipe.full_state_dict(), **({"other": X} if rank() else {})}),
+        "Unexpected key|rank 1 refuses load_state_dict",
+    ),
+    "no number": (
+        lambda pipe: pipe.clip_grad_norm_("x" if rank() else 1.0),
+        "could not convert|refuses|calls",
+    ),
+    "call": (
+        lambda pipe: pipe.full_state_dict() if rank() else pipe.clip_grad_norm_(1.0),
+        "rank 1 calls full_state_dict.*while rank 0 calls clip_grad_norm_",
+    ),
+}
+
+
+def refused_state(name: str) -> None:
+    call, message = REFUSED[name]
+    with small() as pipe:
+        pipe.step(X, target=Y)
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+            call(pipe)
+        pipe.step(X, target=Y)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_one_rank_cannot_load_or_clip_is_refused_on_all(name):
+    ranks(3).run(refused_state, name)
 
 
 def planned_here() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -85,11 +86,21 @@ def _runs_the_example(process: int) -> bool:
         return False
 
 
+def newest(folder: Path) -> int:
+    """The step of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit()), default=0)
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
+    had = newest(folder)
+    while newest(folder) == had and process.poll() is None:
+        time.sleep(0.01)
+
+
 def kill_one(process: subprocess.Popen[str], folder: Path, draw: random.Random) -> None:
     """Kill a process of the training at a random moment behind its next checkpoint, or while it starts."""
-    had, while_it_starts = set(folder.glob("step-*")), draw.random() < 0.3
-    while not while_it_starts and set(folder.glob("step-*")) <= had and process.poll() is None:
-        time.sleep(0.01)
+    if draw.random() < 0.7:
+        wait_for_checkpoint(process, folder)
     time.sleep(draw.uniform(0.0, 0.3))
     while process.poll() is None:
         if found := workers_of(process.pid):
@@ -116,4 +127,27 @@ def test_a_training_goes_on_with_fewer_processes(tmp_path, undisturbed):
     finish(start(tmp_path, "--standalone", "--nproc-per-node", "3", steps=STEPS // 3))
     text = finish(start(tmp_path, "--standalone", "--nproc-per-node", "2"))
     assert f"2 stages, 1f1b> begins behind step {STEPS // 3}" in text
+    assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_training_of_two_hosts_goes_on_when_a_process_and_then_a_host_ends(tmp_path, undisturbed):
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        port = one.getsockname()[1]
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]
+    first = start(tmp_path, *options)  # has the store
+    second = start(tmp_path, *options)
+    try:
+        wait_for_checkpoint(first, tmp_path)
+        os.kill(workers_of(second.pid)[0], signal.SIGKILL)
+        wait_for_checkpoint(first, tmp_path)
+        for process in [*workers_of(second.pid), second.pid]:
+            os.kill(process, signal.SIGKILL)
+        finish(first)
+    finally:
+        second.kill()
+        second.communicate()
     assert_same(tmp_path, undisturbed)
