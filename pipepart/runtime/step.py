@@ -28,17 +28,16 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from schedules import Action, Kind
 
-from ..autograd import graph_cut
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
 from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
+from .messages import Messages
 from .observe.recorder import Recorder, Watch, WatchedTransport
 from .offload import CopyQueue
 from .order import Order
@@ -51,11 +50,10 @@ from .transport.compress import Compressed
 from .transport.cuda import Callers, Streams, StreamTransport
 from .transport.links import Links, Table
 from .transport.ranks import RankTransport
-from .transport.reductions import Reductions
 from .transport.skips import Routes, SkipTransport
-from .transport.threads import Key, Stopped, ThreadTransport, Transport
+from .transport.threads import Stopped, ThreadTransport, Transport
 
-# What a kind of action does: ``recv(step, run, k)``, ``compute(run, k, given)`` and ``send(step, run, k, made)``.
+# What a kind of action does: ``recv(messages, run, k)``, ``compute(run, k, given)``, ``send(messages, run, k, made)``.
 Part = Callable[..., Any]
 Parts = Mapping[Kind, tuple[Part, Part, Part]]
 
@@ -121,31 +119,30 @@ class Step:
         self.here = range(len(schedule.actions)) if links is None else links.local
         self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
-        self.awaiting: list[Key | None] = [None for _ in schedule.actions]
-        self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
         self.modes = Modes.current()
         self._over = False
         self._lock = threading.Lock()
         self._streams = streams
         self._has_forwards = forward is None
-        self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
         self._worker_of = schedule.device_of
         self._parts: Parts = PARTS
-        self._host_copies: list[torch.Event | torch.cuda.Event] = []
         self._mailboxes = ThreadTransport(schedule)
+        self._reductions = links and links.reductions
+        self._messages = messages = Messages(
+            schedule, sink, inputs, self._mailboxes, streams, self._reductions, links and self.fail
+        )
+        self.awaiting, self.input_gradients = messages.awaiting, messages.input_gradients
         transport: Transport = self._mailboxes
         if streams is not None:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
             if reads_pinned:
-                self._parts = {**PARTS, Kind.F: (*PARTS[Kind.F][:2], Step._send_output_and_note)}
+                self._parts = {**PARTS, Kind.F: (*PARTS[Kind.F][:2], Messages.send_output_and_note)}
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
             self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
         self._remote: RankTransport | None = None
-        self._sent_correction = False
-        self._reductions = links and links.reductions
         if links is not None and table is not None:
-            transport = self._remote = RankTransport(
+            transport = self._remote = messages.remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
         if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
@@ -157,8 +154,7 @@ class Step:
         self.skips = forward.skips if forward else None
         if (past := routes.of(inputs) if routes else {}) or self.skips:
             transport = self.skips = SkipTransport(transport, schedule, past, self.awaiting, self.skips)
-        self._transport = transport
-        self._inputs = inputs
+        messages.transport = transport
         for stage in stages:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
@@ -169,6 +165,7 @@ class Step:
             if forward
             else stage_runs(order, stages, self.keys, self.modes, sink, optimizers, copy_queues, self.here)
         )
+        messages.runs = self.runs
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -223,7 +220,8 @@ class Step:
         recv, compute, send = self._parts[kind]
         run = self.runs[stage]
         try:
-            send(self, run, micro_batch, compute(run, micro_batch, recv(self, run, micro_batch)))
+            given = recv(self._messages, run, micro_batch)
+            send(self._messages, run, micro_batch, compute(run, micro_batch, given))
         except Stopped:
             raise
         except BaseException as error:
@@ -279,7 +277,7 @@ class Step:
         else:
             self.keys.finish()
         self._end()
-        for event in self._host_copies:
+        for event in self._messages.host_copies:
             waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
 
     def forget(self) -> None:
@@ -287,8 +285,7 @@ class Step:
         self.failure = None
         for run in self.runs.values():
             run.forget()
-        self._inputs = ()
-        self.input_gradients.clear()
+        self._messages.forget()
         self._mailboxes.stop()
         with suppress(Exception):  # of a device that has failed: the step has raised it
             self._end()
@@ -301,7 +298,7 @@ class Step:
 
     def runs_on(self, worker: int) -> list[StageRun]:
         """Return the stages of one device."""
-        return [self.runs[stage] for stage in self.schedule.stages_of(worker)]
+        return self._messages.runs_on(worker)
 
     def _end(self) -> None:
         if self._streams:
@@ -320,117 +317,6 @@ class Step:
             found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs.values())]
         return found
 
-    def _recv(self, stage: int, key: Key) -> Any:
-        worker = self._worker_of[stage]
-        self.awaiting[worker] = key
-        message = self._transport.recv(stage, key)
-        self.awaiting[worker] = None
-        return message
-
-    def _nothing(self, run: StageRun, micro_batch: int, made: None = None) -> None:
-        """Receive or send nothing."""
-
-    def _wait_offload(self, run: StageRun, micro_batch: int) -> None:
-        """Wait until the stash is on the host."""
-        run.wait_offload(micro_batch)
-
-    def _recv_input(self, run: StageRun, micro_batch: int) -> Any:
-        if self._is_first[run.index]:
-            return self._inputs[micro_batch]
-        return self._recv(run.index, (Kind.F, run.index, micro_batch))
-
-    def _send_output(self, run: StageRun, micro_batch: int, message: Any) -> None:
-        if not run.is_last:
-            following = run.index + 1
-            self._transport.send(run.index, following, (Kind.F, following, micro_batch), message)
-        run.start_offload(micro_batch)
-
-    def _recv_correction(self, run: StageRun, _: None) -> None:
-        """Before the step of a stage's optimizer, receive the factor of the gradients if another rank knows it."""
-        if self._remote is not None and run.index in self._remote.corrected:
-            self.sink.adopt_correction(float(self._recv(run.index, (Kind.OPT_STEP, run.index, 0))))
-
-    def _send_correction(self, sender: int, remote: RankTransport) -> None:
-        """Behind the first backward of the last stage that knows it, send that factor."""
-        factor = torch.tensor(self.sink.correction(), dtype=torch.float64)
-        for stage in remote.corrected:
-            remote.send(sender, stage, (Kind.OPT_STEP, stage, 0), factor)
-        self._sent_correction = True
-
-    def _send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
-        """Send the output, and record when copies from the caller's pinned memory are done."""
-        self._send_output(run, micro_batch, message)
-        if self._streams and (run.is_last or self._is_first[run.index]):
-            event = self._streams.behind_compute(self._worker_of[run.index])
-            self._host_copies += [] if event is None else [event]
-
-    def _recv_gradients(self, run: StageRun, micro_batch: int) -> graph_cut.Gradients:
-        """Return the gradients that a backward starts from, for all roots of the stash."""
-        run.wait_reload(micro_batch)
-        stage = run.index
-        stash = run.stashes[micro_batch]
-        gradients: graph_cut.Gradients = ()
-        if stash.roots and not run.is_last:
-            gradients = self._recv(stage, (Kind.B, stage, micro_batch))
-        elif stash.roots:
-            gradients = self.sink.gradients(micro_batch)
-        if stash.added:
-            gradients = (*gradients, *self.sink.added_gradients(stage, micro_batch))
-        for route in run.routes:
-            if route.following is not None:
-                arrived = self._recv(stage, (route.number, stage, micro_batch))
-                if arrived is not None:
-                    run.add_root(micro_batch, route.tensor)
-                    gradients = (*gradients, arrived)
-        return gradients
-
-    def _send_gradients(self, run: StageRun, micro_batch: int, found: graph_cut.Gradients) -> None:
-        """Send the gradients of the input to the stage before, and those of replicas of shared parameters."""
-        stage = run.index
-        for route in run.routes:
-            if route.previous is not None:
-                key = route.number, route.previous, micro_batch
-                self._transport.send(stage, route.previous, key, route.tensor.grad)
-                route.tensor.grad = None
-        if self._is_first[stage]:
-            self.input_gradients[micro_batch] = found
-        elif found:
-            self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
-        if self._remote is not None and run.is_last and self.sink.is_complete and not self._sent_correction:
-            self._send_correction(stage, self._remote)
-
-    def _recv_replicas(self, run: StageRun, _: None) -> list[Any]:
-        """Return the gradients of further replicas, for a stage of the first."""
-        if self._reductions is not None:
-            self._add_up_on_ranks(run, self._reductions)
-        if run.stage.replica or self._reductions is not None:
-            return []
-        stage, apart = run.index, self.schedule.model_stages
-        return [
-            self._recv(stage, (Kind.REDUCE_GRAD, stage, 0, other))
-            for other in range(stage + apart, self.schedule.stages, apart)
-        ]
-
-    def _add_up_on_ranks(self, run: StageRun, reductions: Reductions) -> None:
-        """Add up the gradients of a stage over replicas on other ranks, while further stages still go backward."""
-        stage = run.index
-        worker = self._worker_of[stage]
-
-        def arrived(number: int) -> None:
-            self._mailboxes.send(stage, stage, (Kind.REDUCE_GRAD, stage, number), None)
-
-        def wait(number: int) -> None:
-            self.awaiting[worker] = key = Kind.REDUCE_GRAD, stage, number
-            self._mailboxes.recv(stage, key)
-            self.awaiting[worker] = None
-
-        reductions.add_up(worker, run.stage.shared.own_parameters(), arrived, wait, self.fail)
-
-    def _send_to_first_replica(self, run: StageRun, _: None, gradients: Any) -> None:
-        if run.stage.replica:
-            first = run.index % self.schedule.model_stages
-            self._transport.send(run.index, first, (Kind.REDUCE_GRAD, first, 0, run.index), gradients)
-
     def _place(self, action: Action) -> str:
         of, micro_batch, where = self.schedule, action.micro_batch, self.runs[action.stage].stage.where
         replica, stage = divmod(action.stage, of.model_stages)
@@ -442,15 +328,15 @@ class Step:
 
 
 PARTS: dict[Kind, tuple[Part, Part, Part]] = {
-    Kind.F: (Step._recv_input, StageRun.forward, Step._send_output),
-    Kind.B: (Step._recv_gradients, StageRun.backward, Step._send_gradients),
-    Kind.I: (Step._recv_gradients, StageRun.backward_inputs, Step._send_gradients),
-    Kind.W: (Step._nothing, StageRun.backward_weights, Step._nothing),
-    Kind.RECOMPUTE: (Step._nothing, StageRun.recompute, Step._nothing),
-    Kind.OFFLOAD: (Step._wait_offload, StageRun.offload, Step._nothing),
-    Kind.RELOAD: (Step._nothing, StageRun.reload, Step._nothing),
-    Kind.REDUCE_GRAD: (Step._recv_replicas, StageRun.reduce, Step._send_to_first_replica),
-    Kind.OPT_STEP: (Step._recv_correction, StageRun.update, Step._nothing),
+    Kind.F: (Messages.recv_input, StageRun.forward, Messages.send_output),
+    Kind.B: (Messages.recv_gradients, StageRun.backward, Messages.send_gradients),
+    Kind.I: (Messages.recv_gradients, StageRun.backward_inputs, Messages.send_gradients),
+    Kind.W: (Messages.nothing, StageRun.backward_weights, Messages.nothing),
+    Kind.RECOMPUTE: (Messages.nothing, StageRun.recompute, Messages.nothing),
+    Kind.OFFLOAD: (Messages.wait_offload, StageRun.offload, Messages.nothing),
+    Kind.RELOAD: (Messages.nothing, StageRun.reload, Messages.nothing),
+    Kind.REDUCE_GRAD: (Messages.recv_replicas, StageRun.reduce, Messages.send_to_first_replica),
+    Kind.OPT_STEP: (Messages.recv_correction, StageRun.update, Messages.nothing),
 }
 
 

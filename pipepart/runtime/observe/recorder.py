@@ -219,11 +219,11 @@ class Watch:
         if not kept:
             return send
 
-        def send_and_note(step: Any, run: Any, micro_batch: int | None, made: Any) -> None:
-            send(step, run, micro_batch, made)
+        def send_and_note(messages: Any, run: Any, micro_batch: int | None, made: Any) -> None:
+            send(messages, run, micro_batch, made)
             del made
             home = self._device_of[run.index]
-            kept[home].note(tensor for one in step.runs_on(home) for tensor in one.tensors())
+            kept[home].note(tensor for one in messages.runs_on(home) for tensor in one.tensors())
 
         return send_and_note
 
