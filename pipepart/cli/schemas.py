@@ -14,7 +14,14 @@ from ..profiling import Profile
 from ..reporting import BenchResult, PlanDifference
 from ..verify import CheckReport
 from ..whole_file import write_whole
-from .results import ExplainedTrace, ExportResult, InfeasibleResult, SimulatedStep, SimulatedSteps
+from .results import (
+    ExplainedTrace,
+    ExportResult,
+    InfeasibleResult,
+    ReportResult,
+    SimulatedStep,
+    SimulatedSteps,
+)
 
 PRINTED: dict[str, type[BaseModel]] = {
     "profile": Profile,
@@ -26,6 +33,7 @@ PRINTED: dict[str, type[BaseModel]] = {
     "simulate-several": SimulatedSteps,
     "check": CheckReport,
     "bench": BenchResult,
+    "report": ReportResult,
     "export": ExportResult,
     "cluster": Cluster,
 }
