@@ -37,6 +37,7 @@ from .watch import break_connections
 _CLOCK_ROUNDS = 8
 _STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
 _ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
+_LEAVE_SECONDS = 1.0  # for the control thread to leave a collective whose connections are broken
 _LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
 
 Listener = Callable[[BaseException], None]
@@ -374,6 +375,8 @@ class Ranks:
 
     def _apart(self, collective: Callable[[], Any], result: Any, timeout: float | None) -> Any:
         """Run a collective on the control thread."""
+        left = threading.Event()
+        left.set()
 
         def start(done: Done) -> None:
             def run() -> None:
@@ -383,10 +386,17 @@ class Ranks:
                     done.put(error)
                 else:
                     done.put(None)
+                finally:
+                    left.set()
 
+            left.clear()
             self._jobs.put(run)
 
-        self._wait_for(start, timeout)
+        try:
+            self._wait_for(start, timeout)
+        except BaseException:
+            left.wait(_LEAVE_SECONDS)  # a script that ends while gloo still waits there would abort
+            raise
         return result
 
     def _wait_for(self, start: Callable[[Done], None], timeout: float | None) -> None:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TORCHRUN = (
     "standalone", "nnodes", "node-rank", "nproc-per-node", "master-addr", "master-port", "max-restarts",
+    "rdzv-backend", "rdzv-endpoint",
 )  # fmt: skip
 _FENCE = re.compile(r"^( *)```(\{?\w[\w-]*\}?)?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n", re.MULTILINE)
