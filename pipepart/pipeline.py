@@ -334,7 +334,7 @@ class Pipeline(AsModule, Observed):
                 batch,
                 order.schedule,
                 scaler,
-                self._side.before_backward(gradients, bool(optimizers)),
+                self._side.before_backward(gradients, bool(optimizers), len(batch.inputs)),
                 self._merge,
                 return_outputs,
                 loss_weight=loss_weight,

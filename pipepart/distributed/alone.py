@@ -56,12 +56,15 @@ class Alone:
         """Return the micro-batches of a call."""
         return Agreed(call.split())
 
-    def before_backward(self, gradients: StepGradients, with_optimizers: bool) -> BeforeBackward:
+    def before_backward(
+        self, gradients: StepGradients, with_optimizers: bool, micro_batches: int
+    ) -> BeforeBackward:
         """Return what a loss sink calls before the first backward.
 
         Args:
             gradients: of the step.
             with_optimizers: whether the optimizers of stages step within the step.
+            micro_batches: how many the step has.
         """
         return gradients.begin
 

@@ -67,6 +67,8 @@ class Joined(Alone):
         self._ranks = ranks
         self._offset: float | None = None
         self._layers = chain.layers
+        # By number of micro-batches: whether the gradients of the last such step needed no correction, whatever came.
+        self._certain: dict[int, bool] = {}
 
     def connect(self) -> None:
         """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
@@ -85,9 +87,15 @@ class Joined(Alone):
         self._links.reductions = Reductions(self._ranks, self._ownership.replica, groups)
         self.part.connect(first)
 
-    def before_backward(self, gradients: StepGradients, with_optimizers: bool) -> BeforeBackward:
-        """Begin the gradients; the ranks do not know before their backwards whether the loss needs a correction."""
-        gradients.begin(certain=True)
+    def before_backward(
+        self, gradients: StepGradients, with_optimizers: bool, micro_batches: int
+    ) -> BeforeBackward:
+        """Begin the gradients, before the forwards.
+
+        Only the rank of the last stage sees whether the gradients need a correction, and after other ranks have begun
+        their backwards. So all ranks go by the last step of as many micro-batches.
+        """
+        gradients.begin(self._certain.get(micro_batches, all(self._certain.values())))
         return partial(self._begin_backward, gradients, with_optimizers)
 
     def _begin_backward(
@@ -122,6 +130,8 @@ class Joined(Alone):
         """Share the loss, as :meth:`Meeting.end`, what the layers of the first replica have written, and the times."""
         gradients = [one.grad for one in parameters if one.grad is not None]
         self._meeting.end(step.sink, step.keys, gradients)
+        if step.sink.trains:
+            self._certain[len(step.sink.outputs)] = step.sink.certain
         self.part.share_written()
         self._links.agree()
         if step.recorder is not None:

@@ -37,7 +37,10 @@ class StepGradients:
 
     def add(self, leaves: Iterable[Tensor]) -> None:
         """Add further leaves, before they get a gradient."""
-        self._before += [(leaf, leaf.grad) for leaf in leaves]
+        for leaf in leaves:
+            self._before.append((leaf, leaf.grad))
+            if self._apart:
+                leaf.grad = None
 
     def finish(self, factor: float) -> None:
         """Multiply the gradients of the step by ``factor``, and add the earlier gradients.

@@ -82,6 +82,11 @@ class LossSink(ABC):
         """Return the factor for the gradients of the run, after all micro-batches were received."""
         return 1.0
 
+    @property
+    def certain(self) -> bool:
+        """Whether the factor is 1, whatever the outputs are."""
+        return self._known is None or self._known.certain
+
     def receive_added(
         self, stage: int, micro_batch: int, losses: Sequence[Added]
     ) -> tuple[GradientEdge, ...]:
@@ -148,7 +153,7 @@ class LossSink(ABC):
         if not is_last:
             return Share(self._added, trains=self.trains)
         try:
-            return Share(self._added, self._own_total(), self.correction(), self.trains)
+            return Share(self._added, self._own_total(), self.correction(), self.certain, self.trains)
         except LossError as error:
             return Share(self._added, refusal=str(error))
 

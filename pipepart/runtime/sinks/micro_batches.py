@@ -129,6 +129,13 @@ class MicroBatchLossSink(LossSink):
             )
         return factor
 
+    @property
+    def certain(self) -> bool:
+        """Whether the factor is 1, whatever the outputs are; of several groups it always is."""
+        if self._known is not None:
+            return self._known.certain
+        return len(self._losses) > 1 or self._losses[0].certain
+
     def losses(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return the loss of each micro-batch, and the auxiliary losses."""
         for micro_batch, (loss, number) in enumerate(self._places):

@@ -16,6 +16,7 @@ class Share(NamedTuple):
         added: losses that layers of its stages added.
         total: of the last stage's rank: the loss without them.
         correction: the factor for the gradients.
+        certain: whether that is 1, whatever the outputs are.
         trains: whether a gradient of any loss has gone into the model.
         refusal: why the gradients of the mini-batch are not right, if they are not.
     """
@@ -23,6 +24,7 @@ class Share(NamedTuple):
     added: Mapping[tuple[int, int], list[tuple[Tensor, float, bool]]]
     total: Tensor | None = None
     correction: float = 1.0
+    certain: bool = True
     trains: bool = False
     refusal: str = ""
 
