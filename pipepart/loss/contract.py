@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import loss_of
@@ -42,6 +42,8 @@ class StepLoss:
         self.function = loss_fn
         self.reduction = reduction
         self.torchs_own = is_torchs_own(loss_fn)
+        # Such as class weights: behind each replica of the model there are copies of them.
+        self.has_buffers = isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())
         if self.torchs_own and reduction not in (None, Reduction.BATCH, stated):
             raise LossError(
                 f"{title(loss_fn)} has reduction={stated!s}, and reduction={reduction!s} is declared"
@@ -205,7 +207,7 @@ class MiniBatchLoss:
         if follower is not None:
             self.leaves.update(follower.leaves)
             follower.forget()
-            if self._loss.torchs_own and not buffers:
+            if self._loss.torchs_own and not self._loss.has_buffers:
                 self._seen = Seen.of(output, target, taken)
         return taken
 

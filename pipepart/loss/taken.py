@@ -97,7 +97,10 @@ class Seen(NamedTuple):
         """Return a loss with what it is made of; None if it has to be followed."""
         divisor = None
         if self.number is not None:
-            number = self.number(micro_batch) if callable(self.number) else self.number
+            try:
+                number = self.number(micro_batch) if callable(self.number) else self.number
+            except Exception:  # class weights may be on another device than the targets
+                return None
             if not number:  # the mean over nothing
                 return None
             divisor = Count(number)
