@@ -70,7 +70,8 @@ def save(
 
     Raises:
         TypeError: safetensors cannot hold a tensor, or JSON another value, which the message names.
-        ValueError: an argument is wrong, or an optimizer has parameters that are not the model's.
+        ValueError: an argument is wrong, an optimizer has parameters that are not the model's, or one is missing on
+            some ranks.
         FileExistsError: the folder has a checkpoint of this step or a later one.
         OSError: a file cannot be written.
         RuntimeError: it failed on another rank.
@@ -81,6 +82,7 @@ def save(
     contents = agreed(peers, lambda: _checked(folder, pipe, optimizer, step, scheduler, scaler, data, keep))
     folder = Path(folder).absolute()
     check_alike(peers, folder=str(folder), step=step, keep=keep, asynchronous=asynchronous)
+    _check_optimizers(peers, pipe, contents)
     made = agreed(peers, lambda: _begun(folder, step) if peers.rank == 0 else "")
     writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, _first_of_replicas(peers, contents))
     saving = Saving(folder / f"step-{step}", pipe)
@@ -210,6 +212,23 @@ def _checked(
     if keep is not None and not is_count(keep):
         raise ValueError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
     return Contents.of(pipe, optimizer, scheduler, scaler, data)
+
+
+def _check_optimizers(peers: Peers, pipe: Model, contents: Contents) -> None:
+    """Check that all ranks that train something save an optimizer, or none does.
+
+    Raises:
+        ValueError: the optimizers of some ranks would be missing from the checkpoint, which no rank could load.
+    """
+    trains = any(parameter.requires_grad for _, parameter in pipe.named_parameters())
+    everyone = peers.gather((contents.optimizer is not None, trains))
+    given = [rank for rank, (has, _) in enumerate(everyone) if has]
+    missing = [rank for rank, (has, trained) in enumerate(everyone) if trained and not has]
+    if given and missing:
+        raise ValueError(
+            f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
+            "each rank; a rank whose parameters are all frozen needs none"
+        )
 
 
 def _first_of_replicas(peers: Peers, contents: Contents) -> Contents:

@@ -48,7 +48,7 @@ def save_with_one(folder: Path, rank: int, how: dict[str, Any]) -> str:
     with (made := training((5,))).pipe:
         mine = how if torch.distributed.get_rank() == rank else {}
         try:
-            pipepart.save(folder, made.pipe, made.optimizer, **{"step": 1, **mine})
+            pipepart.save(folder, made.pipe, **{"optimizer": made.optimizer, "step": 1, **mine})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""

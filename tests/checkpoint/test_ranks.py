@@ -75,6 +75,7 @@ def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):
     [
         ({"step": -1}, "ValueError: step must be", "RuntimeError: rank 1 failed: ValueError: step must be"),
         ({"step": 2}, "ValueError: rank 1 has step=2, and rank 0 step=1", None),
+        ({"optimizer": None}, "ValueError: rank 1 has no optimizer to save, and rank 0 has one", None),
         (
             {"data": {1, 2}},
             "TypeError: data is a set",
