@@ -154,10 +154,10 @@ class Hub:
                 found = [(one, _of_channel(message, number)) for number, one in self._channels.items()]
             elif (number := message["channel"]) in self._channels:
                 found = [(self._channels[number], message)]
+            elif number >= self._opened and message["kind"] == "ask":
+                self._answer(message)
             elif number >= self._opened:
                 self._early.append(message)
-                if message["kind"] == "ask":
-                    self._answer(message)
         for channel, one in found:
             channel.deliver(one)
 

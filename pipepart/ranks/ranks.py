@@ -87,19 +87,19 @@ class Ranks:
         self._exchanging: Done = SimpleQueue()
         self._channel = hub.open(partial(_heard, weakref.ref(self)))
         weakref.finalize(self, _dropped, self._channel, self._jobs).atexit = False
-        threading.Thread(target=_run_jobs, args=(self._jobs,), name="pipepart-control", daemon=True).start()
-        patience = hub.store.timeout.total_seconds()
-        self._control, self.group = self.new_group(timeout=patience), self.new_group()
+        self._control_thread = threading.Thread(target=_run_jobs, args=(self._jobs,), daemon=True)
+        self._control_thread.start()
+        self.exchange(
+            None, hub.store.timeout.total_seconds()
+        )  # groups are waited for where nothing ends the wait
+        self._control, self.group = self.new_group(), self.new_group()
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
-    def new_group(
-        self, rows: Sequence[Sequence[int]] = (), timeout: float | None = None
-    ) -> dist.ProcessGroup:
+    def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:
         """Return a new gloo group, whose waits end when a rank fails. All ranks call this.
 
         Args:
             rows: the ranks of each group of which this rank gets its own; none for one of all ranks.
-            timeout: seconds to wait for the other ranks; None for no limit.
 
         Raises:
             RankError: as :meth:`gather`.
@@ -110,7 +110,7 @@ class Ranks:
         def make() -> None:
             made.extend(dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows)
 
-        self._apart(make, None, timeout)
+        self._apart(make, None, None)
         mine = next(group for group, row in zip(made, rows, strict=True) if self.rank in row)
         self._groups.append(mine)
         return mine
@@ -176,11 +176,15 @@ class Ranks:
             None if patient else self._timeout,
         )
 
-    def exchange(self, mine: Any) -> list[Any]:
+    def exchange(self, mine: Any, timeout: float | None = None) -> list[Any]:
         """Return what every rank has given, by rank, as :meth:`gather`, for short values that JSON has.
 
         Each rank sends its value to rank 0 by the hub, which sends back all of them. That wakes fewer threads than a
         collective.
+
+        Args:
+            mine: given by this rank.
+            timeout: seconds to wait for the others, in place of the pipeline's timeout.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
@@ -190,7 +194,7 @@ class Ranks:
             self._exchanging = done
             self._give(self.rank, mine)
 
-        self._wait_for(start, self._timeout)
+        self._wait_for(start, timeout or self._timeout)
         return self._exchanged
 
     def broadcast(
@@ -304,9 +308,12 @@ class Ranks:
         handled = sys.exc_info()[1]  # the script may close the pipeline because of an error of its own
         story = told(handled) if handled else {}
         during = f", while it handled {story['what']}" if handled else ""
-        if self.failure is None and not self.midway:  # else threads may still wait in them
+        if in_order := self.failure is None and not self.midway:  # else threads may still wait in them
             self._jobs.put(partial(_destroy, self._groups))
         _dropped(self._channel, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
+        if in_order and threading.current_thread() is not self._control_thread:
+            # A script that ends while gloo ends a group would abort.
+            self._control_thread.join(_LEAVE_SECONDS)
 
     def heard(self, message: Message) -> None:
         """Called on the hub's thread with each message of another rank."""
