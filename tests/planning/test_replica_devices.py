@@ -11,12 +11,14 @@ MICRO_BATCHES = 4
 LAYERS = [Layer(4, 8, 4, parameters=10 * (index + 1), output=6, saved=5, peak=3) for index in range(4)]
 
 
-def cluster_of(*speeds: float, memory: int | None = None, **link: float) -> Cluster:
+def cluster_of(
+    *speeds: float, memory: int | None = None, bandwidth: float | None = None, latency: float = 0.0
+) -> Cluster:
     devices = tuple(
         Device(name=f"d{index}", kind="made up", speed=speed, memory_bytes=memory)
         for index, speed in enumerate(speeds)
     )
-    return Cluster(devices=devices, link=Link(**link))
+    return Cluster(devices=devices, link=Link(bandwidth=bandwidth, latency=latency))
 
 
 def profile(optimizer: str = "adam") -> Profile:
