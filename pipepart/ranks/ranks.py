@@ -28,20 +28,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .clock import offset_to_rank_0
 from .doing import Doing, waits_in_vain
+from .exchange import Done, Exchange
 from .failure import RankError, has_closed, is_lost, raised_on, told
 from .hub import Channel, Hub, Message
 from .torchrun import initialize, under_torchrun
 from .watch import break_connections
 
-_CLOCK_ROUNDS = 8
 _STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
 _ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
 _LEAVE_SECONDS = 1.0  # for the control thread to leave a collective whose connections are broken
 _LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
 
 Listener = Callable[[BaseException], None]
-Done = SimpleQueue[BaseException | None]
 
 
 class Ranks:
@@ -82,9 +82,7 @@ class Ranks:
         self._surveys = itertools.count()
         self._groups: list[dist.ProcessGroup] = []
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._given: dict[int, Any] = {}  # to rank 0, by rank
-        self._exchanged: list[Any] = []
-        self._exchanging: Done = SimpleQueue()
+        self._exchange = Exchange(self.rank, self.size)
         self._channel = hub.open(partial(_heard, weakref.ref(self)))
         weakref.finalize(self, _dropped, self._channel, self._jobs).atexit = False
         self._control_thread = threading.Thread(target=_run_jobs, args=(self._jobs,), daemon=True)
@@ -190,12 +188,8 @@ class Ranks:
             RankError, TimeoutError: as :meth:`gather`.
         """
 
-        def start(done: Done) -> None:
-            self._exchanging = done
-            self._give(self.rank, mine)
-
-        self._wait_for(start, timeout or self._timeout)
-        return self._exchanged
+        self._wait_for(partial(self._exchange.begin, self._channel, mine), timeout or self._timeout)
+        return self._exchange.found
 
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
@@ -212,14 +206,13 @@ class Ranks:
     def clock_offset(self) -> float:
         """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.
 
-        Each rank asks rank 0 for the time, as NTP does (RFC 5905), and takes the answer of the shortest round trip: the
-        error is at most half of that.
-
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
         found: list[float] = []
-        self._apart(lambda: found.append(_offset(self.rank, self.size, self._control)), None, self._timeout)
+        self._apart(
+            lambda: found.append(offset_to_rank_0(self.rank, self.size, self._control)), None, self._timeout
+        )
         return found[0]
 
     def check(self) -> None:
@@ -329,31 +322,15 @@ class Ranks:
             if ends:
                 self._fail(has_closed(rank, first))
         elif kind == "part":
-            self._give(rank, message["value"])
+            self._exchange.give(rank, message["value"])
         elif kind == "all":
-            self._exchanged = message["values"]
-            self._exchanging.put(None)
+            self._exchange.end(message["values"])
         elif kind == "ask":
             self._channel.send(
                 {"kind": "answer", "number": message["number"], "doing": self._now(), "to": message["from"]}
             )
         else:
             self._answers.put(message)
-
-    def _give(self, rank: int, value: Any) -> None:
-        """Take what a rank gives to an exchange. Rank 0 waits for that of all."""
-        if self.rank != 0:
-            self._channel.send({"kind": "part", "value": value, "to": 0})
-            return
-        with self._lock:
-            self._given[rank] = value
-            if len(self._given) < self.size:
-                return
-            found = [self._given[one] for one in range(self.size)]
-            self._given = {}
-        self._channel.send({"kind": "all", "values": found})
-        self._exchanged = found
-        self._exchanging.put(None)
 
     def _now(self) -> Doing:
         with self._lock:
@@ -447,23 +424,6 @@ class Ranks:
 def join_ranks(timeout: float | None = None) -> Ranks | None:
     """Return the ranks of a new pipeline; None in one process. Initializes torch.distributed if nobody has."""
     return Ranks(initialize(), timeout) if under_torchrun() else None
-
-
-def _offset(rank: int, size: int, group: dist.ProcessGroup) -> float:
-    moment = torch.empty(1, dtype=torch.float64)
-    if rank == 0:
-        for _ in range((size - 1) * _CLOCK_ROUNDS):
-            asking = dist.recv(moment, group=group)
-            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), asking, group=group)
-        return 0.0
-    answers = []
-    for _ in range(_CLOCK_ROUNDS):
-        sent = time.perf_counter()
-        dist.send(moment, 0, group=group)
-        dist.recv(moment, 0, group=group)
-        back = time.perf_counter()
-        answers.append((back - sent, float(moment) - (sent + back) / 2))
-    return min(answers)[1]
 
 
 def _run_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
