@@ -78,7 +78,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     """Return the link whose times are nearest, by least squares relative to each time.
 
     >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
-    Link(bandwidth=1000.0, latency=1.0)
+    Link(bandwidth=1000.0, latency=1.0, compress=None)
     """
     # Minimise the sum of ((latency + size * per_byte) / time - 1)² over both.
     ones = [(1 / taken, size / taken) for size, taken in zip(sizes, seconds, strict=True)]

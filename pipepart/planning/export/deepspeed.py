@@ -25,7 +25,7 @@ class PlannedPipelineModule(PipelineModule):
     def _partition_layers(self, method="planned"):
         stages, layers = self._topo.get_dim("pipe"), len(self._layer_specs)
         if (stages, layers) != (len(PARTS) - 1, len(LAYERS)):
-            raise InputError(
+            raise ValueError(
                 f"the plan has {len(PARTS) - 1} stages of {len(LAYERS)} layers, not {stages} stages of {layers} layers"
             )
         stage = self._topo.get_coord(self.global_rank).pipe

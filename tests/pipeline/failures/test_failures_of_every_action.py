@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
+from pipepart.runtime import stage_run
 from pipepart.runtime.sinks import MicroBatchLossSink
 from pipepart.runtime.stage_run import StageRun
 from pipepart.runtime.state.replicas import Replica
@@ -43,8 +44,8 @@ PLACES: dict[str, tuple[Kind, str, dict[str, Any]]] = {
 
 
 @contextmanager
-def failing(owner: type, method: str, picked: Callable[[Any], bool], call: int) -> Iterator[None]:
-    """One method fails in its call number ``call`` on those objects that are picked."""
+def failing(owner: Any, method: str, picked: Callable[[Any], bool], call: int) -> Iterator[None]:
+    """A method, or a function of a module, fails in its call number ``call`` with first arguments that are picked."""
     original = getattr(owner, method)
     calls = 0
 
@@ -162,13 +163,15 @@ def test_the_step_of_a_stages_optimizer(stage):
         check_that_it_goes_on(pipe, model)
 
 
-@pytest.mark.parametrize(("method", "stages"), [("hand_over", "23"), ("add", "01")])
-def test_the_sum_of_the_gradients_of_two_copies(method, stages):
+@pytest.mark.parametrize(
+    ("owner", "method", "stages"), [(Replica, "hand_over", "23"), (stage_run, "add_gradients", "01")]
+)
+def test_the_sum_of_the_gradients_of_two_copies(owner, method, stages):
     model = plain.in_double(network())
     x, y = X.double(), Y.double()
     plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
     with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
-        with failing(Replica, method, lambda replica: True, 0), pytest.raises(Trouble) as caught:
+        with failing(owner, method, lambda replica: True, 0), pytest.raises(Trouble) as caught:
             pipe.step(x, target=y)
         assert re.search(rf"\(action [{stages}]REDUCE_GRAD\)", notes(caught.value))
         reference = plain.twin(model)
