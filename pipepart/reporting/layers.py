@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from ..profiling import Costs, LayerCost, Profile, Timing
 from ..units import counted
+from .folding import fold
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
 
+_FEWEST_ALIKE = 4  # blocks that are folded
 
-def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTable:
+
+class _Row(NamedTuple):
+    name: str
+    kind: str
+    shape: str
+    parameters: int | None  # bytes
+    cost: LayerCost
+
+
+def layer_table(profile: Profile, micro_batches: int | None = None, *, folded: bool = False) -> FittingTable:
     """Make a table with one row per layer, the loss, and totals.
 
     Args:
         profile: measured costs.
         micro_batches: which of the profiled sizes; by default the first, with the largest micro-batches.
+        folded: show four or more blocks that are alike in kinds and parameters as one row, with their summed times.
 
     Raises:
         ValueError: that number of micro-batches was not profiled.
     """
     costs = profile.costs[0] if micro_batches is None else profile.at(micro_batches)
-    layers, rows = profile.layers, _rows(costs)
-    loss = ["loss"] * (len(rows) - len(layers))
-    blank = [""] * len(loss)
-    seconds = [row.seconds for row in rows]
+    layers = _layers(profile, costs)
+    if folded:
+        layers = _folded(layers)
+    loss = [_Row("loss", "", "", None, costs.loss)] if costs.loss.seconds else []
+    rows = [*layers, *loss]
+    seconds = [row.cost.seconds for row in rows]
     unit = TimeUnit.for_all(seconds)
     saved_bytes = sum(piece.bytes for piece in costs.saved)
 
     def times(header: str, part: str) -> list[Column]:
-        timings: list[Timing] = [getattr(row, part) for row in rows]
+        timings: list[Timing] = [getattr(row.cost, part) for row in rows]
         total = sum(timing.seconds for timing in timings)
         spreads = [f"{timing.spread / timing.seconds:.0%}" if timing.seconds else "" for timing in timings]
         shown = [Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(total)])]
@@ -37,21 +54,21 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
         return shown
 
     def memory(header: str, part: str, total: int | None, rank: int) -> Column:
-        cells = [size(getattr(cost, part)) for cost in costs.layers]
-        return Column(header, [*cells, *blank, "" if total is None else size(total)], rank)
+        cells = [*(size(getattr(row.cost, part)) for row in layers), *("" for _ in loss)]
+        return Column(header, [*cells, "" if total is None else size(total)], rank)
 
-    parameters = [size(layer.parameter_bytes) for layer in layers]
-    own_parameters = sum(layer.parameter_bytes for layer in layers if not layer.shares_with)
+    parameters = ["" if row.parameters is None else size(row.parameters) for row in rows]
+    own_parameters = sum(layer.parameter_bytes for layer in profile.layers if not layer.shares_with)
     columns = [
-        Column("layer", [*(layer.name for layer in layers), *loss, "total"], text=True),
-        Column("kind", [*(layer.kind for layer in layers), *blank, ""], text=True),
-        Column("output", [*_shapes(profile, costs), *blank, ""], rank=4, name="output shape", text=True),
+        Column("layer", [*(row.name for row in rows), "total"], text=True),
+        Column("kind", [*(row.kind for row in rows), ""], text=True),
+        Column("output", [*(row.shape for row in rows), ""], rank=4, name="output shape", text=True),
         *times(f"forward\n{unit.name}", "forward"),
         *times(f"backward\ninput {unit.name}", "backward_input"),
         *times(f"backward\nweight {unit.name}", "backward_weight"),
         Column("share", [*(percent(each / (sum(seconds) or 1.0)) for each in seconds), ""]),
         bars([*(each / (max(seconds) or 1.0) for each in seconds), None], rank=3),
-        Column("params", [*parameters, *blank, size(own_parameters)], rank=2),
+        Column("params", [*parameters, size(own_parameters)], rank=2),
         memory("saved for\nbackward", "saved_bytes", saved_bytes, rank=2),
         memory("output\nbytes", "output_bytes", None, rank=5),
         memory("workspace", "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), rank=5),
@@ -59,6 +76,8 @@ def layer_table(profile: Profile, micro_batches: int | None = None) -> FittingTa
     notes = [_origin(profile, costs)]
     if sum(cost.saved_bytes for cost in costs.layers) != saved_bytes:
         notes.append("What several layers save is in the row of each of them, and once in the total.")
+    if len(layers) < len(profile.layers):
+        notes.append("Rows of blocks that are alike have their sums; --json has each layer.")
     estimated = "" if profile.roofline is None else "estimated "
     title = f"Layers of {profile.model}: {estimated}forward and backward of one micro-batch of"
     return FittingTable(f"{title} {counted(costs.samples, 'sample')}", columns, totals=1, notes=notes)
@@ -93,6 +112,42 @@ def _origin(profile: Profile, costs: Costs) -> str:
         f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
         "± is half the distance between the quartiles."
     )
+
+
+def _layers(profile: Profile, costs: Costs) -> list[_Row]:
+    return [
+        _Row(layer.name, layer.kind, shape, layer.parameter_bytes, cost)
+        for layer, shape, cost in zip(profile.layers, _shapes(profile, costs), costs.layers, strict=True)
+    ]
+
+
+def _folded(rows: Sequence[_Row]) -> list[_Row]:
+    """One row for each four or more blocks that are alike; the others as they are."""
+    found: list[_Row] = []
+    for each in fold([row.name for row in rows], [(row.kind, row.parameters) for row in rows]):
+        run = rows[each.first : each.first + each.layers]
+        found += [_together(each.label, run)] if each.blocks >= _FEWEST_ALIKE else run
+    return found
+
+
+def _together(name: str, run: Sequence[_Row]) -> _Row:
+    costs = [row.cost for row in run]
+
+    def added(part: str) -> Timing:
+        timings: list[Timing] = [getattr(cost, part) for cost in costs]
+        return Timing(seconds=sum(one.seconds for one in timings), spread=sum(one.spread for one in timings))
+
+    cost = LayerCost(
+        forward=added("forward"),
+        backward_input=added("backward_input"),
+        backward_weight=added("backward_weight"),
+        saved_bytes=sum(cost.saved_bytes for cost in costs),
+        output_bytes=costs[-1].output_bytes,
+        workspace_bytes=max(cost.workspace_bytes for cost in costs),
+    )
+    kinds = list(dict.fromkeys(row.kind for row in run))
+    kind = ", ".join(kinds) if len(kinds) < 3 else f"{len(kinds)} kinds"
+    return _Row(name, kind, run[-1].shape, sum(row.parameters or 0 for row in run), cost)
 
 
 def _rows(costs: Costs) -> list[LayerCost]:

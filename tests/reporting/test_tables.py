@@ -58,6 +58,35 @@ def test_memory_that_layers_share_is_once_in_the_total(printed: Printed, profile
     assert "once in the total" in text
 
 
+def test_alike_blocks_are_one_row_with_their_sums(printed: Printed, profile: Profile) -> None:
+    first, body, head = profile.layers
+    costs = profile.costs[0]
+    blocks = tuple(body.model_copy(update={"name": f"blocks.{index}"}) for index in range(4))
+    repeated = profile.model_copy(
+        update={
+            "layers": (first, *blocks, head),
+            "costs": (
+                costs.model_copy(
+                    update={"layers": (costs.layers[0], *[costs.layers[1]] * 4, costs.layers[2])}
+                ),
+            ),
+        }
+    )
+    text = printed(layer_table(repeated, folded=True))
+    assert " ".join(row(text, "blocks")) == (
+        "blocks.0 – 3, 4 alike Attention 16×8×4 8.00 10% 4.00 10% 4.00 10% 65% ████████ "
+        "8.0 MiB 32.0 KiB 2.0 KiB 3.0 KiB"
+    )
+    assert "--json has each layer" in text
+    three = repeated.model_copy(
+        update={
+            "layers": (*blocks[:3], head),
+            "costs": (costs.model_copy(update={"layers": (*[costs.layers[1]] * 3, costs.layers[2])}),),
+        }
+    )
+    assert printed(layer_table(three, folded=True)) == printed(layer_table(three))
+
+
 def test_shapes_are_those_of_the_size_that_is_shown(printed: Printed, profile: Profile) -> None:
     assert "8×8×4" in row(printed(layer_table(profile, 4)), "embedding")
 

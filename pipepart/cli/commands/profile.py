@@ -77,5 +77,8 @@ def profile_command(
     )
     sizes = [size_table(found)] if len(found.costs) > 1 else []
     deliver(
-        found.model_dump_json(indent=1), lambda: [*sizes, layer_table(found)], as_json=as_json, path=output
+        found.model_dump_json(indent=1),
+        lambda: [*sizes, layer_table(found, folded=True)],
+        as_json=as_json,
+        path=output,
     )
