@@ -27,7 +27,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from .failure import has_closed, is_lost
+from .failure import RankError, has_closed, is_lost
 from .watch import Watch
 
 _POLL_SECONDS = 0.05  # between two looks into the store
@@ -122,15 +122,12 @@ def _accepted(
         address = {"hosts": _own_hosts(store), "port": server.getsockname()[1]}
         store.set(_ADDRESS, json.dumps({**address, "token": token, "answer": answer}))
         server.settimeout(_POLL_SECONDS)
-        while len(found) < size - 1:
-            try:
-                one, _ = server.accept()
-            except TimeoutError:
+        try:
+            while len(found) < size - 1:
+                _accept(server, found, token, answer)
                 check()
                 for rank, known in found.items():
-                    if select.select([known], [], [], 0)[
-                        0
-                    ]:  # it says nothing yet, so its connection has ended
+                    if _has_ended(known):
                         leave_word(store, rank, {"kind": "lost"})
                         check()
                 if time.monotonic() > end:
@@ -138,17 +135,40 @@ def _accepted(
                     raise TimeoutError(
                         f"of the {size} ranks {missing} did not make the pipeline in time, which all ranks make at "
                         "the same point of the script: do they wait elsewhere, or have they been killed before?"
-                    ) from None
-                continue
-            with suppress(OSError, ValueError, KeyError):  # of a stranger
-                one.settimeout(_HELLO_SECONDS)
-                hello = json.loads(_line(one))
-                if secrets.compare_digest(hello["token"], token):
-                    one.sendall(answer.encode() + b"\n")
-                    found[hello["rank"]] = one
-                    continue
-            one.close()
+                    )
+        except RankError:
+            # Those that are connected look into the store no more, and would take this process for the lost one.
+            with suppress(OSError, RuntimeError):
+                word = store.get(_ENDED) + b"\n"
+                for one in found.values():
+                    one.sendall(word)
+            raise
     return found, token
+
+
+def _accept(server: socket.socket, found: dict[int, socket.socket], token: str, answer: str) -> None:
+    """Take the connection of a rank that says the token, if one comes soon."""
+    try:
+        one, _ = server.accept()
+    except TimeoutError:
+        return
+    with suppress(OSError, ValueError, KeyError):  # of a stranger
+        one.settimeout(_HELLO_SECONDS)
+        hello = json.loads(_line(one))
+        if secrets.compare_digest(hello["token"], token):
+            one.sendall(answer.encode() + b"\n")
+            found[hello["rank"]] = one
+            return
+    one.close()
+
+
+def _has_ended(one: socket.socket) -> bool:
+    """Return whether the other end of a connection is closed; what it has sent stays to be read."""
+    readable, _, _ = select.select([one], [], [], 0)
+    try:
+        return bool(readable) and not one.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def _reached(rank: int, store: Any, check: Callable[[], None], end: float) -> tuple[socket.socket, str]:

@@ -71,3 +71,10 @@ def test_a_rank_that_ends_before_the_first_step_is_named(place, bad, evil, start
             assert end.code == 1, end.text
             assert end.seconds < 20, end.text  # less than any timeout; other tests may run beside it
             assert re.search(message, end.text), end.text
+
+
+@pytest.mark.slow
+def test_a_rank_that_comes_late_is_waited_for():
+    late = _SCRIPT.format(place="script", bad=1, evil="time.sleep(3)", start=_OWN_GROUP)
+    for end in run_ranks(late, 3, seconds=60):
+        assert end.code == 0, end.text
