@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..input_error import InputError, InputTypeError
 from .sharded import check_group
 
 
@@ -18,7 +19,7 @@ def check_model(pipe: Any) -> None:
         TypeError: it is neither a pipeline nor a module.
     """
     if not (isinstance(pipe, nn.Module) or isinstance(getattr(pipe, "module", None), nn.Module)):
-        raise TypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
+        raise InputTypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
 
 
 def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
@@ -32,12 +33,12 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
     of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
     given = [] if optimizer is None else _several(optimizer)
     if of_stages and given:
-        raise ValueError(
+        raise InputError(
             "the stages of the pipeline have optimizers of their own, which are taken: pass no optimizer"
         )
     for one in given:
         if not isinstance(one, Optimizer):
-            raise TypeError(
+            raise InputTypeError(
                 f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
             )
         check_group(pipe, one)
@@ -53,7 +54,7 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     found = [] if scheduler is None else _several(scheduler)
     for one in found:
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-            raise TypeError(
+            raise InputTypeError(
                 "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
                 f"{type(one).__name__}"
             )
@@ -67,7 +68,7 @@ def checked_scaler(scaler: Any) -> Any:
         TypeError: it is none.
     """
     if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+        raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     return scaler
 
 

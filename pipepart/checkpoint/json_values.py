@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..input_error import InputTypeError
+
 Store = Callable[[str, Tensor], str]  # keeps a tensor that was found at a place; returns its name
 
 
@@ -54,7 +56,7 @@ def encode(value: Any, place: str, store: Store | None = None) -> Any:
         return {"$dict": items}
     if isinstance(value, Tensor) and store is not None:
         return {"$tensor": store(place, value)}
-    raise TypeError(
+    raise InputTypeError(
         f"{place} is a {type(value).__name__}, which JSON cannot hold: numbers, text, bytes, None, and lists, tuples "
         "and dicts of them can be saved"
     )
@@ -82,8 +84,7 @@ def decode(value: Any, read: Callable[[str], Any] | None = None) -> Any:
         case "$dict":
             return dict(_pairs(value[kind], read))
         case "$tensor":
-            if read is None:
-                raise ValueError(f"there is no file for the tensor {value[kind]!r}")
+            assert read is not None, value
             return read(value[kind])
     return {key: decode(one, read) for key, one in value.items()}
 

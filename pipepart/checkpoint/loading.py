@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..input_error import InputError
 from . import directories
 from .arguments import check_model, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
@@ -45,7 +46,7 @@ class Loaded:
             ValueError: there are several.
         """
         if len(self.data_of_ranks) > 1:
-            raise ValueError(
+            raise InputError(
                 f"the {len(self.data_of_ranks)} ranks that saved had different data positions, and there are more or "
                 "fewer ranks now: see data_of_ranks"
             )
@@ -149,7 +150,7 @@ class _Request:
         self._model.check(self._pipe, self._sources, tensors)
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
-            raise ValueError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
+            raise InputError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
         self.own.check(self._schedulers, self._scaler)
 
     def load(self, random: bool) -> None:

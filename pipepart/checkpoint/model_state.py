@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..input_error import InputError
 from .json_values import decode, encode
 from .tensor_file import TensorFile, check_tensor
 
@@ -119,7 +120,7 @@ class SavedModel:
         }
         if any(faults.values()):
             text = "; ".join(f"{what} {listed(which)}" for what, which in faults.items() if which)
-            raise ValueError(f"the checkpoint is not one of this model: {text}")
+            raise InputError(f"the checkpoint is not one of this model: {text}")
 
     def load(self, model: Model, sources: Mapping[str, str]) -> None:
         """Copy the values into the model; ``sources`` is a result of :meth:`check`."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..input_error import InputError, InputTypeError
 from .json_values import decode, encode
 from .tensor_file import TensorFile, check_tensor
 
@@ -76,7 +77,7 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
         left = dict(packed["state"])
         for group, own in zip(packed["param_groups"], named_groups(optimizer, names), strict=True):
             if twice := known.intersection(own):
-                raise ValueError(
+                raise InputError(
                     f"two optimizers have the parameter {min(twice)!r}: each parameter needs one"
                 )
             known.update(own)
@@ -93,7 +94,7 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
                 if number in left:
                     found.state[name] = encode(left.pop(number), f"optimizer state of {name}", store)
         if left:
-            raise TypeError(
+            raise InputTypeError(
                 f"the state of the {type(optimizer).__name__} under {next(iter(left))!r} belongs to no parameter: "
                 "only state of parameters and settings of groups can be saved"
             )
@@ -130,18 +131,18 @@ class SavedOptimizers:
         for optimizer in optimizers:
             for own in named_groups(optimizer, names):
                 if missing := [name for name in own if name not in self._groups]:
-                    raise ValueError(
+                    raise InputError(
                         f"the checkpoint has no optimizer state of parameter {missing[0]!r}: the optimizer that was "
                         f"saved had {len(self._groups)} parameters"
                     )
                 kinds = {self._groups[name][0]["optimizer"] for name in own} - {type(optimizer).__name__}
                 if kinds:
-                    raise ValueError(
+                    raise InputError(
                         f"the optimizer state of {own[0]!r} is that of a {min(kinds)}, and the optimizer is a "
                         f"{type(optimizer).__name__}"
                     )
                 if other := next((name for name in own if self._differ(own[0], name)), None):
-                    raise ValueError(
+                    raise InputError(
                         f"parameters {own[0]!r} and {other!r} are in one group and had different settings when they "
                         "were saved: make the groups of the optimizer as they were"
                     )
@@ -192,7 +193,7 @@ def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in names and parameter.numel():
-                raise ValueError(
+                raise InputError(
                     f"the {type(optimizer).__name__} has a parameter of shape {tuple(parameter.shape)} that is not the "
                     "model's: make it of pipe.parameters(), after the pipeline"
                 )

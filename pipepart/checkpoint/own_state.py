@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..input_error import InputError
 from .json_values import decode, encode
 from .random_state import random_state, set_random_state
 
@@ -50,7 +51,7 @@ class SavedOwn:
             for one, saved in zip(schedulers, self._schedulers(len(schedulers)), strict=True):
                 _check_scheduler(one, saved)
         if scaler is not None and not (self._common("scaler") or not scaler.is_enabled()):
-            raise ValueError(
+            raise InputError(
                 "the checkpoint has no state of a scaler: it was saved without, or with a disabled one"
             )
 
@@ -73,16 +74,16 @@ class SavedOwn:
     def _schedulers(self, count: int) -> Sequence[Mapping[str, Any]]:
         saved = self._common("schedulers")
         if not saved:
-            raise ValueError("the checkpoint has no state of a scheduler")
+            raise InputError("the checkpoint has no state of a scheduler")
         if len(saved) != count and any(one != saved[0] for one in saved):
-            raise ValueError(
+            raise InputError(
                 f"the checkpoint has {len(saved)} schedulers with different states, and {count} are to be loaded"
             )
         return saved if len(saved) == count else [saved[0]] * count
 
     def _common(self, key: str) -> Any:
         if self._differ(key):
-            raise ValueError(
+            raise InputError(
                 f"the {key} of the {len(self._states)} ranks that saved differ: load with as many ranks, or without"
             )
         return next((state[key] for state in self._states if state[key]), None)
@@ -96,7 +97,7 @@ class SavedOwn:
 def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
     kind, now, then = type(scheduler).__name__, scheduler.state_dict(), saved["state"]
     if saved["kind"] != kind or now.keys() != then.keys():
-        raise ValueError(f"the checkpoint has the state of a {saved['kind']}, and the scheduler is a {kind}")
+        raise InputError(f"the checkpoint has the state of a {saved['kind']}, and the scheduler is a {kind}")
     groups = [len(state.get("base_lrs", ())) for state in (then, now)]
     if groups[0] != groups[1]:
-        raise ValueError(f"the saved {kind} had {groups[0]} groups of parameters, and there are {groups[1]}")
+        raise InputError(f"the saved {kind} had {groups[0]} groups of parameters, and there are {groups[1]}")

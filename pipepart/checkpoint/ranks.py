@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch.distributed as dist
 from torch import nn
 
+from ..input_error import InputError
 from ..ranks import Ranks
 
 T = TypeVar("T")
@@ -114,4 +115,4 @@ def check_alike(peers: Peers, **arguments: Any) -> None:
     for rank, given in enumerate(everyone):
         for name, value in given.items():
             if value != everyone[0][name]:
-                raise ValueError(f"rank {rank} has {name}={value!r}, and rank 0 {name}={everyone[0][name]!r}")
+                raise InputError(f"rank {rank} has {name}={value!r}, and rank 0 {name}={everyone[0][name]!r}")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..input_error import InputError, InputTypeError
 from ..units import is_count
 from . import directories
 from .arguments import check_model
@@ -167,7 +168,7 @@ class _Writing(NamedTuple):
         files: dict[str, FileRecord] = {}
         for rank, one in enumerate(told):
             if one["extra"] != told[0]["extra"]:
-                raise ValueError(
+                raise InputError(
                     f"rank {rank} has other extra state of modules than rank 0, which cannot be saved"
                 )
             for name, (size, sha256) in one["files"].items():
@@ -206,11 +207,11 @@ def _checked(
 ) -> Contents:
     """Return what this rank saves, once all arguments of :func:`save` are known to be right."""
     if not isinstance(folder, str | PathLike):
-        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
+        raise InputTypeError(f"folder must be a path, got {type(folder).__name__}")
     if not is_count(step, 0):
-        raise ValueError(f"step must be a whole number from 0 on, got {step!r}")
+        raise InputError(f"step must be a whole number from 0 on, got {step!r}")
     if keep is not None and not is_count(keep):
-        raise ValueError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
+        raise InputError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
     return Contents.of(pipe, optimizer, scheduler, scaler, data)
 
 
@@ -225,7 +226,7 @@ def _check_optimizers(peers: Peers, pipe: Model, contents: Contents) -> None:
     given = [rank for rank, (has, _) in enumerate(everyone) if has]
     missing = [rank for rank, (has, trained) in enumerate(everyone) if trained and not has]
     if given and missing:
-        raise ValueError(
+        raise InputError(
             f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
             "each rank; a rank whose parameters are all frozen needs none"
         )
@@ -259,7 +260,7 @@ def _make_room(folder: Path, step: int) -> None:
         ValueError: the folder is itself a checkpoint.
     """
     if (folder / MANIFEST).exists():
-        raise ValueError(f"{str(folder)!r} is a checkpoint: pass the folder that checkpoints are saved in")
+        raise InputError(f"{str(folder)!r} is a checkpoint: pass the folder that checkpoints are saved in")
     for other, path in directories.steps_in(folder):
         if other < step:
             return

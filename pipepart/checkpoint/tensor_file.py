@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..input_error import InputTypeError
 from .durable import write_file
 from .manifest import FileRecord
 
@@ -58,17 +59,19 @@ def check_tensor(what: str, tensor: Tensor) -> None:
         TypeError: it has no values, is sparse, a subclass with other data, or of a dtype that the format lacks.
     """
     if tensor.is_meta:
-        raise TypeError(f"{what} is on the meta device and has no values to save")
+        raise InputTypeError(f"{what} is on the meta device and has no values to save")
     if is_traceable_wrapper_subclass(tensor):
-        raise TypeError(
+        raise InputTypeError(
             f"{what} is a {type(tensor).__name__}, which holds other tensors: save a model of plain tensors "
             "(for a DTensor, its full_tensor())"
         )
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{what} is sparse ({tensor.layout}), which safetensors cannot hold: use to_dense()")
+        raise InputTypeError(
+            f"{what} is sparse ({tensor.layout}), which safetensors cannot hold: use to_dense()"
+        )
     if tensor.dtype not in _NAMES:
         hint = ": torch.view_as_real makes two float64 of each" if tensor.dtype is torch.complex128 else ""
-        raise TypeError(f"{what} has dtype {tensor.dtype}, which safetensors cannot hold{hint}")
+        raise InputTypeError(f"{what} has dtype {tensor.dtype}, which safetensors cannot hold{hint}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:

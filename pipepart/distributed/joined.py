@@ -18,6 +18,7 @@ from ..autograd.own_copy import tensors
 from ..capture import Chain, Live
 from ..cluster import VIRTUAL_LATENCY_SECONDS
 from ..data.split import MicroBatches
+from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks, join_ranks
@@ -241,7 +242,7 @@ def _check_links(plan: Plan, rank_of: Sequence[int]) -> None:
     for (one, rank), (other, there) in permutations(zip(plan.workers, rank_of, strict=True), 2):
         link = plan.cluster.link_between(one.name, other.name)
         if rank != there and (link.bandwidth or link.latency > VIRTUAL_LATENCY_SECONDS):
-            raise ValueError(
+            raise InputError(
                 f"the link between {one.name} and {other.name} is emulated, which is done between the threads of one "
                 "process only: run without torchrun, or plan for a cluster without link= and latency="
             )
@@ -255,7 +256,7 @@ def _check_labels(batch: MicroBatches) -> None:
     """
     has_loss = any(isinstance(one, Live) and one.recording.loss is not None for one in batch.inputs)
     if has_loss and any(label.is_meta for label in tensors(batch.targets)):
-        raise ValueError(
+        raise InputError(
             "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"
         )
 
@@ -277,7 +278,7 @@ def making(ranks: Ranks | None, plan: Plan) -> Iterator[None]:
     for rank, found in enumerate(everyone):
         if found != everyone[0]:
             ranks.close("the pipeline could not be made")
-            raise ValueError(
+            raise InputError(
                 f"rank {rank} has another plan than rank 0: make it on one rank and read it on all (plan.save, "
                 "Plan.load), or use Pipeline.auto, which does so"
             )

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ..autograd import graph_cut
 from ..capture import Live, Recording
 from ..data.split import MicroBatches
+from ..input_error import InputError
 from ..loss import LossError
 from ..ranks import RankError, Ranks
 from ..runtime.agreed import Agreed, Call
@@ -145,7 +146,7 @@ class Meeting:
         _check_calls(everyone)
         for rank, one in enumerate(everyone):
             if not are_close(one.gradients, everyone[self.last].gradients):
-                raise ValueError(
+                raise InputError(
                     f"rank {rank} goes backward from another gradient of the output than rank {self.last}, whose "
                     "stage is the last: every rank computes the same loss, of the whole output that pipe(x) returns"
                 )
@@ -307,7 +308,7 @@ class Meeting:
         firsts = [(rank, "runs the first stage") for rank in self._firsts]
         for rank, what in (*firsts, *((rank, "runs the last stage") for rank in self._lasts)):
             if not everyone[rank].form and not (rank in self._lasts and everyone[rank].target):
-                raise ValueError(f"rank {rank} {what} and was given no mini-batch")
+                raise InputError(f"rank {rank} {what} and was given no mini-batch")
         for field, what in (
             ("form", "of other shapes, or its code between layers takes another way,"),
             ("values", "with other values"),
@@ -316,7 +317,7 @@ class Meeting:
             known = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
             for rank, value in known.items():
                 if value != (base := next(iter(known.items())))[1]:
-                    raise ValueError(
+                    raise InputError(
                         f"rank {rank} was given a mini-batch {what} than rank {base[0]}: all ranks that are given one "
                         "get the same, in the same order; seed what shuffles the data alike on every rank"
                     )
@@ -347,7 +348,7 @@ class Meeting:
             if why:
                 raise RankError(f"rank {rank} cannot run without the values of the mini-batch: {why}")
             if own != form:
-                raise ValueError(
+                raise InputError(
                     f"on rank {rank}, which was given no mini-batch, the model calls other functions than on the ranks "
                     "that were: give the mini-batch to all ranks"
                 )

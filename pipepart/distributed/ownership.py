@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from torch import Tensor, nn
 
 from ..capture import Chain, state_of
+from ..input_error import InputError
 from ..planning import Plan
 
 
@@ -114,7 +115,7 @@ def _pairs(rank_of_stage: Sequence[int], count: int, schedule: str) -> list[list
     """
     pairs = list(zip(rank_of_stage[:count], rank_of_stage[count:], strict=True))
     if both := [rank for rank, other in pairs if rank == other]:
-        raise ValueError(
+        raise InputError(
             f"schedule {schedule!r} runs each stage on two devices, and rank {both[0]} would have both: start an even "
             "number of processes, or plan with another schedule"
         )
@@ -133,7 +134,7 @@ def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:
     alike = [[ranks.index(rank) for rank in own] for ranks, own in zip(found, owners, strict=True)]
     if len(set(taken)) < len(taken) or any(one != alike[0] for one in alike):
         shown = "; ".join(f"replica {number}: ranks {ranks}" for number, ranks in enumerate(found))
-        raise ValueError(
+        raise InputError(
             f"each of the {len(found)} replicas needs processes of its own, which share its stages out alike, and the "
             f"plan gives {shown}: start one process a device, or plan with replicas=1"
         )
@@ -148,7 +149,7 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
     """
     count = len(plan.cluster)
     if count % size:
-        raise ValueError(
+        raise InputError(
             f"the plan's cluster has {count} devices and torchrun started {size} processes, of which each drives "
             f"equally many: start {count} (torchrun --nproc-per-node {count}), or plan for another cluster"
         )
@@ -156,7 +157,7 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
     found = [places[device.name] * size // count for device in plan.workers]
     idle = sorted(set(range(size)) - set(found))
     if idle:
-        raise ValueError(
+        raise InputError(
             f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "
             f"step would not be shorter. Plan with stages={count}, schedule='1f1b' to use them all, or for fewer "
             "devices, and start fewer processes"

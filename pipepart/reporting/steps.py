@@ -11,6 +11,7 @@ from rich.text import Text
 
 from schedules import Kind, Timeline
 
+from ..input_error import InputError
 from ..planning import Plan
 from ..runtime.observe.trace import Trace
 from ..units import counted as number_of
@@ -152,7 +153,7 @@ def measured_against_plan(plan: Plan, step_seconds: Sequence[float]) -> Text:
         ValueError: no step was measured, or the plan has no prediction.
     """
     if not step_seconds:
-        raise ValueError("no step was measured: give the seconds of at least 1")
+        raise InputError("no step was measured: give the seconds of at least 1")
     predicted, measured = plan.predicted.step_seconds, statistics.median(step_seconds)
     return Text.assemble(
         ("Step  ", "bold"),

@@ -73,13 +73,13 @@ def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):
 @pytest.mark.parametrize(
     ("how", "own", "others"),
     [
-        ({"step": -1}, "ValueError: step must be", "RuntimeError: rank 1 failed: ValueError: step must be"),
-        ({"step": 2}, "ValueError: rank 1 has step=2, and rank 0 step=1", None),
-        ({"optimizer": None}, "ValueError: rank 1 has no optimizer to save, and rank 0 has one", None),
+        ({"step": -1}, "InputError: step must be", "RuntimeError: rank 1 failed: InputError: step must be"),
+        ({"step": 2}, "InputError: rank 1 has step=2, and rank 0 step=1", None),
+        ({"optimizer": None}, "InputError: rank 1 has no optimizer to save, and rank 0 has one", None),
         (
             {"data": {1, 2}},
-            "TypeError: data is a set",
-            "RuntimeError: rank 1 failed: TypeError: data is a set",
+            "InputTypeError: data is a set",
+            "RuntimeError: rank 1 failed: InputTypeError: data is a set",
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_rank_that_cannot_load_keeps_all_from_it(tmp_path):
     found = ranks(2).run(rank_cases.load_with, tmp_path, 1)
     assert [unchanged for _, unchanged in found] == [True, True]
     assert "that of a AdamW, and the optimizer is a SGD" in found[1][0]
-    assert found[0][0].startswith("RuntimeError: rank 1 failed: ValueError: the optimizer state of")
+    assert found[0][0].startswith("RuntimeError: rank 1 failed: InputError: the optimizer state of")
 
 
 def test_a_damaged_file_is_found_by_the_rank_that_verifies_it(tmp_path):

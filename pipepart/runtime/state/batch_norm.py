@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ...input_error import InputError
 from ..stage import Stage
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -38,7 +39,7 @@ class DeferredBatchNorm:
             own = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
             homes = [stage for stage in stages if name in dict(stage.layers)]
             if own and len(homes) > 1:
-                raise ValueError(
+                raise InputError(
                     f"layer {name!r} is in several copies of the model, and deferred_batch_norm gathers the statistics "
                     "of one: plan with one copy"
                 )

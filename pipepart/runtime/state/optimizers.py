@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ...capture import Chain
+from ...input_error import InputError, InputTypeError
 from ...planning import Plan
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -27,11 +28,11 @@ def check_optimizer(factory: OptimizerFactory | None, plan: Plan | None = None) 
         ValueError: there is no factory and the schedule is asynchronous.
     """
     if factory is not None and not callable(factory):
-        raise TypeError(
+        raise InputTypeError(
             f"optimizer must make an optimizer of the parameters of a stage, got {type(factory).__name__}: {_LIKE_THIS}"
         )
     if factory is None and plan is not None and plan.asynchronous:
-        raise ValueError(
+        raise InputError(
             f"schedule {plan.schedule!r} is asynchronous: stages change their weights within a step, by an optimizer "
             f"each; {_LIKE_THIS}. Its numbers are not those of plain training: for these choose '1f1b', or another"
         )
@@ -95,7 +96,7 @@ class StageOptimizers:
             ValueError: stages have optimizers, which change weights earlier.
         """
         if self.by_stage:
-            raise ValueError(
+            raise InputError(
                 f"{what} needs all gradients before any weight changes, and each stage's own optimizer steps as soon "
                 f"as the stage has its own: {_OTHERWISE}"
             )
@@ -127,7 +128,7 @@ class StageOptimizers:
         own = {name for optimizer in self.all for names in self._named(optimizer) for name in names}
         missing = sorted(own - state["settings"].keys())
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"the optimizers' state has nothing of parameter {missing[0]!r}: is it this model's?"
             )
         for optimizer in self.all:
@@ -148,23 +149,23 @@ class StageOptimizers:
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int) -> Optimizer:
     made = factory(list(parameters))
     if not isinstance(made, Optimizer):
-        raise TypeError(
+        raise InputTypeError(
             f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__} for stage {stage}: "
             f"{_LIKE_THIS}"
         )
     if isinstance(made, LBFGS):
-        raise ValueError(
+        raise InputError(
             "LBFGS runs the model again within its step, which a stage cannot: take another optimizer"
         )
     if is_sharded(made):
-        raise ValueError(
+        raise InputError(
             "a ZeroRedundancyOptimizer waits for the other replicas, which a stage cannot within its step: "
             + _OTHERWISE
             + ", as in ZeroRedundancyOptimizer(pipe.parameters(), torch.optim.Adam, "
             'process_group=pipe.mesh.get_group("dp"), lr=0.1)'
         )
     if any(parameter not in set(parameters) for group in made.param_groups for parameter in group["params"]):
-        raise ValueError(
+        raise InputError(
             f"the optimizer of stage {stage} has parameters that are not the stage's: use those that it is called with"
         )
     return made

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...autograd import graph_cut
 from ...capture import state_of
+from ...input_error import InputError
 from ..replay.buffers import Buffers, Noted
 from .shadow import ONE_COPY, Layers, ReplicaParam, Shadows
 from .shared_parameters import GradientRoute, SharedParameters, users_of
@@ -61,12 +62,12 @@ def _check_copyable(name: str, layer: nn.Module) -> None:
     what = f"layer {name!r} ({type(layer).__name__})"
     for part in layer.modules():
         if isinstance(part, torch.jit.ScriptModule):
-            raise ValueError(
+            raise InputError(
                 f"{what} is TorchScript, whose copies compute with the parameters of the first: {ONE_COPY}"
             )
         for key, value in vars(part).items():
             if isinstance(value, torch.Generator):
-                raise ValueError(
+                raise InputError(
                     f"{what} has a random generator of its own, {key!r}, from which each copy of the model would draw "
                     f"the same numbers: let it draw from torch's, or {ONE_COPY}"
                 )
@@ -106,7 +107,7 @@ class Replica(SharedParameters):
         noted, self._noted = self._noted, None
         written = self._own_buffers.written(noted) if noted else []
         if written:
-            raise ValueError(_writes(written[0]))
+            raise InputError(_writes(written[0]))
 
     def hand_over(self) -> Gradients:
         """Return the gradients of the replica's parameters and clear them."""
@@ -153,7 +154,7 @@ def refuse_copies(layers: Layers, forward: bool, backward: bool) -> None:
                 _refuse_hooks_of(path, part)
             is_norm = isinstance(part, nn.modules.batchnorm._NormBase)
             if forward and is_norm and part.training and part.track_running_stats:
-                raise ValueError(_writes(f"{path}.running_mean"))
+                raise InputError(_writes(f"{path}.running_mean"))
 
 
 def refuse_hooks(layers: Layers) -> None:
@@ -172,7 +173,7 @@ def _refuse_hooks_of(name: str, part: nn.Module) -> None:
         if parameter is None or not parameter.requires_grad:
             continue
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise ValueError(
+            raise InputError(
                 f"parameter '{name}.{key}' has a hook, which would see the gradients of one copy of the model and not "
                 f"their sum: remove it and use the gradient after the step, or {ONE_COPY}"
             )

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.in_place import version
+from ...input_error import InputError
 
 Layers = Sequence[tuple[str, nn.Module]]
 Values = Mapping[Tensor, Tensor]  # replicas, by the user's tensor
@@ -120,7 +121,7 @@ class Shadows:
         for name, layer, before in self._structures:
             now = self._structure(layer)
             if len(now) != len(before) or not all(map(is_, now, before)):
-                raise ValueError(
+                raise InputError(
                     f"layer {name!r} ({type(layer).__name__}) has other modules or parameters than when it was "
                     "copied: make the pipeline after changing the model"
                 )
@@ -210,7 +211,7 @@ def _deep_copy(name: str, layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(layer, memo)
     except Exception as error:
-        raise ValueError(
+        raise InputError(
             f"layer {name!r} ({type(layer).__name__}) cannot be copied ({error}): {ONE_COPY}"
         ) from error
 

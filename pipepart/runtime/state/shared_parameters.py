@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ...autograd.in_place import version
 from ...capture import state_of
+from ...input_error import InputError
 from .shadow import Layers, ReplicaParam, Shadows, Values
 
 
@@ -157,18 +158,18 @@ def check_shared(groups: Sequence[Layers], asynchronous: bool) -> None:
             if tensor not in users:
                 continue
             if asynchronous and isinstance(tensor, nn.Parameter):
-                raise ValueError(
+                raise InputError(
                     f"parameter {f'{path}.{key}'!r} is shared by layers of stages {_listed(users[tensor])}, and under "
                     "an asynchronous schedule each stage changes its weights by itself: put these layers in one stage, "
                     "or choose a synchronous schedule, such as '1f1b'"
                 )
             if isinstance(part, torch.jit.ScriptModule):
-                raise ValueError(
+                raise InputError(
                     f"{path}.{key} is shared by layers of several stages, which a TorchScript module cannot do: "
                     "put them in one stage"
                 )
             if key == "running_mean" and isinstance(part, nn.modules.batchnorm._NormBase):
-                raise ValueError(_written(f"{path}.{key}", users[tensor]))
+                raise InputError(_written(f"{path}.{key}", users[tensor]))
 
 
 def users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, list[int]]:

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...input_error import InputError
 from ...workers.streams import Wait, has_streams, on_streams, waits
 from .threads import Key
 from .wire import Form, buffers_for
@@ -168,7 +169,7 @@ class Ordered:
             if not self._receives(one):
                 break
             self._receive(one)
-        raise ValueError(
+        raise InputError(
             f"message {key} has another place than in an earlier step whose mini-batch had the same shapes. Under "
             "torchrun what stages pass on is to follow from the shapes of the mini-batch, or is sent with its shapes: "
             "Pipeline(..., varying_shapes=True)"
