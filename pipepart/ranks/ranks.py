@@ -13,14 +13,12 @@ interrupt, is woken by :func:`break_connections`.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -29,17 +27,17 @@ import torch
 import torch.distributed as dist
 
 from .clock import offset_to_rank_0
+from .control import ControlThread
 from .doing import Doing, waits_in_vain
 from .exchange import Done, Exchange
 from .failure import RankError, has_closed, is_lost, raised_on, told
+from .groups import Edge, destroy, groups_of_pairs, own_group
 from .hub import Channel, Hub, Message
+from .survey import Survey
 from .torchrun import initialize, under_torchrun
 from .watch import break_connections
 
 _STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
-_ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
-_LEAVE_SECONDS = 1.0  # for the control thread to leave a collective whose connections are broken
-_LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
 
 Listener = Callable[[BaseException], None]
 
@@ -78,18 +76,14 @@ class Ranks:
         self._waits = False
         self._since = time.monotonic()
         self._left: dict[int, Message] = {}
-        self._answers: SimpleQueue[Message] = SimpleQueue()
-        self._surveys = itertools.count()
         self._groups: list[dist.ProcessGroup] = []
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._exchange = Exchange(self.rank, self.size)
+        self._survey = Survey()
         self._channel = hub.open(partial(_heard, weakref.ref(self)))
-        weakref.finalize(self, _dropped, self._channel, self._jobs).atexit = False
-        self._control_thread = threading.Thread(target=_run_jobs, args=(self._jobs,), daemon=True)
-        self._control_thread.start()
-        self.exchange(
-            None, hub.store.timeout.total_seconds()
-        )  # groups are waited for where nothing ends the wait
+        self._control_thread = ControlThread()
+        weakref.finalize(self, _dropped, self._channel, self._control_thread).atexit = False
+        # Nothing ends a wait for a new group: none is made before all ranks are here.
+        self.exchange(None, hub.store.timeout.total_seconds())
         self._control, self.group = self.new_group(), self.new_group()
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
@@ -102,20 +96,13 @@ class Ranks:
         Raises:
             RankError: as :meth:`gather`.
         """
-        rows = rows or [range(self.size)]
-        made: list[Any] = []
-
-        def make() -> None:
-            made.extend(dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows)
-
-        self._apart(make, None, None)
-        mine = next(group for group, row in zip(made, rows, strict=True) if self.rank in row)
-        self._groups.append(mine)
-        return mine
+        made = self._apart(partial(own_group, self.rank, rows or [range(self.size)]), None)
+        self._groups.append(made)
+        return made
 
     def connect(
-        self, rounds: Sequence[Sequence[tuple[int, int]]], backend: str, device: torch.device
-    ) -> dict[tuple[int, int], dist.ProcessGroup]:
+        self, rounds: Sequence[Sequence[Edge]], backend: str, device: torch.device
+    ) -> dict[Edge, dist.ProcessGroup]:
         """Connect pairs of ranks, each by a group of its own, with a first message. All ranks call this.
 
         Args:
@@ -129,22 +116,8 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        made: dict[tuple[int, int], Any] = {}
-
-        def make() -> None:
-            edges = [edge for edges in rounds for edge in edges]
-            for edge in edges:
-                group = dist.new_group(list(edge), backend=backend, timeout=_LONGEST)
-                if self.rank in edge:
-                    made[edge] = group
-            first = torch.zeros(1, dtype=torch.uint8, device=device)
-            for edge in (edge for edge in edges if edge in made):
-                is_sender, group = edge[0] == self.rank, made[edge]
-                move = group.send if is_sender else group.recv
-                move([first], 1 - group.rank(), 0).wait()
-            first.cpu()  # waits for the device
-
-        self._apart(make, None, self._timeout)
+        make = partial(groups_of_pairs, self.rank, rounds, backend, device)
+        made: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
         self._groups += made.values()
         return made
 
@@ -154,7 +127,7 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        self._apart(together, None, self._timeout)
+        self._apart(together, self._timeout)
 
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return what every rank has given, by rank. All ranks call this at the same point.
@@ -167,12 +140,13 @@ class Ranks:
             RankError: another rank has failed or is lost.
             TimeoutError: not all ranks have come within the timeout.
         """
-        found: list[Any] = [None] * self.size
-        return self._apart(
-            lambda: dist.all_gather_object(found, mine, group=self._control),
-            found,
-            None if patient else self._timeout,
-        )
+
+        def collective() -> list[Any]:
+            found: list[Any] = [None] * self.size
+            dist.all_gather_object(found, mine, group=self._control)
+            return found
+
+        return self._apart(collective, None if patient else self._timeout)
 
     def exchange(self, mine: Any, timeout: float | None = None) -> list[Any]:
         """Return what every rank has given, by rank, as :meth:`gather`, for short values that JSON has.
@@ -187,7 +161,6 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-
         self._wait_for(partial(self._exchange.begin, self._channel, mine), timeout or self._timeout)
         return self._exchange.found
 
@@ -199,9 +172,8 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        return self._apart(
-            lambda: dist.broadcast(tensor, source, group=group or self._control), tensor, self._timeout
-        )
+        self._apart(lambda: dist.broadcast(tensor, source, group=group or self._control), self._timeout)
+        return tensor
 
     def clock_offset(self) -> float:
         """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.
@@ -209,11 +181,7 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        found: list[float] = []
-        self._apart(
-            lambda: found.append(offset_to_rank_0(self.rank, self.size, self._control)), None, self._timeout
-        )
-        return found[0]
+        return self._apart(lambda: offset_to_rank_0(self.rank, self.size, self._control), self._timeout)
 
     def check(self) -> None:
         """Raise if a rank has failed.
@@ -281,15 +249,7 @@ class Ranks:
         Returns:
             The seconds since anything began or ended on any rank, and the error that says who waits for whom.
         """
-        number = next(self._surveys)
-        self._channel.send({"kind": "ask", "number": number})
-        found = {self.rank: self._now()}
-        end = time.monotonic() + _ANSWER_SECONDS
-        with suppress(Empty):
-            while len(found) < self.size:
-                answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
-                if answer["number"] == number:
-                    found[answer["from"]] = Doing(*answer["doing"])
+        found = self._survey.ask(self._channel, self.size, self.rank, self._now())
         idle = min(one.idle for one in found.values())
         return idle, waits_in_vain(timeout, self.size, found, self._left)
 
@@ -301,12 +261,11 @@ class Ranks:
         handled = sys.exc_info()[1]  # the script may close the pipeline because of an error of its own
         story = told(handled) if handled else {}
         during = f", while it handled {story['what']}" if handled else ""
-        if in_order := self.failure is None and not self.midway:  # else threads may still wait in them
-            self._jobs.put(partial(_destroy, self._groups))
-        _dropped(self._channel, self._jobs, f"{reason} there{during}", story.get("traceback", ""))
-        if in_order and threading.current_thread() is not self._control_thread:
-            # A script that ends while gloo ends a group would abort.
-            self._control_thread.join(_LEAVE_SECONDS)
+        in_order = self.failure is None and not self.midway  # else threads may still wait in the groups
+        self._control_thread.end(partial(destroy, self._groups) if in_order else None)
+        self._channel.close({"why": f"{reason} there{during}", "traceback": story.get("traceback", "")})
+        if in_order:  # a script that ends while gloo ends a group would abort
+            self._control_thread.join()
 
     def heard(self, message: Message) -> None:
         """Called on the hub's thread with each message of another rank."""
@@ -326,11 +285,9 @@ class Ranks:
         elif kind == "all":
             self._exchange.end(message["values"])
         elif kind == "ask":
-            self._channel.send(
-                {"kind": "answer", "number": message["number"], "doing": self._now(), "to": message["from"]}
-            )
+            self._survey.answer(self._channel, message, self._now())
         else:
-            self._answers.put(message)
+            self._survey.take(message)
 
     def _now(self) -> Doing:
         with self._lock:
@@ -357,31 +314,15 @@ class Ranks:
         for group in list(self._groups):
             break_connections(group)
 
-    def _apart(self, collective: Callable[[], Any], result: Any, timeout: float | None) -> Any:
-        """Run a collective on the control thread."""
-        left = threading.Event()
-        left.set()
-
-        def start(done: Done) -> None:
-            def run() -> None:
-                try:
-                    collective()
-                except BaseException as error:
-                    done.put(error)
-                else:
-                    done.put(None)
-                finally:
-                    left.set()
-
-            left.clear()
-            self._jobs.put(run)
-
+    def _apart(self, collective: Callable[[], Any], timeout: float | None) -> Any:
+        """Run a collective on the control thread, and return what it returns."""
+        result: list[Any] = []
         try:
-            self._wait_for(start, timeout)
+            self._wait_for(partial(self._control_thread.begin, lambda: result.append(collective())), timeout)
         except BaseException:
-            left.wait(_LEAVE_SECONDS)  # a script that ends while gloo still waits there would abort
+            self._control_thread.leave()
             raise
-        return result
+        return result[0]
 
     def _wait_for(self, start: Callable[[Done], None], timeout: float | None) -> None:
         """Begin what all ranks do at this point, and wait for its end; a failure elsewhere ends the wait."""
@@ -426,29 +367,12 @@ def join_ranks(timeout: float | None = None) -> Ranks | None:
     return Ranks(initialize(), timeout) if under_torchrun() else None
 
 
-def _run_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-        del job
-
-
 def _heard(this: weakref.ref[Ranks], message: Message) -> None:
     if (ranks := this()) is not None:
         ranks.heard(message)
 
 
-def _dropped(
-    channel: Channel,
-    jobs: SimpleQueue[Any],
-    why: str = "its pipeline was dropped there",
-    story: str = "",
-) -> None:
-    """A pipeline is closed, or nobody has it any more."""
-    jobs.put(None)
-    channel.close({"why": why, "traceback": story})
-
-
-def _destroy(groups: Sequence[dist.ProcessGroup]) -> None:
-    """End the threads and connections that gloo has for each group."""
-    for group in groups:
-        dist.destroy_process_group(group)
+def _dropped(channel: Channel, control_thread: ControlThread) -> None:
+    """Nobody has a pipeline any more."""
+    control_thread.end()
+    channel.close({"why": "its pipeline was dropped there", "traceback": ""})

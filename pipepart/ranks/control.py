@@ -1,0 +1,60 @@
+"""The control thread: runs the collectives of a pipeline's ranks, so that the wait for one can be ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from .exchange import Done
+
+_LEAVE_SECONDS = 1.0  # for a collective whose connections are broken to end
+
+
+class ControlThread:
+    """Runs collectives, one after another, while the thread that asks for them waits elsewhere."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=_run, args=(self._jobs,), daemon=True)
+        self._thread.start()
+
+    def begin(self, collective: Callable[[], Any], done: Done) -> None:
+        """Run a collective; ``done`` gets None at its end, or why it failed."""
+
+        def run() -> None:
+            try:
+                collective()
+            except BaseException as error:
+                done.put(error)
+            else:
+                done.put(None)
+            finally:
+                self._idle.set()
+
+        self._idle.clear()
+        self._jobs.put(run)
+
+    def leave(self) -> None:
+        """Wait a little for a collective that has failed: a script that ends while gloo still waits would abort."""
+        self._idle.wait(_LEAVE_SECONDS)
+
+    def end(self, last: Callable[[], None] | None = None) -> None:
+        """Run ``last``, if it is given, behind everything else, and end the thread."""
+        if last is not None:
+            self._jobs.put(last)
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait a little for the end of the thread. Does nothing on the thread itself."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LEAVE_SECONDS)
+
+
+def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # so that the thread keeps no pipeline alive
