@@ -11,16 +11,18 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 
 from ..document import Document
-from ..input_error import InputError, InputTypeError
+from ..input_error import InputError
 from ..ranks import under_torchrun
-from ..units import counted, parse_bandwidth, parse_bytes
+from ..units import parse_bandwidth, parse_bytes
+from .checks import check_hosts, check_names, few
 from .describing import describe_devices, expand_counts
-from .devices import VIRTUAL_ACTION_SECONDS, Device
-from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_network
+from .devices import Device
+from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_networks
 from .measuring import MeasuredLinks, common_link, local_links
 from .places import Lookup, Places, Route
 from .processes import devices_of_processes
 from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
+from .virtual_devices import virtual_devices
 
 
 class Cluster(Document):
@@ -47,43 +49,10 @@ class Cluster(Document):
     _lookup: Lookup = PrivateAttr(default_factory=Lookup)
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        names = [device.name for device in self.devices]
-        known = set(names)
-        if len(known) < len(names):
-            raise InputError(f"device names must differ, got {_few(names)}")
-        pairs: set[frozenset[str]] = set()
-        for link in self.links:
-            pair = frozenset(link.between)
-            for name in link.between:
-                if name not in known:
-                    raise InputError(f"a link joins {name!r}, the cluster has {_few(names)}")
-            if len(pair) < 2:
-                raise InputError(f"a link joins two devices, got {link.between[0]!r} twice")
-            if pair in pairs:
-                raise InputError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
-            pairs.add(pair)
-        self._check_hosts()
+    def _devices_and_links_agree(self) -> Self:
+        check_names([device.name for device in self.devices], self.links)
+        check_hosts(self.devices, self.network)
         return self
-
-    def _check_hosts(self) -> None:
-        first = self.devices[0]
-        for device in self.devices:
-            if self.network and (device.host.count("/") + 1 != len(self.network) or not device.host):
-                tiers = (
-                    "host:0"
-                    if len(self.network) == 1
-                    else "/".join(["group:0"] * (len(self.network) - 1)) + "/host:0"
-                )
-                raise InputError(
-                    f"device {device.name!r} is in host {device.host!r}: with a network of {len(self.network)} "
-                    f"tiers write it as in {tiers!r}"
-                )
-            if not self.network and device.host != first.host:
-                raise InputError(
-                    f"devices {first.name!r} and {device.name!r} are in hosts {first.host!r} and {device.host!r}: say "
-                    "what joins them with network"
-                )
 
     @property
     def links_differ(self) -> bool:
@@ -135,7 +104,7 @@ class Cluster(Document):
         found = self.places.index.get(name)
         if found is None:
             raise KeyError(
-                f"no device {name!r}: the cluster has {_few([device.name for device in self.devices])}"
+                f"no device {name!r}: the cluster has {few([device.name for device in self.devices])}"
             )
         return self.devices[found]
 
@@ -304,44 +273,17 @@ class Cluster(Document):
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5
         """
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise InputTypeError(f"the number of virtual devices must be an int, got {count!r}")
-        if count < 1:
-            raise InputError(f"a cluster needs at least 1 device, got {count}")
-        speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
-        if len(speeds) != count:
-            raise InputError(f"speed names {len(speeds)} devices, there are {count}")
-        for index, one in enumerate(speeds):
-            if not 0 < one <= 1:
-                raise InputError(
-                    f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
-                    "down only; give the fastest device 1 and the others what they are of it"
-                )
+        made = virtual_devices(count, memory, threads, speed, host_link)
         if not VIRTUAL_LATENCY_SECONDS <= latency < float("inf"):
             raise InputError(
                 f"messages of virtual devices cannot have a latency of {latency} s: threads need "
                 f"{VIRTUAL_LATENCY_SECONDS} s for one"
             )
-        limit = None if memory is None else parse_bytes(memory)
-        share = threads or max(1, torch.get_num_threads() // count)
-        host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
         return cls(
-            devices=tuple(
-                Device(
-                    name=f"virtual:{index}",
-                    kind="cpu",
-                    memory_bytes=limit,
-                    speed=own,
-                    torch_device="cpu",
-                    threads=share,
-                    host_bandwidth=host_bandwidth,
-                    action_seconds=VIRTUAL_ACTION_SECONDS,
-                )
-                for index, own in enumerate(speeds)
-            ),
+            devices=made,
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
             emulated=(
-                min(speeds) < 1
+                min(device.speed for device in made) < 1
                 or link is not None
                 or host_link is not None
                 or latency > VIRTUAL_LATENCY_SECONDS
@@ -390,28 +332,8 @@ class Cluster(Document):
         if host_link is not None:
             to_host = {"host_bandwidth": parse_bandwidth(host_link)}
             described = tuple(device.model_copy(update=to_host) for device in described)
-        several = described[0].host != ""
-        tiers = 0 if not several else 1 if isinstance(hosts, int) else len(hosts)
-        given = (
-            []
-            if network is None
-            else [network]
-            if isinstance(network, float | int | str | Network)
-            else network
-        )
-        if len(given) != tiers:
-            raise InputError(
-                f"hosts={hosts!r} needs {counted(tiers, 'network')}, as in network='25GB/s', got {network!r}"
-                if tiers
-                else f"network={network!r} joins hosts, and there is one: give hosts="
-            )
         return cls(
             devices=described,
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
-            network=tuple(make_network(one, network_latency) for one in given),
+            network=make_networks(network, network_latency, hosts),
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    """The names, or the first of many."""
-    return str(list(names)) if len(names) <= 16 else f"{list(names[:16])} and {len(names) - 16} more"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from ..document import Value
-from ..units import parse_bandwidth
+from ..input_error import InputError
+from ..units import counted, parse_bandwidth
 
 # One hand-off between two worker threads: a message through a queue and the wake-up of a sleeping thread.
 VIRTUAL_LATENCY_SECONDS = 20e-6
@@ -76,8 +79,27 @@ class Network(Link):
     ports: int = Field(default=1, ge=1)
 
 
-def make_network(given: float | str | Network, latency: float) -> Network:
-    """Return a network of this bandwidth and latency; a Network as it is."""
-    if isinstance(given, Network):
-        return given
-    return Network(bandwidth=parse_bandwidth(given), latency=latency)
+def make_networks(
+    given: float | str | Network | Sequence[float | str | Network] | None,
+    latency: float,
+    hosts: int | Sequence[int],
+) -> tuple[Network, ...]:
+    """Return the networks that join hosts, one for each tier; arguments as for :meth:`pipepart.Cluster.parse`.
+
+    Raises:
+        ValueError: there are more or fewer than tiers, or a bandwidth cannot be parsed.
+    """
+    one_number = isinstance(given, float | int | str | Network)
+    each = [] if given is None else [given] if one_number else given
+    sizes = [hosts] if isinstance(hosts, int) else hosts
+    tiers = len(sizes) if math.prod(sizes) > 1 else 0
+    if len(each) != tiers:
+        raise InputError(
+            f"hosts={hosts!r} needs {counted(tiers, 'network')}, as in network='25GB/s', got {given!r}"
+            if tiers
+            else f"network={given!r} joins hosts, and there is one: give hosts="
+        )
+    return tuple(
+        one if isinstance(one, Network) else Network(bandwidth=parse_bandwidth(one), latency=latency)
+        for one in each
+    )

@@ -9,21 +9,19 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-import schedules as known_schedules
-
-from ..capture import Chain, LayerInfo, chain_of, restored
-from ..cluster import Cluster, as_cluster
+from ..capture import LayerInfo, chain_of, restored
+from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
-from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
-from ..input_error import InputError
 from ..pipeline import Pipeline
-from ..planning import Plan, StagePlan, warn_of_changes
+from ..planning import Plan, warn_of_changes
 from ..planning.compression import without_compression
 from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
 from . import plain
+from .arguments import require, require_known
+from .even_plans import even_plans
 from .first_difference import (
     Difference,
     LayerRecorder,
@@ -119,13 +117,13 @@ def check(
     check_arguments(*chain_of(model).entrance, given, target)
     value = given.input
     samples = sum(micro_batches_of(value, target, 1, split).sizes)
-    _require(steps >= 1, f"steps must be at least 1, got {steps}")
-    _require(
+    require(steps >= 1, f"steps must be at least 1, got {steps}")
+    require(
         tolerance is None or 0 <= tolerance < float("inf"),
         f"tolerance must be a relative error of at least 0, as 1e-6, got {tolerance}",
     )
-    _require_known("optimizer", optimizer, get_args(Optimizer))
-    _require(
+    require_known("optimizer", optimizer, get_args(Optimizer))
+    require(
         not any(tensor.is_meta for tensor in model.parameters()),
         "the model is on the meta device, and check trains it as a whole: construct a smaller one plainly to check, or "
         "check pipe.module after the pipeline was made",
@@ -135,9 +133,11 @@ def check(
     if plan is None:
         chain = chain_of(model, layers=layers, split_loss=loss_fn is None)
         cluster = (Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices
-        plans = _plans(chain, (value, target), split, cluster, schedules, micro_batches, recompute, samples)
+        plans = even_plans(
+            chain, (value, target), split, cluster, schedules, micro_batches, recompute, samples
+        )
     else:
-        _require(layers is None, "layers=... and plan=... are given: a plan has its layers")
+        require(layers is None, "layers=... and plan=... are given: a plan has its layers")
         infos = plan.profile.layers if plan.profile is not None else ()
         warn_of_changes(plan, chain_of(model, infos))
         # Copies in another dtype are no changes of the model.
@@ -304,80 +304,16 @@ def _pipeline(training: Training, plan: Plan) -> Pipeline:
     )
 
 
-def _plans(
-    chain: Chain,
-    sample: tuple[Any, Any],
-    split: Splitter | None,
-    devices: int | Sequence[torch.device | str] | Cluster,
-    schedules: Sequence[str],
-    micro_batches: int | None,
-    recompute: Sequence[Recompute],
-    samples: int,
-) -> list[Plan]:
-    cluster = as_cluster(devices)
-    count = 2 * len(cluster) if micro_batches is None else micro_batches
-    _require(count >= 1, f"micro_batches must be at least 1, got {count}")
-    _require(len(schedules) > 0, "no schedule is named: there is nothing to compare")
-    for mode in recompute:
-        _require_known("recompute", mode, get_args(Recompute))
-    if not chain.layers:
-        batch = micro_batches_of(*sample, min(count, samples), split)
-        entered(chain, batch._replace(inputs=batch.inputs[:1]))
-    names = [name for name, _ in chain.layers]
-    return [
-        _even_plan(names, cluster, schedule, min(count, samples), mode)
-        for schedule in dict.fromkeys(schedules)
-        for mode in dict.fromkeys(recompute)
-    ]
-
-
-def _even_plan(
-    names: Sequence[str], cluster: Cluster, schedule: str, micro_batches: int, recompute: Recompute
-) -> Plan:
-    """A plan with the stages that a schedule has, each of the same number of layers, give or take one."""
-    built = known_schedules.build(schedule, devices=len(cluster), micro_batches=micro_batches)
-    if built.versions:
-        raise InputError(
-            f"schedule {schedule!r} changes the weights within a step, by design: choose another"
-        )
-    stages = built.model_stages
-    if len(names) < stages:
-        raise InputError(
-            f"schedule {schedule!r} on {len(cluster)} devices has {stages} stages, the model {len(names)} layers: "
-            "take fewer devices or another schedule"
-        )
-    edges = [len(names) * index // stages for index in range(stages + 1)]
-    return Plan(
-        stages=tuple(
-            StagePlan(layers=tuple(names[start:end]), device=cluster.devices[home].name, recompute=recompute)
-            for start, end, home in zip(edges, edges[1:], built.device_of, strict=False)
-        ),
-        cluster=cluster,
-        schedule=schedule,
-        micro_batches=micro_batches,
-        chunks=stages // len(cluster),
-    )
-
-
 def _labels(dtypes: Sequence[str], own: str) -> dict[str, torch.dtype | None]:
     """For each dtype its name in the report, and what to cast to."""
     found: dict[str, torch.dtype | None] = {}
     for name in dtypes:
-        _require_known("dtype", name, ("own", *_TOLERANCES))
+        require_known("dtype", name, ("own", *_TOLERANCES))
         found.setdefault(
             own if name == "own" else name, None if name in ("own", own) else getattr(torch, name)
         )
-    _require(len(found) > 0, "no dtype is named: there is nothing to compare")
+    require(len(found) > 0, "no dtype is named: there is nothing to compare")
     return found
-
-
-def _require(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise InputError(otherwise)
-
-
-def _require_known(what: str, name: str, known: Sequence[str]) -> None:
-    _require(name in known, f"{what} {name!r}: choose among {', '.join(known)}")
 
 
 @contextmanager

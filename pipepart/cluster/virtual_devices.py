@@ -1,0 +1,55 @@
+"""Virtual devices: worker threads that share the CPU and stand for devices of any speed and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..input_error import InputError, InputTypeError
+from ..units import parse_bandwidth, parse_bytes
+from .devices import VIRTUAL_ACTION_SECONDS, Device
+
+
+def virtual_devices(
+    count: int,
+    memory: int | str | None,
+    threads: int | None,
+    speed: float | Sequence[float],
+    host_link: float | str | None,
+) -> tuple[Device, ...]:
+    """Return virtual devices; arguments as for :meth:`pipepart.Cluster.virtual`.
+
+    Raises:
+        TypeError: ``count`` is not an int.
+        ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, or a
+            speed is above 1.
+    """
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise InputTypeError(f"the number of virtual devices must be an int, got {count!r}")
+    if count < 1:
+        raise InputError(f"a cluster needs at least 1 device, got {count}")
+    speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
+    if len(speeds) != count:
+        raise InputError(f"speed names {len(speeds)} devices, there are {count}")
+    for index, one in enumerate(speeds):
+        if not 0 < one <= 1:
+            raise InputError(
+                f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
+                "down only; give the fastest device 1 and the others what they are of it"
+            )
+    limit = None if memory is None else parse_bytes(memory)
+    host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
+    return tuple(
+        Device(
+            name=f"virtual:{index}",
+            kind="cpu",
+            memory_bytes=limit,
+            speed=own,
+            torch_device="cpu",
+            threads=threads or max(1, torch.get_num_threads() // count),
+            host_bandwidth=host_bandwidth,
+            action_seconds=VIRTUAL_ACTION_SECONDS,
+        )
+        for index, own in enumerate(speeds)
+    )
