@@ -21,7 +21,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
 
 
 @dataclass(frozen=True)
-class Taken(Generic[T]):
+class Measurement(Generic[T]):
     """What the work returned, its wall and CPU seconds, and the CPU seconds that others took meanwhile."""
 
     result: T
@@ -36,7 +36,7 @@ class Taken(Generic[T]):
 
 def undisturbed(
     work: Callable[[], T], *, cpu_seconds: Callable[[], float] = time.process_time, tries: int = TRIES
-) -> Taken[T]:
+) -> Measurement[T]:
     """Does `work` until nobody disturbed it, `tries` times at most; then the least disturbed one counts.
 
     `cpu_seconds` tells what the processes that do the work have used so far.
@@ -49,12 +49,12 @@ def undisturbed(
     return min(taken, key=lambda one: one.foreign_seconds / one.wall_seconds)
 
 
-def _timed(work: Callable[[], T], cpu_seconds: Callable[[], float]) -> Taken[T]:
+def _timed(work: Callable[[], T], cpu_seconds: Callable[[], float]) -> Measurement[T]:
     busy, cpu, start = busy_seconds(), cpu_seconds(), time.perf_counter()
     result = work()
     wall = time.perf_counter() - start
     cpu = cpu_seconds() - cpu
-    return Taken(result, wall, cpu, max(0.0, busy_seconds() - busy - cpu))
+    return Measurement(result, wall, cpu, max(0.0, busy_seconds() - busy - cpu))
 
 
 def busy_seconds() -> float:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.contender import Contender
-from benchmarks.quiet import TRIES, Taken, undisturbed
+from benchmarks.quiet import TRIES, Measurement, undisturbed
 
 
 @dataclass
 class Samples:
     """The timed steps of one contender, one of each round."""
 
-    steps: list[Taken[None]] = field(default_factory=list)
+    steps: list[Measurement[None]] = field(default_factory=list)
 
     @property
     def wall_seconds(self) -> list[float]:

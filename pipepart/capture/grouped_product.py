@@ -1,4 +1,4 @@
-"""The product of groups of rows or columns, as of experts, on tensors without values."""
+"""The shape and dtype of ``grouped_mm``, the product of groups of rows as of experts, on tensors without values."""
 
 from __future__ import annotations
 

@@ -18,14 +18,12 @@ SCHEDULE_LIST = (
     "pipedream-2bw, sequential, v-half, v-min, zb-h1, zb-h2, zb-v"
 )
 SCHEDULES = SCHEDULE_LIST.split(", ")
-ENGINES = (
-    "torch-pipelining",
-    "torchtitan",
-    "megatron",
-    "deepspeed",
-)  # a test compares them with those of plan.export
+REQUESTED_SCHEDULES = (*SCHEDULES, "auto", "search")
+# Equal to the engines of plan.export; a test compares the two.
+ENGINES = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 RECOMPUTE = ("never", "except-last", "always")
+REDUCTIONS = ("mean", "sum", "batch")
 
 
 def counts(text: str) -> list[int]:
@@ -110,7 +108,7 @@ def option(
     *,
     names: Sequence[str] = (),
     group: str | None = None,
-    complete: Sequence[str] = (),
+    words: Sequence[str] = (),
     show_default: bool = False,
     **more: Any,
 ) -> Any:
@@ -122,18 +120,18 @@ def option(
         parser: makes the value of its text; raises ``typer.BadParameter``.
         names: as in ``("--output", "-o")``; by default that of the parameter.
         group: its section in ``--help``.
-        complete: values that shells complete.
+        words: the only values, in place of a parser; shells complete them.
         show_default: whether ``--help`` has the default.
         more: keywords of ``typer.Option``.
     """
     return typer.Option(
         *names,
-        parser=parser,
+        parser=choice(*words) if words else parser,
         metavar=metavar,
         help=help_text,
         show_default=show_default,
         rich_help_panel=group,
-        autocompletion=completing(*complete) if complete else None,
+        autocompletion=completing(*words) if words else None,
         **more,
     )
 
@@ -156,8 +154,7 @@ Dtype = Annotated[
     option(
         "NAME",
         f"Cast the model and floating point samples to this precision: {', '.join(FLOATS)}.",
-        choice(*FLOATS),
-        complete=FLOATS,
+        words=FLOATS,
         group="Profiling",
     ),
 ]

@@ -2,18 +2,18 @@
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .contract import MiniBatchLoss, StepLoss
+from .micro_batch_loss import MicroBatchLoss
 from .reduction import Reduction, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
-from .taken import Taken
 from .terms import without_slack
 
 __all__ = [
     "Added",
     "LossError",
+    "MicroBatchLoss",
     "MiniBatchLoss",
     "Reduction",
     "StepLoss",
-    "Taken",
     "add_loss",
     "added_so_far",
     "check_gradient",

@@ -20,9 +20,9 @@ from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower, Shared
+from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .taken import Seen, Taken, form_of
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
 
@@ -77,14 +77,14 @@ class MiniBatchLoss:
         self._batch = batch
         self._shared_out = shared_out
         self._shared = Shared(batch)
-        self._seen: Seen | None = None
-        self._taken: list[Taken | None] = [None] * len(batch.sizes)
+        self._pattern: LossPattern | None = None
+        self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
             None  # of the first micro-batch, until the totals are known
         )
 
-    def take(self, micro_batch: int, output: Any, target: Any) -> Taken:
+    def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Return the loss of a micro-batch.
 
         Args:
@@ -95,18 +95,18 @@ class MiniBatchLoss:
         Raises:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
-        taken = self._as_seen(micro_batch, output, target) or self._followed(micro_batch, output, target)
+        taken = self._by_pattern(micro_batch, output, target) or self._followed(micro_batch, output, target)
         self._check_alike(taken)
         if self._replays is None:
             self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
-    def taken(self) -> dict[int, Taken]:
+    def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of micro-batches that were taken here, on the host."""
         return {index: one.on_host() for index, one in enumerate(self._taken) if one is not None}
 
-    def adopt(self, taken: Mapping[int, Taken]) -> None:
+    def adopt(self, taken: Mapping[int, MicroBatchLoss]) -> None:
         """Add the losses of micro-batches that other processes took.
 
         Raises:
@@ -152,7 +152,7 @@ class MiniBatchLoss:
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].sum.shift).to(value.device, value.dtype)
 
-    def differentiable_total(self, taken: Sequence[Taken]) -> Tensor:
+    def differentiable_total(self, taken: Sequence[MicroBatchLoss]) -> Tensor:
         """Return the loss of the mini-batch with the graph of the losses of all micro-batches."""
         total = self.total().detach()
         if not torch.is_grad_enabled():
@@ -177,14 +177,14 @@ class MiniBatchLoss:
             value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
         return value
 
-    def _as_seen(self, micro_batch: int, output: Any, target: Any) -> Taken | None:
+    def _by_pattern(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
         """Return the loss of a micro-batch like one that was followed; None if there was none."""
-        seen, function = self._seen, self._loss.function
-        if seen is None or function is None or form_of(output, target) != seen.form:
+        pattern, function = self._pattern, self._loss.function
+        if pattern is None or function is None or form_of(output, target) != pattern.form:
             return None
-        return seen.taken(function(output, target), micro_batch)
+        return pattern.loss(function(output, target), micro_batch)
 
-    def _followed(self, micro_batch: int, output: Any, target: Any) -> Taken:
+    def _followed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Return the loss of a micro-batch by what it is seen to compute."""
         function, follower = self._loss.function, None
         buffers: dict[str, tuple[Tensor, Tensor]] = {}
@@ -208,10 +208,10 @@ class MiniBatchLoss:
             self.leaves.update(follower.leaves)
             follower.forget()
             if self._loss.torchs_own and not self._loss.has_buffers:
-                self._seen = Seen.of(output, target, taken)
+                self._pattern = LossPattern.of(output, target, taken)
         return taken
 
-    def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> Taken:
+    def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as it was seen."""
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
@@ -219,25 +219,25 @@ class MiniBatchLoss:
         own = function is None or function is loss_of
         loss = check_returned(value) if own else check_scalar(value, title(function))
         if len(self._batch.sizes) == 1:
-            return Taken(loss, Terms((Term(loss),)))
+            return MicroBatchLoss(loss, Terms((Term(loss),)))
         found = follower.taken(loss) if follower is not None else None
         if isinstance(found, tuple) and _fits(found[0], declared):
-            return Taken(loss, *found)
+            return MicroBatchLoss(loss, *found)
         if declared is Reduction.SUM:
-            return Taken(loss, Terms((Term(loss),)))
+            return MicroBatchLoss(loss, Terms((Term(loss),)))
         if not self._batch.by_samples:
             raise refusal(function, "the mini-batch is not split along its samples")
         if declared is Reduction.MEAN:
             sizes = self._batch.sizes
             count = Count(float(sizes[micro_batch]), lambda index: float(sizes[index]))
-            return Taken(loss, Terms((Term(loss, divisor=count, divided=True),)))
+            return MicroBatchLoss(loss, Terms((Term(loss, divisor=count, divided=True),)))
         if isinstance(found, str):
             raise refusal(function, found)
         if function is None:
             raise refusal(None, "what it is a mean of is not known: the last layer returns a scalar")
         raise refusal(function, "it is compiled, so that it cannot be followed")
 
-    def _of_pair(self, total: Tensor, count: Tensor | float, follower: Follower | None) -> Taken:
+    def _of_pair(self, total: Tensor, count: Tensor | float, follower: Follower | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
         replay, key = follower.count(count) if follower is not None else (None, None)
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
@@ -246,9 +246,9 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
         on_number = replay and (lambda index: _on_host(replay(index)))
-        return Taken(total / count, Terms((Term(total, divisor=Count(part, on_number)),)), key)
+        return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, on_number)),)), key)
 
-    def _check_alike(self, taken: Taken) -> None:
+    def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
         for index, other in enumerate(self._taken):
             if other is None:
@@ -261,7 +261,7 @@ class MiniBatchLoss:
                 )
             return
 
-    def _known_or_assumed(self, micro_batch: int, taken: Taken) -> list[float | Tensor]:
+    def _known_or_assumed(self, micro_batch: int, taken: MicroBatchLoss) -> list[float | Tensor]:
         """Return the totals of the terms, before the first backward."""
         complete = None not in self._taken
         totals: list[float | Tensor] = []

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from .failure import RankError, has_closed, is_lost
-from .watch import Watch
+from .watch import PeerWatch
 
 _POLL_SECONDS = 0.05  # between two looks into the store
 _REACH_SECONDS = 60.0  # for rank 0 to answer at the address that it has given
@@ -54,7 +54,7 @@ def connected(rank: int, size: int, store: Any, seconds: float) -> tuple[dict[in
         RankError: a rank has ended.
     """
     end = time.monotonic() + seconds
-    watch = Watch(list(range(1, size)) if rank == 0 else [0]) if dist.is_initialized() else None
+    watch = PeerWatch(list(range(1, size)) if rank == 0 else [0]) if dist.is_initialized() else None
     check = partial(_check, store, watch)
     try:
         if rank == 0:
@@ -93,7 +93,7 @@ def _tells() -> bool:
     return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
 
 
-def _check(store: Any, watch: Watch | None) -> None:
+def _check(store: Any, watch: PeerWatch | None) -> None:
     """Raise if a process has ended before it was connected.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Watch: finds processes that are killed before they are connected, by the connections of torch.distributed.
+"""PeerWatch: finds processes that are killed before they are connected, by the connections of torch.distributed.
 
 A script that has called ``init_process_group`` itself has them already: a receive ends with an error if the process at
 the other end does. Each process that comes sends one byte.
@@ -18,7 +18,7 @@ _BREAK_TAG = 2**31 - 1
 _END_SECONDS = 1.0
 
 
-class Watch:
+class PeerWatch:
     """Waits for a byte of each process that this one waits for.
 
     Args:

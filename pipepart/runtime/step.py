@@ -38,7 +38,7 @@ from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .messages import Messages
-from .observe.recorder import Recorder, Watch, WatchedTransport
+from .observe.recorder import Recorder, StepWatch, WatchedTransport
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
@@ -145,7 +145,7 @@ class Step:
             transport = self._remote = messages.remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
-        if (watch := Watch.wanted(schedule, stages, recorder)) is not None:
+        if (watch := StepWatch.wanted(schedule, stages, recorder)) is not None:
             transport = WatchedTransport(transport, schedule, watch)
             self._parts = watch.parts(self._parts)
         transport = compressed.transport(transport, schedule, recorder and recorder.errors)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks import quiet
 from benchmarks.contender import InThisProcess
-from benchmarks.quiet import Taken
+from benchmarks.quiet import Measurement
 from benchmarks.rounds import Samples, interleave
 
 
@@ -51,9 +51,9 @@ def test_sleeping_burns_no_cpu():
 
 
 def test_the_median_ignores_a_disturbed_round():
-    samples = Samples([Taken(None, seconds, seconds, 0.0) for seconds in (1.0, 9.0, 2.0)])
+    samples = Samples([Measurement(None, seconds, seconds, 0.0) for seconds in (1.0, 9.0, 2.0)])
     assert samples.wall == samples.cpu == 2.0
 
 
 def test_steps_that_never_found_quiet_are_counted():
-    assert Samples([Taken(None, 1.0, 1.0, 0.9), Taken(None, 1.0, 1.0, 0.0)]).disturbed == 1
+    assert Samples([Measurement(None, 1.0, 1.0, 0.9), Measurement(None, 1.0, 1.0, 0.0)]).disturbed == 1

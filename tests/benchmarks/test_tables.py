@@ -4,14 +4,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.quiet import Taken
+from benchmarks.quiet import Measurement
 from benchmarks.race import Result
 from benchmarks.rounds import Samples
 from benchmarks.tables import overhead_table, step_table
 
 
 def steps(milliseconds: float, cpu_milliseconds: float) -> Samples:
-    return Samples([Taken(None, milliseconds / 1e3, cpu_milliseconds / 1e3, foreign_seconds=0.0)])
+    return Samples([Measurement(None, milliseconds / 1e3, cpu_milliseconds / 1e3, foreign_seconds=0.0)])
 
 
 RESULT = Result(

@@ -122,7 +122,7 @@ def test_a_model_without_a_loss_gets_one(run: Run) -> None:
     [
         ("models.py:layers", "returned a model without a sample"),
         ("models.py:whole --schedule 1f1c", "did you mean 1f1b"),
-        ("models.py:whole --dtype float63", "dtype 'float63'"),
+        ("models.py:whole --dtype float63", "'--dtype': 'float63'"),
         ("models.py:whole --recompute often", "'--recompute': 'often': choose one of never"),
         ("models.py:whole --reduction median", "'--reduction': 'median': did you mean mean"),
         ("models.py:whole --devices 9", "has 9 stages, the model 5 layers"),

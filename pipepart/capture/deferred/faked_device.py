@@ -1,4 +1,4 @@
-"""Lets a constructor find its tensors on the CPU, and their values where it asks for them."""
+"""Answers a constructor that its tensors are on the CPU, although they are deferred; computes values that it reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FakedDevice(TorchFunctionMode):
         device = kwargs.get("device")
         if str(device) == "meta":  # as of torch.nn.utils.skip_init
             return self._on_meta(func, args, kwargs)
-        _stays(device)
+        _kept_on_meta(device)  # refuses other devices
         if func in _DATA and not isinstance(args[0], Tensor):
             with _disable_current_modes():
                 return self._recorder.constant(func(*args, **kwargs))
@@ -54,8 +54,8 @@ class FakedDevice(TorchFunctionMode):
                 f"deferred_init cannot follow autocast, under which {line_of_user()} runs: construct outside of it"
             )
         if func is Tensor.to:
-            args = tuple(map(_stays, args))
-            kwargs = {name: _stays(value) for name, value in kwargs.items()}
+            args = tuple(map(_kept_on_meta, args))
+            kwargs = {name: _kept_on_meta(value) for name, value in kwargs.items()}
         elif func is Tensor.cpu:
             return args[0]
         elif func is Tensor.new_tensor:
@@ -83,11 +83,11 @@ class FakedDevice(TorchFunctionMode):
         return result
 
 
-def _stays(leaf: Any) -> Any:
-    """Return the meta device in place of the CPU, where a deferred tensor already is; and other values as they are.
+def _kept_on_meta(leaf: Any) -> Any:
+    """Return the meta device in place of the CPU; values that are no device as they are.
 
     Raises:
-        CaptureError: it is another device.
+        CaptureError: another device.
     """
     if not isinstance(leaf, str | torch.device):
         return leaf

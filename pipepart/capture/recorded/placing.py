@@ -23,7 +23,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring the tensors of a call to one device: the model may be parted over several while it is recorded."""
+    """Bring the tensors of a call to the device of the last one."""
     devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]
     return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
 

@@ -118,7 +118,10 @@ class Runs:
 
     def model_with_gradients(self, seen: list[_Seen] | None = None) -> Any:
         """Run the model with gradients enabled between its whole modules, as it was recorded; nothing is kept."""
-        with self._untouched(), called_whole(_Watch(self._opening.whole, seen), self.on, self._opening.whole):
+        with (
+            self._untouched(),
+            called_whole(_CallNotes(self._opening.whole, seen), self.on, self._opening.whole),
+        ):
             args, kwargs = own_copy(self._given)
             return self.on(*args, **kwargs)
 
@@ -170,7 +173,7 @@ class Runs:
             )
 
 
-class _Watch:
+class _CallNotes:
     """Takes the calls of whole modules in a forward, in place of a recorder.
 
     Args:

@@ -42,9 +42,8 @@ def bench_command(
         option(
             "NAME",
             f"auto for the best of several, search, or one of {options.SCHEDULE_LIST}.",
-            options.choice(*options.SCHEDULES, "auto", "search"),
             group="Pipeline",
-            complete=[*options.SCHEDULES, "auto", "search"],
+            words=options.REQUESTED_SCHEDULES,
             show_default=True,
         ),
     ] = "auto",
@@ -63,9 +62,8 @@ def bench_command(
         option(
             "MODE",
             "Activation checkpointing: auto, never, except-last or always.",
-            options.choice("auto", *options.RECOMPUTE),
             group="Pipeline",
-            complete=["auto", *options.RECOMPUTE],
+            words=("auto", *options.RECOMPUTE),
             show_default=True,
         ),
     ] = "auto",
@@ -74,9 +72,8 @@ def bench_command(
         option(
             "HOW",
             "How the loss reduces over samples, if it does not say: mean, sum, or batch for any loss.",
-            options.choice("mean", "sum", "batch"),
             group="Pipeline",
-            complete=["mean", "sum", "batch"],
+            words=options.REDUCTIONS,
         ),
     ] = None,
     steps: Annotated[

@@ -25,9 +25,8 @@ def check_command(
             "NAME",
             f"A schedule to try; repeatable. Of {options.SCHEDULE_LIST}; gpipe, 1f1b and zb-h1 if none is "
             "given.",
-            options.choice(*options.SCHEDULES),
             group="Pipeline",
-            complete=options.SCHEDULES,
+            words=options.SCHEDULES,
         ),
     ] = None,
     devices: options.Devices = None,
@@ -67,7 +66,7 @@ def check_command(
             "A precision to try; repeatable. own (the model's), float64, float32, bfloat16 or float16; float64 and "
             "own if none is given.",
             group="Training",
-            complete=["own", *options.FLOATS],
+            words=("own", *options.FLOATS),
         ),
     ] = None,
     recompute: Annotated[
@@ -75,9 +74,8 @@ def check_command(
         option(
             "MODE",
             "Activation checkpointing to try; repeatable. never, except-last or always.",
-            options.choice(*options.RECOMPUTE),
             group="Pipeline",
-            complete=options.RECOMPUTE,
+            words=options.RECOMPUTE,
         ),
     ] = None,
     optimizer: Annotated[
@@ -87,7 +85,7 @@ def check_command(
             "The optimizer: sgd or adam.",
             show_default=True,
             group="Training",
-            complete=["sgd", "adam"],
+            words=("sgd", "adam"),
         ),
     ] = "sgd",
     reduction: Annotated[
@@ -96,9 +94,8 @@ def check_command(
             "HOW",
             "How the loss reduces over samples, if it does not say: mean, sum, or batch for any loss of the whole "
             "mini-batch.",
-            options.choice("mean", "sum", "batch"),
             group="Training",
-            complete=["mean", "sum", "batch"],
+            words=options.REDUCTIONS,
         ),
     ] = None,
     seed: Annotated[

@@ -23,8 +23,7 @@ def export_command(
         option(
             "NAME",
             f"The engine: {', '.join(options.ENGINES)}.",
-            options.choice(*options.ENGINES),
-            complete=options.ENGINES,
+            words=options.ENGINES,
         ),
     ],
     output: Annotated[

@@ -60,10 +60,9 @@ def plan_command(
             "NAME",
             "auto for the best of several, search for an order made for these stages, or one of "
             f"{options.SCHEDULE_LIST}.",
-            options.choice(*options.SCHEDULES, "auto", "search"),
             show_default=True,
             group="Schedule",
-            complete=[*options.SCHEDULES, "auto", "search"],
+            words=options.REQUESTED_SCHEDULES,
         ),
     ] = "auto",
     micro_batches: Annotated[
@@ -114,10 +113,9 @@ def plan_command(
             "MODE",
             "Activation checkpointing: auto for stages that would not fit; or never, except-last (all micro-batches "
             "but the last) or always, for all stages.",
-            options.choice("auto", *options.RECOMPUTE),
             show_default=True,
             group="Schedule",
-            complete=["auto", *options.RECOMPUTE],
+            words=("auto", *options.RECOMPUTE),
         ),
     ] = "auto",
     offload: Annotated[
@@ -126,10 +124,9 @@ def plan_command(
             "MODE",
             "Keep what a stage saves for its backward on the host: auto for stages that would not fit, if the cluster "
             "says how fast its devices reach their host; stash for all stages; or never.",
-            options.choice("auto", "never", "stash"),
             show_default=True,
             group="Schedule",
-            complete=["auto", "never", "stash"],
+            words=("auto", "never", "stash"),
         ),
     ] = "auto",
     reduction: Annotated[
@@ -137,9 +134,8 @@ def plan_command(
         option(
             "NAME",
             "What the loss is over samples: mean, sum, or batch for any loss, on the outputs of all of them at once.",
-            options.choice("mean", "sum", "batch"),
             group="Schedule",
-            complete=["mean", "sum", "batch"],
+            words=options.REDUCTIONS,
         ),
     ] = None,
     compress: options.Compress = None,

@@ -44,9 +44,8 @@ def replan_command(
         option(
             "NAME",
             f"Another request than the plan's: auto, search, or one of {options.SCHEDULE_LIST}.",
-            options.choice(*options.SCHEDULES, "auto", "search"),
             group="Schedule",
-            complete=[*options.SCHEDULES, "auto", "search"],
+            words=options.REQUESTED_SCHEDULES,
         ),
     ] = None,
     micro_batches: Annotated[
@@ -63,9 +62,8 @@ def replan_command(
         option(
             "MODE",
             "Activation checkpointing: auto, never, except-last or always.",
-            options.choice("auto", *options.RECOMPUTE),
             group="Schedule",
-            complete=["auto", *options.RECOMPUTE],
+            words=("auto", *options.RECOMPUTE),
         ),
     ] = None,
     seconds: Annotated[

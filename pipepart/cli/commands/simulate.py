@@ -37,9 +37,8 @@ def simulate_command(
             "NAME",
             f"search for the best that is found, or one of {options.SCHEDULE_LIST}; the plan's own if not "
             "given. Repeat it for a table of schedules.",
-            options.choice(*options.SCHEDULES, "search"),
             group="Schedule",
-            complete=[*options.SCHEDULES, "search"],
+            words=(*options.SCHEDULES, "search"),
         ),
     ] = None,
     schedule_file: Annotated[

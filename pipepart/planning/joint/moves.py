@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -36,10 +36,14 @@ class Moves:
         self._chunks = request.chunks or math.inf
         self._modes: tuple[Recompute, ...] = MODES[request.asked.recompute]
         may_recompute = pricing.limited and len(self._modes) > 1
-        self._choices = [self._shift] * 8 + [self._rehome] * 3 + [self._exchange] * 3 + [self._retune] * 2
+        self._choices = (
+            [self._shift] * 8 + [self._change_device] * 3 + [self._exchange] * 3 + [self._change_rule] * 2
+        )
         if self._fixed_stages is None:
             self._choices += [self._split] * 2 + [self._merge] * 2
-        self._choices += [self._refuse] * (2 * pricing.fusing_helps) + [self._repeat] * (2 * may_recompute)
+        self._choices += [self._toggle_fused] * (2 * pricing.fusing_helps) + [self._change_recompute] * (
+            2 * may_recompute
+        )
 
     def neighbour(self, layout: Layout, idle: Sequence[float]) -> Layout | None:
         """Return a random neighbour; None if the move that was drawn is not possible.
@@ -55,45 +59,44 @@ class Moves:
 
     def _balanced(self, layout: Layout, idle: Sequence[float]) -> Layout:
         """Shift borders, one after the other, so that the devices' loads come nearer to each other."""
-        pricing, allowed = self._pricing, self._borders
-        share = 1 / pricing.micro_batches
-        loads = [load + wait * share for load, wait in zip(pricing.loads(layout), idle, strict=True)]
+        share = 1 / self._pricing.micro_batches
+        loads = [load + wait * share for load, wait in zip(self._pricing.loads(layout), idle, strict=True)]
         borders, devices = list(layout.borders), layout.devices
         for _ in range(self._random.randrange(1, _SHIFTS + 1)):
-            choices = []
-            for at, border in enumerate(borders):
-                one, other = devices[at], devices[at + 1]
-                if one == other:
-                    continue
-                index = bisect_left(allowed, border)
-                if index + 1 < len(allowed):
-                    moved = allowed[index + 1]
-                    if at + 1 == len(borders) or moved < borders[at + 1]:
-                        more, less = (
-                            pricing.seconds(border, moved, one),
-                            pricing.seconds(border, moved, other),
-                        )
-                        change = more * (more + 2 * loads[one]) + less * (less - 2 * loads[other])
-                        if change < 0:
-                            choices.append((change, at, moved, more, -less))
-                if index:
-                    moved = allowed[index - 1]
-                    if not at or moved > borders[at - 1]:
-                        less, more = (
-                            pricing.seconds(moved, border, one),
-                            pricing.seconds(moved, border, other),
-                        )
-                        change = less * (less - 2 * loads[one]) + more * (more + 2 * loads[other])
-                        if change < 0:
-                            choices.append((change, at, moved, -less, more))
+            choices = sorted(self._levelling_shifts(borders, devices, loads))
             if not choices:
                 break
-            choices.sort()
             _, at, moved, here, there = choices[min(int(self._random.expovariate(1)), len(choices) - 1)]
             borders[at] = moved
             loads[devices[at]] += here
             loads[devices[at + 1]] += there
         return replace(layout, borders=tuple(borders))
+
+    def _levelling_shifts(
+        self, borders: Sequence[int], devices: Sequence[int], loads: Sequence[float]
+    ) -> Iterator[tuple[float, int, int, float, float]]:
+        """Yield the shifts of one border to the next allowed place that make the sum of squared loads smaller.
+
+        Each is the change of that sum, the index of the border, its new place, and the seconds that the devices before
+        and behind it gain.
+        """
+        allowed, seconds = self._borders, self._pricing.seconds
+        for at, border in enumerate(borders):
+            before, behind = devices[at], devices[at + 1]
+            if before == behind:
+                continue
+            index = bisect_left(allowed, border)
+            for way in (1, -1):
+                if not 0 <= index + way < len(allowed):
+                    continue
+                moved = allowed[index + way]
+                if (at and moved <= borders[at - 1]) or (at + 1 < len(borders) and moved >= borders[at + 1]):
+                    continue
+                layers = (border, moved) if way > 0 else (moved, border)
+                here, there = way * seconds(*layers, before), -way * seconds(*layers, behind)
+                change = here * (here + 2 * loads[before]) + there * (there + 2 * loads[behind])
+                if change < 0:
+                    yield change, at, moved, here, there
 
     def allows(self, layout: Layout) -> bool:
         """Return whether a layout keeps pins, the number of stages, and the most stages of a device."""
@@ -119,16 +122,15 @@ class Moves:
             borders = (*borders[:at], moved, *borders[at + 1 :])
         return replace(layout, borders=borders)
 
-    def _rehome(self, layout: Layout) -> Layout | None:
-        at, device = (
-            self._random.randrange(layout.stages),
-            self._random.randrange(self._pricing.devices),
-        )
+    def _change_device(self, layout: Layout) -> Layout | None:
+        """Move a stage to another device."""
+        at, device = self._random.randrange(layout.stages), self._random.randrange(self._pricing.devices)
         if layout.devices[at] == device:
             return None
         return replace(layout, devices=(*layout.devices[:at], device, *layout.devices[at + 1 :]))
 
     def _exchange(self, layout: Layout) -> Layout | None:
+        """Exchange the devices of two stages."""
         one, other = (self._random.randrange(layout.stages) for _ in range(2))
         if layout.devices[one] == layout.devices[other]:
             return None
@@ -173,7 +175,8 @@ class Moves:
             mode if self._pricing.trains(end) else "never" for end, mode in zip(ends, modes, strict=True)
         )
 
-    def _retune(self, layout: Layout) -> Layout:
+    def _change_rule(self, layout: Layout) -> Layout:
+        """Change the rule by which operations are ordered."""
         rule, gauss = layout.rule, self._random.gauss
         return replace(
             layout,
@@ -184,12 +187,12 @@ class Moves:
             ),
         )
 
-    def _refuse(self, layout: Layout) -> Layout:
+    def _toggle_fused(self, layout: Layout) -> Layout:
         """Run the backwards of a stage as a whole, or no longer."""
         at = self._random.randrange(layout.stages)
         return replace(layout, fused=(*layout.fused[:at], not layout.fused[at], *layout.fused[at + 1 :]))
 
-    def _repeat(self, layout: Layout) -> Layout | None:
+    def _change_recompute(self, layout: Layout) -> Layout | None:
         """Change the recompute mode of a stage."""
         at = self._random.randrange(layout.stages)
         mode = self._random.choice(self._modes)

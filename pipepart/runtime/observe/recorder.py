@@ -158,7 +158,7 @@ class Recorder:
         return tuple(sorted(found, key=attrgetter("start")))
 
 
-class Watch:
+class StepWatch:
     """Observes actions and messages for a recorder, a torch profiler, or both.
 
     Args:
@@ -177,7 +177,9 @@ class Watch:
         self.names = self._profiled or self._nvtx
 
     @classmethod
-    def wanted(cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> Watch | None:
+    def wanted(
+        cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None
+    ) -> StepWatch | None:
         """Return a watch for a run; None if neither a recorder nor a profiler is active."""
         return cls(schedule, stages, recorder) if recorder or profiling() else None
 
@@ -249,7 +251,7 @@ def profiling() -> bool:
 class WatchedTransport:
     """A transport that shows a watch the messages that go from one device to another."""
 
-    def __init__(self, inner: Transport, schedule: Schedule, watch: Watch) -> None:
+    def __init__(self, inner: Transport, schedule: Schedule, watch: StepWatch) -> None:
         self._inner = inner
         self._watch = watch
         self._device_of = schedule.device_of

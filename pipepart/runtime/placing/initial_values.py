@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import deferred, holds_meta
-from .exchange import in_place_of, rebind, without_weak_references
 from .places import Places
+from .swapping import rebind, swap_values, without_weak_references
 from .weights import WeightFiles
 
 Weights = str | PathLike[str]
@@ -89,7 +89,7 @@ class InitialValues:
                 return
             home = places.homes.get(tensor, torch.device("cpu"))
             deferred.unseal(tensor)
-            now = in_place_of(tensor, values.to(home))
+            now = swap_values(tensor, values.to(home))
             if now is not tensor:
                 replaced[tensor] = now
 

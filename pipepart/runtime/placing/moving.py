@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..state.shadow import Layers
-from .exchange import in_place_of
+from .swapping import swap_values
 
 
 def move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
@@ -32,7 +32,7 @@ def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Param
         if parameter is None or _set_in_place(parameter, there):
             continue
         if parameter not in replaced:
-            now = in_place_of(parameter, parameter.detach().to(home))
+            now = swap_values(parameter, parameter.detach().to(home))
             assert isinstance(now, nn.Parameter)
             if now is not parameter:
                 replaced[parameter] = now

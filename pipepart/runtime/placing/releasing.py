@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...capture import deferred
 from ..state.shadow import Layers
-from .exchange import in_place_of, rebind, without_weak_references
+from .swapping import rebind, swap_values, without_weak_references
 
 
 def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
@@ -35,7 +35,7 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
             deferred.unseal(tensor)
             if isinstance(tensor, nn.Parameter):
                 tensor.grad = None
-            now = in_place_of(tensor, torch.empty_like(tensor.detach(), device="meta"))
+            now = swap_values(tensor, torch.empty_like(tensor.detach(), device="meta"))
             if now is not tensor:
                 replaced[tensor] = now
         rebind(modules, replaced)

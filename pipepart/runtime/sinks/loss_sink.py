@@ -17,8 +17,8 @@ from ...autograd.own_copy import tensors
 from ...loss import (
     Added,
     LossError,
+    MicroBatchLoss,
     Reduction,
-    Taken,
     without_slack,
 )
 from .share import Share
@@ -136,11 +136,11 @@ class LossSink(ABC):
         """Take over the factor from the rank of the last stage."""
         self._known = Share({}, correction=factor)
 
-    def taken(self) -> dict[int, Taken]:
+    def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""
         return {}
 
-    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+    def adopt_taken(self, taken: Mapping[int, MicroBatchLoss]) -> None:
         """Take over the losses of micro-batches that other ranks received.
 
         Raises:

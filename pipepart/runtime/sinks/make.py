@@ -8,11 +8,7 @@ from schedules import Schedule, stepped_together
 
 from ...data.gather import Merger
 from ...data.split import MicroBatches
-from ...loss import (
-    LossError,
-    Reduction,
-    StepLoss,
-)
+from ...loss import LossError, Reduction, StepLoss
 from ...planning.request import runs_forwards_first
 from .micro_batches import BeforeBackward, MicroBatchLossSink
 from .mini_batch import BatchLossSink
@@ -53,6 +49,5 @@ def check_forwards_first(schedule: Schedule) -> None:
     if not runs_forwards_first(schedule):
         raise LossError(
             "reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule has "
-            "replicas or begins backwards before: "
-            "plan = pipepart.plan(profile, cluster, reduction='batch')"
+            "replicas or begins backwards before: plan = pipepart.plan(profile, cluster, reduction='batch')"
         )

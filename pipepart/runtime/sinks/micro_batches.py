@@ -14,9 +14,9 @@ from ...autograd import graph_cut
 from ...data.split import Apart, MicroBatches
 from ...loss import (
     LossError,
+    MicroBatchLoss,
     MiniBatchLoss,
     StepLoss,
-    Taken,
 )
 from ..failure.notes import LAYER, add_note
 from .loss_sink import Kind, LossSink, on_device_of
@@ -96,11 +96,11 @@ class MicroBatchLossSink(LossSink):
         roots = self._roots.pop(micro_batch)
         return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
 
-    def taken(self) -> dict[int, Taken]:
+    def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
         return self._losses[0].taken()
 
-    def adopt_taken(self, taken: Mapping[int, Taken]) -> None:
+    def adopt_taken(self, taken: Mapping[int, MicroBatchLoss]) -> None:
         """Take over the losses of micro-batches that other ranks received."""
         self._losses[0].adopt(taken)
 

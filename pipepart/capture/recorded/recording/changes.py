@@ -146,7 +146,7 @@ class Holders:
         yield ""
 
 
-class Watch:
+class ChangeWatch:
     """Finds out whether whole modules themselves change what they hold, or others do.
 
     Args:

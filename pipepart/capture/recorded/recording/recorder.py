@@ -44,7 +44,7 @@ from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given
 from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
 from ..valueless import asks_for_values
-from .changes import Watch
+from .changes import ChangeWatch
 from .conditions import Conditions
 from .constants import computed_on_cpu
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
@@ -76,7 +76,7 @@ class Recorder(TorchFunctionMode):
         whole: Mapping[nn.Module, str],
         tracking: bool,
         conditions: Conditions,
-        watch: Watch | None = None,
+        watch: ChangeWatch | None = None,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -196,7 +196,7 @@ class Recorder(TorchFunctionMode):
         """Call a whole module and record that."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
-        self._check(path, Watch.check_between)
+        self._check(path, ChangeWatch.check_between)
         self._conditions.check_modes(path)
         self._conditions.check_state(module, path)
         args, kwargs = pytree.tree_map_only((Integer, Real, torch.Size), plain, (args, kwargs))
@@ -228,10 +228,10 @@ class Recorder(TorchFunctionMode):
         finally:
             self.inside = ""
         self._conditions.note_draws()
-        self._check(path, partial(Watch.check_inside, path=path))
+        self._check(path, partial(ChangeWatch.check_inside, path=path))
         return result
 
-    def _check(self, path: str, check: Callable[[Watch], None]) -> None:
+    def _check(self, path: str, check: Callable[[ChangeWatch], None]) -> None:
         if self._watch is None:
             return
         self.inside = path

@@ -20,7 +20,7 @@ from ..replay.calls import autocast_now
 from ..replay.joining import joined
 from ..replay.recording import Recording
 from ..valueless import Fakes, on_fakes
-from .changes import Change, Holders, Watch, innermost
+from .changes import Change, ChangeWatch, Holders, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
 from .opening import Opening
@@ -169,7 +169,7 @@ class _Session:
         if fakes is not None:
             args, kwargs = pytree.tree_map_only(Tensor, fakes.if_on_meta, (args, kwargs))
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
-        watch = Watch(watched, self._holders, again) if watched else None
+        watch = ChangeWatch(watched, self._holders, again) if watched else None
         recorder = Recorder(
             paths, before.held, opening.whole, self._tracking, Conditions(paths, model), watch
         )

@@ -9,6 +9,16 @@ pipepart.bytesText = (size) => {
   return `${size.toFixed(1)} TiB`;
 };
 
+/* The first number from `low` up to `high` that a test holds for, and then for all behind it; `high` if there is none. */
+pipepart.firstWhere = (low, high, test) => {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (test(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+};
+
 pipepart.Actions = class {
   /* `number`: of the timeline in the section's columns. */
   constructor(number, data, columns, kinds, span) {
@@ -37,40 +47,20 @@ pipepart.Actions = class {
 
   /* The device that an action stands on. */
   deviceOf(action) {
-    let low = 0;
-    let high = this.devicesCount;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (this.offsets[middle] <= action) low = middle;
-      else high = middle;
-    }
-    return low;
+    return pipepart.firstWhere(0, this.devicesCount, (device) => this.offsets[device + 1] > action);
   }
 
   /* The first action of a device that ends after a moment; past its last one if there is none. */
   firstAfter(device, seconds) {
     const tick = seconds / this.second;
-    let low = this.offsets[device];
-    let high = this.offsets[device + 1];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.end[middle] > tick) high = middle;
-      else low = middle + 1;
-    }
-    return low;
+    return pipepart.firstWhere(this.offsets[device], this.offsets[device + 1], (action) => this.end[action] > tick);
   }
 
   /* The inputs of an action that come from another device or a host, as places in `inputs`. */
   inputsOf(action) {
     const target = this.inputs.target;
-    let low = 0;
-    let high = target.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (target[middle] < action) low = middle + 1;
-      else high = middle;
-    }
     const found = [];
+    let low = pipepart.firstWhere(0, target.length, (input) => target[input] >= action);
     for (; low < target.length && target[low] === action; low += 1) found.push(low);
     return found;
   }
@@ -81,14 +71,8 @@ pipepart.Actions = class {
     if (!this.bySource) {
       this.bySource = Uint32Array.from(source.keys()).sort((one, other) => source[one] - source[other]);
     }
-    let low = 0;
-    let high = source.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (source[this.bySource[middle]] < action) low = middle + 1;
-      else high = middle;
-    }
     const found = [];
+    let low = pipepart.firstWhere(0, source.length, (place) => source[this.bySource[place]] >= action);
     for (; low < source.length && source[this.bySource[low]] === action; low += 1) found.push(this.bySource[low]);
     return found;
   }

@@ -1,4 +1,4 @@
-"""Gives a tensor other memory, for all who hold it."""
+"""Swaps the memory of a tensor, which stays the same object for the modules and optimizers that hold it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-def in_place_of(tensor: Tensor, values: Tensor) -> Tensor:
+def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
     """Give a parameter or another tensor new values, which may be on another device.
 
     The tensor stays the same object, with its attributes and hooks: modules and optimizers that hold it have the new
@@ -58,7 +58,7 @@ def rebind(modules: Iterable[tuple[str, nn.Module]], replaced: Mapping[Tensor, T
 
 @contextmanager
 def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Have the recurrent layers of torch let go of their parameters, which could not be exchanged otherwise."""
+    """Remove the weak references of recurrent layers to their parameters, as torch swaps no tensor that has one."""
     recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
     for module in recurrent:
         module._flat_weight_refs = []

@@ -1,4 +1,4 @@
-"""Taken: the loss of one micro-batch; and Seen, which takes further ones without following the loss again."""
+"""The loss of one micro-batch, and a pattern that gives those of further ones without following the loss again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from .terms import Count, Replay, Term, Terms, without_slack
 
 
-class Taken(NamedTuple):
+class MicroBatchLoss(NamedTuple):
     """The loss of one micro-batch.
 
     Attributes:
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
         """The tensors at which gradients enter."""
         return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
 
-    def without_graph(self) -> Taken:
+    def without_graph(self) -> MicroBatchLoss:
         """Return the same with leaves as tensors, which keep nothing alive for a backward.
 
         Without replays too, which hold the target of the micro-batch.
@@ -40,9 +40,9 @@ class Taken(NamedTuple):
             leaf = value.detach() if tensor is self.value else without_slack(tensor.detach())
             count = divisor and Count(divisor.value)
             terms.append(Term(leaf.requires_grad_(tensor.requires_grad), coefficient, count, divided))
-        return Taken(value, Terms(tuple(terms), self.sum.shift), self.key)
+        return MicroBatchLoss(value, Terms(tuple(terms), self.sum.shift), self.key)
 
-    def on_host(self) -> Taken:
+    def on_host(self) -> MicroBatchLoss:
         """Return the same in the memory of the host, for other processes."""
         terms = tuple(
             Term(
@@ -54,18 +54,18 @@ class Taken(NamedTuple):
             for term in self.sum.terms
         )
         # Without the key: keys are numbered in each process.
-        return Taken(self.value.cpu(), Terms(terms, _cpu(self.sum.shift)))
+        return MicroBatchLoss(self.value.cpu(), Terms(terms, _cpu(self.sum.shift)))
 
 
-class Seen(NamedTuple):
-    """What one of torch's own losses was seen to be in one micro-batch of a step: one mean or sum.
+class LossPattern(NamedTuple):
+    """What one of torch's own losses is made of: one mean or sum, as found in one micro-batch of a step.
 
-    In another micro-batch of the same shapes it is the same, with another count at most. Following the call again would
-    take longer than a small loss.
+    In another micro-batch of the same shapes it is the same, except for the count of a mean. Following the call again
+    would take longer than a small loss.
 
     Attributes:
         form: of the output and the target.
-        key: as in :class:`Taken`.
+        key: as in :class:`MicroBatchLoss`.
         divided: of its only term.
         number: its count, or what gives that of each micro-batch; None for a sum.
     """
@@ -76,7 +76,7 @@ class Seen(NamedTuple):
     number: float | Replay | None
 
     @classmethod
-    def of(cls, output: Any, target: Any, taken: Taken) -> Seen | None:
+    def of(cls, output: Any, target: Any, taken: MicroBatchLoss) -> LossPattern | None:
         """Return what a loss is by what it was in one micro-batch; None if others of its form may be different."""
         form, terms = form_of(output, target), taken.sum.terms
         if form is None or len(terms) != 1 or taken.sum.shift != 0.0:
@@ -93,7 +93,7 @@ class Seen(NamedTuple):
         number = value if target.is_floating_point() else replay
         return cls(form, taken.key, divided, number) if number is not None else None
 
-    def taken(self, value: Any, micro_batch: int) -> Taken | None:
+    def loss(self, value: Any, micro_batch: int) -> MicroBatchLoss | None:
         """Return a loss with what it is made of; None if it has to be followed."""
         divisor = None
         if self.number is not None:
@@ -104,7 +104,7 @@ class Seen(NamedTuple):
             if not number:  # the mean over nothing
                 return None
             divisor = Count(number)
-        return Taken(value, Terms((Term(value, 1.0, divisor, self.divided),)), self.key)
+        return MicroBatchLoss(value, Terms((Term(value, 1.0, divisor, self.divided),)), self.key)
 
 
 def form_of(output: Any, target: Any) -> Hashable:
