@@ -13,7 +13,7 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
-from ..runtime.agreed import Agreed, Call
+from ..runtime.agreed import Agreed, BackwardCall, Call
 from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
@@ -81,23 +81,9 @@ class Alone:
     def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
         """Fill in the outputs of micro-batches that another process has made."""
 
-    def begin_backward(
-        self,
-        form: Hashable,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        parameters: bool,
-        check: Callable[[], None],
-    ) -> Hashable:
-        """Agree on the backward of a differentiable call; return the form of its messages.
-
-        Args:
-            form, number: of the forward.
-            gradients: of the output.
-            parameters: whether the parameters get gradients.
-            check: raises if it cannot run.
-        """
-        check()
+    def begin_backward(self, call: BackwardCall) -> Hashable:
+        """Agree on the backward of a differentiable call; return the form of its messages."""
+        call.check()
         return None
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:

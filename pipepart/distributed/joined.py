@@ -22,7 +22,7 @@ from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks, join_ranks
-from ..runtime.agreed import Agreed, Call
+from ..runtime.agreed import Agreed, BackwardCall, Call
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_copies, refuse_hooks
@@ -154,22 +154,17 @@ class Joined(Alone):
         """Give every rank the outputs of all micro-batches."""
         self._meeting.collect(outputs, batch.inputs, always=True)
 
-    def begin_backward(
-        self,
-        form: Hashable,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        parameters: bool,
-        check: Callable[[], None],
-    ) -> Hashable:
+    def begin_backward(self, call: BackwardCall) -> Hashable:
         """Agree on the backward of a differentiable call, which all ranks begin with the same gradients of the output.
 
         Raises:
             RuntimeError: the ranks make different calls.
             ValueError: their gradients of the output differ.
         """
-        what = f"the backward of the output of call {number}" + ("" if parameters else " to its input alone")
-        return "backward", parameters, form, self._meeting.begin_backward(what, gradients, check)
+        what = f"the backward of the output of call {call.number}"
+        what += "" if call.parameters else " to its input alone"
+        agreed = self._meeting.begin_backward(what, call.gradients, call.check)
+        return "backward", call.parameters, call.form, agreed
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
         """Give every rank the gradients of the inputs, which the ranks of the first stage have.

@@ -1,9 +1,11 @@
-"""Call and Agreed: what one process is asked to run, and what all processes of a pipeline know before it runs."""
+"""Calls of a pipeline: what one process is asked to run, and what all processes know before it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ..data.split import MicroBatches
 
@@ -28,6 +30,23 @@ class Call(NamedTuple):
     def split(self) -> MicroBatches:
         """Return the micro-batches."""
         return self.make(self.args, self.kwargs, self.target)
+
+
+class BackwardCall(NamedTuple):
+    """The backward of a differentiable call, as the caller of its output makes it.
+
+    Attributes:
+        form, number: of the forward, as in :class:`Agreed`.
+        gradients: of the output.
+        parameters: whether the parameters get gradients.
+        check: raises if it cannot run.
+    """
+
+    form: Hashable
+    number: int
+    gradients: Sequence[Tensor | None]
+    parameters: bool
+    check: Callable[[], None]
 
 
 class Agreed(NamedTuple):

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from ..autograd.own_copy import tensors
 from ..data.split import MicroBatches
 from ..loss import add_loss, collecting
 from ..workers.modes import Modes
-from .agreed import Agreed
+from .agreed import Agreed, BackwardCall
 from .engine import Engine
 from .failure.out_of_memory import frees_memory
 from .sinks import OutputSink
@@ -41,22 +41,8 @@ class Processes(Protocol):
         """Fill in the outputs of micro-batches that another process has made."""
         ...
 
-    def begin_backward(
-        self,
-        form: Hashable,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        parameters: bool,
-        check: Callable[[], None],
-    ) -> Hashable:
-        """Before the backwards, call ``check``; return the form of their messages.
-
-        Args:
-            form, number: of the forwards.
-            gradients: of the output.
-            parameters: whether the parameters get gradients.
-            check: raises if they cannot run.
-        """
+    def begin_backward(self, call: BackwardCall) -> Hashable:
+        """Before the backwards, check that they can run; return the form of their messages."""
         ...
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
@@ -175,7 +161,7 @@ class _Call:
                 "backward through the same output of a pipeline a second time: its stash is gone"
             )
         form = self._processes.begin_backward(
-            self._form, self._number, gradients, parameters, self._check_unwritten
+            BackwardCall(self._form, self._number, gradients, parameters, self._check_unwritten)
         )
         if self._collects:
             *gradients, self._sink.gradient_of_added = gradients

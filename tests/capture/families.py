@@ -205,3 +205,14 @@ FAMILIES: dict[str, Family] = {
         ctc_zero_infinity=True,
     ),
 }
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
+    """Return a family's model in training mode, and its mini-batch as keyword arguments."""
+    make, sample = FAMILIES[name]
+    torch.manual_seed(0)
+    model = make().to(dtype).train()
+    given: dict[str, Any] = {k: v.to(dtype) if v.is_floating_point() else v for k, v in sample().items()}
+    if name == "clip":
+        given["return_loss"] = True
+    return model, given

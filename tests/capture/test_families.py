@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pipepart import Pipeline
 from pipepart.capture.deep_copies import deep_copies
-from tests.capture.families import FAMILIES, text
+from tests.capture.families import FAMILIES, build, text
 from tests.support.recorded import (
     assert_same_step,
     assert_that_of_the_whole,
@@ -37,16 +37,6 @@ OWN: dict[str, dict[str, Any]] = {
     "clip": {"reduction": "mean"},  # compares the samples of a micro-batch with each other
     "wav2vec2": {"weights": [1.0, 1.0]},  # its loss is a sum
 }
-
-
-def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
-    make, sample = FAMILIES[name]
-    torch.manual_seed(0)
-    model = make().to(dtype).train()
-    given: dict[str, Any] = {k: v.to(dtype) if v.is_floating_point() else v for k, v in sample().items()}
-    if name == "clip":
-        given["return_loss"] = True
-    return model, given
 
 
 @pytest.mark.parametrize(("name", "how"), EVERY_WAY)

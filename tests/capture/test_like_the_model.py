@@ -8,7 +8,7 @@ import torch
 
 import pipepart
 from pipepart.capture import CaptureError
-from tests.capture.test_families import build
+from tests.capture.families import build
 from tests.support.recorded import assert_same_step, assert_that_of_the_whole, differing, piped
 
 transformers: Any = pytest.importorskip("transformers")

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from pipepart import LossError
 from pipepart.capture.deep_copies import deep_copies
-from tests.capture.families import noise, transformers, words
-from tests.capture.test_families import build
+from tests.capture.families import build, noise, transformers, words
 from tests.support.recorded import assert_same_step, assert_that_of_the_whole, piped
 
 SMALL: dict[str, Any] = {

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.capture.families import transformers
-from tests.capture.test_families import build
+from tests.capture.families import build, transformers
 from tests.support.recorded import differing, piped, plainly
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pipepart.capture.deep_copies import deep_copies
-from tests.capture.families import text
-from tests.capture.test_families import build
+from tests.capture.families import build, text
 from tests.support.recorded import differing, piped, plainly
 
 

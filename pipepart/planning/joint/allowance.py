@@ -31,11 +31,6 @@ class Allowance:
     _late: bool = field(default=False, init=False)
     _looked: int = field(default=0, init=False)
 
-    @classmethod
-    def of_seconds(cls, seconds: float, progress: Progress | None = None) -> Allowance:
-        """Return the allowance for a number of seconds: as many operations as usually take less, and the deadline."""
-        return cls(int(seconds * OPERATIONS_PER_SECOND), time.monotonic() + seconds, progress)
-
     @property
     def spent(self) -> float:
         """The part that is used, 0 to 1; 1 after the deadline."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from examples import digits, language
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
-
-Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def optimizer_of(model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, Any]:

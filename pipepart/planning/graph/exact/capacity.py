@@ -26,7 +26,6 @@ class Capacity:
         total: for each device state, the capacity of the devices that are still available.
         pays: for each device state, whether every available device pays for transfers.
         devices: their number.
-        largest_capacity: of any one device.
         free_capacity: of the largest device that does not pay for transfers; 0 if there is none.
     """
 
@@ -40,7 +39,6 @@ class Capacity:
         self.total: Floats = np.asarray(available @ each, dtype=np.float64)
         self.pays: NDArray[np.bool_] = available @ ~pays == 0
         self.devices = problem.device_count
-        self.largest_capacity = float(each.max())
         self.free_capacity = float(each[~pays].max(initial=0.0))
         used = available[-1] - available
         before, after = used @ each, self.total
