@@ -52,7 +52,7 @@ def plan(
     others as its ``alternatives``; of equal ones the simplest, which needs the least memory.
 
     With ``schedule="auto"`` the step is no longer than with any named schedule, number of chunks or stages, or
-    ``"search"``, with the same other arguments.
+    ``"search"``, with the same other arguments. Asynchronous schedules and ``"chimera"`` are planned only if named.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v``, ...) the smallest bottleneck is exact if there are at
     most 3,000 cuts and 24 orders of the devices, else the best that a local search finds.

@@ -42,6 +42,8 @@ ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
 DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
 # Planned for only if named: their training differs from plain training.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
+# With two copies of the model on the same devices. Planned for only if named: it takes twice the weights.
+BIDIRECTIONAL = ("chimera",)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,11 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     if options.replicas == "auto" and profile.writes_statistics:
         replicas = (1,)  # each replica would see its own micro-batches only
     layers = len(profile.layers)
-    own = 1 if options.schedule in ASYNCHRONOUS else CHUNKS.get(options.schedule, layers) or 1
+    own = (
+        1
+        if options.schedule in (*ASYNCHRONOUS, *BIDIRECTIONAL)
+        else CHUNKS.get(options.schedule, layers) or 1
+    )
     _check_stages(stages, len(cluster) // replicas[0], layers, options.chunks or own)
     _check_pins(profile, options, constraints, len(cluster) // replicas[0])
     return Request(
@@ -172,7 +178,7 @@ def check_options(options: PlanOptions, devices: int) -> None:
     Raises:
         ValueError: an unknown schedule or recompute mode, or a number that is none or too small.
     """
-    known, chunks = (*CHUNKS, *ASYNCHRONOUS), options.chunks
+    known, chunks = (*CHUNKS, *ASYNCHRONOUS, *BIDIRECTIONAL), options.chunks
     if options.schedule not in ("auto", SEARCH, *known):
         raise InputError(
             f"no plan is made for schedule {options.schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or "
@@ -202,7 +208,7 @@ def check_options(options: PlanOptions, devices: int) -> None:
     if chunks is None:
         return
     one_chunk = (name for name, own in CHUNKS.items() if own is None)
-    if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS):
+    if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS, *BIDIRECTIONAL):
         several = ", ".join(name for name, own in CHUNKS.items() if own)
         raise InputError(
             f"schedule {options.schedule!r} has one stage a device, got chunks={chunks}: schedules with several are "

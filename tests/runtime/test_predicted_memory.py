@@ -130,6 +130,8 @@ CUT, CHUNKS = ["12"], ["6", "12", "18"]
         ("zb-h1", CUT, "never"),
         ("interleaved-1f1b", CHUNKS, "never"),
         ("v-half", CHUNKS, "never"),
+        ("chimera", CUT, "never"),
+        ("chimera", CUT, "always"),
     ],
 )
 def test_a_device_has_what_its_schedule_keeps(schedule, cut, recompute):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...cluster import Link
 from ...profiling import Costs, Profile
+from ...profiling.profile_document import STATE_PER_GRADIENT
 from .shared_tensors import SharedTensors
 from .skips import Skips
 from .stage_memory import Floats, Ints, StageSizes
@@ -67,6 +68,7 @@ class ChainCosts:
         sums: running sums of ``forward``, ``backward_input``, ``backward_weight`` and ``split`` (zeros if that was not
             measured), from 0.0 on: [4, layers + 1].
         compute_sums, forward_sums: running sums of all seconds and of the forwards.
+        state_per_gradient: bytes of optimizer state for each byte of gradients.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class ChainCosts:
             info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
             for info in profile.layers
         ]
+        self.state_per_gradient = STATE_PER_GRADIENT[profile.optimizer]
         self._static_sums = np.cumsum([0, *static])
         self._gradient_sums = np.cumsum([0, *gradients])
         self._deferred_sums = np.cumsum([0, *deferred])

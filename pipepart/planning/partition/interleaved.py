@@ -1,4 +1,4 @@
-"""Cuts for schedules with several stages on each device: the sum of a device's stages is balanced."""
+"""Cuts for schedules with several stages, or copies of stages, on each device: the sum of these is balanced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Found = tuple[_Value, Borders, _Order]
 
 
 class ChunkedProblem:
-    """A profiled chain to cut for a schedule whose devices have several stages each.
+    """A profiled chain to cut for a schedule whose devices have several stages each, or copies of several.
 
     Args:
         costs: of the layers.
@@ -39,7 +39,7 @@ class ChunkedProblem:
 
     def __init__(self, costs: ChainCosts, cluster: Cluster, cuts: CutCosts, constraints: Constraints) -> None:
         self._costs, self._cluster, self._chunks, self._constraints = costs, cluster, cuts, constraints
-        self._rows, self._inner = cuts.rows, len(cuts.rows) - 1
+        self._rows, self._inner = cuts.rows[: cuts.stages], cuts.stages - 1
 
     def best(self) -> ChainCut | None:
         """Return the best cut found: least deficit of memory, then smallest bottleneck, then evenest loads.

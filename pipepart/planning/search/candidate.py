@@ -25,7 +25,7 @@ from ..partition.replica_groups import ReplicaGroups
 from ..plans.options import PlanOptions
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
-from ..request import ASYNCHRONOUS, DEFERRING
+from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
 from .step_times import StepTimes, has_bandwidth
 from .structure import levels, named_schedule, stash_counts
 
@@ -205,7 +205,8 @@ class Candidate:
         counts: dict[Mode, StashCounts] = {
             mode: stash_counts(*self._structure, mode, summed) for mode in modes
         }
-        return CutCosts(self.costs, self.cluster, self.bare_schedule.device_of, counts)
+        bare = self.bare_schedule
+        return CutCosts(self.costs, self.cluster, bare.device_of, counts, bare.replicas)
 
     @cached_property
     def step_times(self) -> StepTimes:
@@ -222,23 +223,28 @@ class Candidate:
         return math.comb(len(self.costs.allowed_borders), self.stages - 1)
 
     @property
+    def _rows(self) -> tuple[int, ...]:
+        """The schedule row of each stage of the first copy of the model."""
+        return self.bare_schedule.device_of[: self.stages]
+
+    @property
     def _structure(self) -> tuple[str, int, int, int]:
         return self.schedule, self.devices, self.micro_batches, self.chunks
 
     @cached_property
     def _problem(self) -> ChainProblem | ChunkedProblem:
-        if self.chunks == 1:
+        if self.chunks == 1 and self.schedule not in BIDIRECTIONAL:
             counts = self.cut_costs.counts
             return ChainProblem(self.costs, self.cluster, self.devices, counts, self.constraints)
         return ChunkedProblem(self.costs, self.cluster, self.cut_costs, self.constraints)
 
     def order_of(self, found: ChainCut) -> tuple[int, ...]:
         """The device of each schedule row."""
-        at = dict(zip(self.bare_schedule.device_of, found.device_indices, strict=True))
+        at = dict(zip(self._rows, found.device_indices, strict=True))
         return tuple(at[row] for row in range(self.devices))
 
     def _plan(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan:
-        rows = self.bare_schedule.device_of
+        rows = self._rows
         modes = self.cut_costs.stage_modes(borders, order)
         names = [info.name for info in self.profile.layers]
         homes = [self.cluster.devices[order[row]].name for row in rows]

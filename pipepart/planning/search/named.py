@@ -169,7 +169,7 @@ def _least_with_splits(candidate: Candidate, cuts: Sequence[SimulatedCut]) -> fl
 def _plan_of_best(candidate: Candidate, cuts: Sequence[SimulatedCut], bound: float) -> Plan | None:
     """Return the fastest plan of cuts, with backwards split where that is faster; None if none fits."""
     best: Plan | None = None
-    exact = candidate.groups.replicas == 1
+    exact = candidate.groups.replicas * candidate.cut_costs.copies == 1
     for cut in cuts:
         made = candidate.plan_for_cut(cut.borders, cut.order, bound)
         if made is None:

@@ -13,7 +13,7 @@ from ..costs.stage_memory import MODES, ModeChoice
 from ..costs.step_bound import step_bound
 from ..joint.request import JointRequest
 from ..partition.replica_groups import ReplicaGroups, groupings
-from ..request import ASYNCHRONOUS, Request
+from ..request import ASYNCHRONOUS, BIDIRECTIONAL, Request
 from ..stage_modes import modes_of
 from .candidate import Candidate, FoundCuts
 from .named import Ways
@@ -47,8 +47,9 @@ class Part:
         choices, modes = request.mode_choices, self._modes
         allowed = modes_of(choices)
         replicas, fingerprint = self.groups.replicas, request.profile.fingerprint
+        copies = replicas * (2 if request.schedule in BIDIRECTIONAL else 1)
         least = [
-            step_bound(self.profile.costs[0], speeds[: devices * replicas], replicas, action_seconds=action)
+            step_bound(self.profile.costs[0], speeds[: devices * replicas], copies, action_seconds=action)
             for devices in range(1, most + 1)
         ]
         fastest = [sum(speeds[: devices * replicas]) for devices in range(1, most + 1)]

@@ -107,14 +107,16 @@ class StepTimes:
             order: the device of each schedule row.
         """
         costs, cluster = self._costs, self._cuts.cluster
+        copies, stages = self._cuts.copies, self._cuts.stages
         edges = costs.edges(borders)
         homes = [cluster.devices[order[row]] for row in self._cuts.rows]
         speeds = np.array([device.speed for device in homes])
-        forward, inputs, weights, split = np.diff(costs.sums[:, edges], axis=2) / speeds
+        of_copies = np.tile(np.diff(costs.sums[:, edges], axis=2), copies)
+        forward, inputs, weights, split = of_copies / speeds
         backward = inputs + weights
         share = np.maximum(0.0, 1 + np.divide(split, backward, np.zeros_like(split), where=backward > 0))
         modes = np.array(self._cuts.modes)[choices][:, self._cuts.rows]
-        repeated = np.where(costs.has_backward[edges[:, 1:] - 1], forward, 0.0)
+        repeated = np.where(np.tile(costs.has_backward[edges[:, 1:] - 1], copies), forward, 0.0)
         action = np.array([device.action_seconds for device in homes])
         tables = (
             forward + action,
@@ -127,13 +129,14 @@ class StepTimes:
             on_links := np.zeros((len(borders), len(homes) - 1)),
         )
         delays = np.zeros((len(borders), len(homes)))
-        sizes = self._cuts.crossings(order).message_bytes(borders)
+        sizes = [one.message_bytes(borders) for one in self._cuts.crossings(order)]
         for border, (one, other) in enumerate(itertools.pairwise(homes)):
-            if one != other:
+            copy, own = divmod(border, stages)
+            if one != other and own < stages - 1:  # no border is between two copies of the model
                 link = cluster.link_between(one.name, other.name)
                 delays[:, border] = link.latency
                 rate = link.message_bandwidth
-                on_links[:, border] = sizes[:, border] / rate if rate else 0.0
+                on_links[:, border] = sizes[copy][:, own] / rate if rate else 0.0
         return np.hstack(tables).T, delays.T
 
     def steps(self, columns: Sequence[Columns], *, splits: bool = False) -> Floats:

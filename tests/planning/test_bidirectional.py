@@ -1,0 +1,108 @@
+"""Plans for chimera: two copies of the model on the same devices, one in each direction."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, plan
+from pipepart.planning import StagePlan
+from tests.planning.problems import Layer, chains, profile_of
+from tests.planning.ways import unlike
+from tests.support.chains import Recompute
+
+MICRO_BATCHES = 4
+
+
+def made(
+    profile: Profile, cluster: Cluster, borders: Sequence[int], order: Sequence[int], mode: Recompute
+) -> Plan:
+    """The plan of one cut on devices in one order."""
+    names = [layer.name for layer in profile.layers]
+    edges = [0, *borders, len(names)]
+    stages = tuple(
+        StagePlan(layers=tuple(names[first:end]), device=cluster.devices[home].name, recompute=mode)
+        for first, end, home in zip(edges, edges[1:], order, strict=False)
+    )
+    draft = Plan.model_construct(
+        stages=stages,
+        cluster=cluster,
+        schedule="chimera",
+        micro_batches=MICRO_BATCHES,
+        profile=profile,
+    )
+    return draft.predict()
+
+
+def every(profile: Profile, cluster: Cluster, mode: Recompute) -> Iterator[Plan]:
+    """All plans that fit."""
+    for devices in range(2, min(len(cluster), len(profile.layers)) + 1, 2):
+        cuts = itertools.combinations(range(1, len(profile.layers)), devices - 1)
+        orders = list(itertools.permutations(range(len(cluster)), devices))
+        for borders, order in itertools.product(cuts, orders):
+            if (one := made(profile, cluster, borders, order, mode)).fits:
+                yield one
+
+
+@given(
+    layers=chains(most=5),
+    cluster=unlike(most=4),
+    mode=st.sampled_from(["never", "always"]),
+    summed=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_plan_is_the_best_of_all(layers, cluster, mode, summed):
+    """Without parameters the sums of gradients, which the search does not know, take no time."""
+    own = layers if summed else [Layer(**{**vars(layer), "parameters": 0}) for layer in layers]
+    profile = profile_of(own, [MICRO_BATCHES], optimizer="adam")
+    best = min((one.predicted.step_seconds for one in every(profile, cluster, mode)), default=None)
+    if best is None:
+        with pytest.raises(InfeasiblePlanError):
+            plan(profile, cluster, schedule="chimera", recompute=mode)
+        return
+    found = plan(profile, cluster, schedule="chimera", recompute=mode)
+    assert found.fits
+    if not summed:
+        assert found.predicted.step_seconds == pytest.approx(best, rel=1e-9)
+
+
+def test_stages_recompute_where_the_stashes_of_both_copies_do_not_fit():
+    """One copy has optimizer state."""
+    layers = [Layer(parameters=4, saved=30, output=4) for _ in range(8)]
+    profile = profile_of(layers, [MICRO_BATCHES], optimizer="adam")
+    free = plan(profile, Cluster.virtual(4), schedule="chimera")
+    need = max(free.predicted.memory_bytes)
+    enough = plan(profile, Cluster.virtual(4, memory=need), schedule="chimera")
+    assert [stage.recompute for stage in enough.stages] == ["never"] * 4
+    assert enough.predicted.step_seconds == free.predicted.step_seconds
+    short = plan(profile, Cluster.virtual(4, memory=need * 3 // 4), schedule="chimera")
+    assert short.fits
+    assert any(stage.recompute != "never" for stage in short.stages)
+    assert short.predicted.step_seconds > free.predicted.step_seconds
+
+
+def test_an_odd_device_is_left_out_and_one_is_too_few():
+    profile = profile_of([Layer() for _ in range(6)], [MICRO_BATCHES])
+    three = plan(profile, Cluster.virtual(3), schedule="chimera")
+    assert (len(three.stages), len(three.unused_devices)) == (2, 1)
+    with pytest.raises(
+        InfeasiblePlanError, match="chimera needs an even number of devices, got 1; 2 would do"
+    ):
+        plan(profile, Cluster.virtual(1), schedule="chimera")
+    with pytest.raises(ValueError, match="'chimera' has one stage a device, got chunks=2"):
+        plan(profile, Cluster.virtual(2), schedule="chimera", chunks=2)
+
+
+def test_it_is_planned_only_if_named():
+    """It takes twice the weights, and rounds gradients in another order."""
+    profile = profile_of([Layer() for _ in range(4)], [MICRO_BATCHES])
+    best = plan(profile, Cluster.virtual(4))
+    assert "chimera" not in {best.schedule, *(other.schedule for other in best.alternatives)}
+
+
+def test_replicas_have_two_copies_each():
+    profile = profile_of([Layer() for _ in range(4)], [MICRO_BATCHES])
+    two = plan(profile, Cluster.virtual(4), schedule="chimera", replicas=2)
+    assert (two.replicas, len(two.stages), two.build_schedule().replicas) == (2, 2, 4)
