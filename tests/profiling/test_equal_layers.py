@@ -122,7 +122,7 @@ class Numbered(Block):
 
 
 class Scales(Numbered):
-    """What it does hangs on its number."""
+    """What it does depends on its number."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / (self.layer_idx + 1)

@@ -134,7 +134,7 @@ def chain(layers: int = 6, width: int = 64) -> nn.Sequential:
 def one_gradient_waits(sender: nn.Module, receiver: nn.Module) -> None:
     """Let the backward of ``sender`` send a gradient when that of ``receiver`` has used the one before.
 
-    How many wait at the receiver, in its memory, would hang on the times of the step.
+    How many wait at the receiver, in its memory, would depend on the times of the step.
     """
     used = threading.Semaphore(1)
 

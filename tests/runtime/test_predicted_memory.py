@@ -96,7 +96,7 @@ def planned(
     )
     return plan.model_copy(
         update={"split_critical": ()}
-    ).predict()  # which backwards are split hangs on times
+    ).predict()  # which backwards are split depends on times
 
 
 def measured(plan: Plan, model: nn.Module, loss: Any, **settings: Any) -> Any:
@@ -110,7 +110,7 @@ def measured(plan: Plan, model: nn.Module, loss: Any, **settings: Any) -> Any:
 
 
 def check(plan: Plan, trace: Any) -> None:
-    """Within 2 %, but for one message: how many wait hangs on the times of this very step."""
+    """Within 2 %, but for one message: how many wait depends on the times of this very step."""
     assert set(trace.memory_bytes) == {device.name for device in plan.cluster.devices}
     message = max(stage.output_bytes for stage in plan.stages)
     for name, predicted in plan.device_bytes().items():

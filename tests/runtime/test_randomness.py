@@ -1,4 +1,4 @@
-"""Random layers: what they draw hangs on the seed alone, not on the cut, the schedule or the threads."""
+"""Random layers: what they draw depends on the seed alone, not on the cut, the schedule or the threads."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ X, Y = torch.linspace(-1, 1, 40).reshape(10, 4), torch.linspace(1, 0, 40).reshap
 
 
 class Moving(nn.Module):
-    """Its output hangs on a mean that it moves in every forward, in one of many ways."""
+    """Its output depends on a mean that it moves in every forward, in one of many ways."""
 
     constant: Tensor
     mean: Tensor | None

@@ -25,7 +25,7 @@ def on_main_thread() -> bool:
 
 
 class OwnCount(nn.Module):
-    """Counts its calls in an attribute, and its output hangs on the count."""
+    """Counts its calls in an attribute, and its output depends on the count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ class StashCounts:
     Args:
         schedule: with its RECOMPUTE actions. Overlapped pairs of actions count as one after the other.
         timeline: of the schedule, which says how long messages wait. None: as if all stages took equal times, a
-            backward twice that of a forward. The counts of a stage then hang on its own recompute mode only.
+            backward twice that of a forward. The counts of a stage then depend on its own recompute mode only.
         replicas: of the model, whose gradients the first one adds up.
     """
 

@@ -326,7 +326,7 @@ class _View:
         """Seconds of a stage's borders, without values that go past it.
 
         Exact where all links are alike: then every value goes straight. Else an upper bound, as a value that is not
-        used may be relayed, which hangs on the devices before and behind.
+        used may be passed on by others, which depends on the devices before and behind.
         """
         ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
         if len(self._links) == 1:

@@ -91,7 +91,7 @@ def values_are_read(m: Module) -> None:
 
 
 @constructor
-def shapes_hang_on_values(m: Module) -> None:
+def shapes_depend_on_values(m: Module) -> None:
     numbers = torch.randn(10)
     m.register_buffer("chosen", numbers[numbers > 0])
     m.register_buffer("places", torch.nonzero(numbers > 0))
@@ -146,7 +146,7 @@ def shared_memory(m: Module) -> None:
 
 
 @constructor
-def draws_that_hang_on_draws(m: Module) -> None:
+def draws_that_depend_on_draws(m: Module) -> None:
     torch.multinomial(torch.rand(5), 3)
     torch.poisson(torch.rand(5) * 4)
     m.a = nn.Linear(3, 3)

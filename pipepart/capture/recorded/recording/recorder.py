@@ -90,7 +90,7 @@ class Recorder(TorchFunctionMode):
         self._tracking, self._watch, self._conditions = tracking, watch, conditions
         self._numbers: Any = WeakIdKeyDictionary()
         self._made_in: Any = WeakIdKeyDictionary()
-        self._varying: set[int] = set()  # what hangs on an input, a module, the model's state or a draw
+        self._varying: set[int] = set()  # depends on an input, a module, the model's state or a draw
         self._count = 0
 
     @property
