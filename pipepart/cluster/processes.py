@@ -66,13 +66,14 @@ def _measured(pair: tuple[int, int], ranks: Ranks) -> Link:
 def _round_trips(pair: tuple[int, int], ranks: Ranks, size: int, trips: list[float]) -> None:
     """Append the seconds that messages of so many bytes take in one direction."""
     one, other = pair
+    there, back = ranks.groups[one < other], ranks.groups[other < one]
     message = torch.zeros(size, dtype=torch.uint8)
     for _ in range(_ROUNDS if ranks.rank in pair else 0):
         start = time.perf_counter()
         if ranks.rank == one:
-            dist.send(message, other, group=ranks.group)
-            dist.recv(message, other, group=ranks.group)
+            dist.send(message, other, group=there)
+            dist.recv(message, other, group=back)
         else:
-            dist.recv(message, one, group=ranks.group)
-            dist.send(message, one, group=ranks.group)
+            dist.recv(message, one, group=there)
+            dist.send(message, one, group=back)
         trips.append((time.perf_counter() - start) / 2)

@@ -53,7 +53,8 @@ class Ranks:
     Attributes:
         rank: of this process.
         size: the number of processes.
-        group: of the messages between stages.
+        groups: of the messages to lower ranks, and of those to higher ranks. In one group for both, what arrives while
+            a message is sent would make gloo's thread poll until that is sent, which takes a core.
         closed: why nothing can be sent any more; "" if it can.
         failure: what a call raises, once a rank has failed.
         midway: whether this rank is in a call that all ranks have begun. It cannot fail there alone.
@@ -84,7 +85,8 @@ class Ranks:
         weakref.finalize(self, _dropped, self._channel, self._control_thread).atexit = False
         # Nothing ends a wait for a new group: none is made before all ranks are here.
         self.exchange(None, hub.store.timeout.total_seconds())
-        self._control, self.group = self.new_group(), self.new_group()
+        self.groups = self.new_group(), self.new_group()
+        self._control = self.groups[0]  # collectives run between steps, when no messages are on their way
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
     def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:

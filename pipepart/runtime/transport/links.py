@@ -113,7 +113,7 @@ class Links:
         self._connected: set[Edge] = set()  # of all ranks
         self._arrivals = ordered.arrivals_stream(self._home) if self.backend else None
         # The group itself goes through torch's dispatcher, which takes as long as gloo does for a small message.
-        self._gloo: Any = ranks.group._get_backend(torch.device("cpu"))
+        self._gloo: list[Any] = [group._get_backend(torch.device("cpu")) for group in ranks.groups]
         self._tables: OrderedDict[Hashable, Table] = OrderedDict()
         self._lock = threading.Lock()
         self._unreleased: list[tuple[dist.Work, int]] = []
@@ -179,7 +179,7 @@ class Links:
 
     def send(self, tensor: Tensor, rank: int, tag: int, fail: Fail) -> None:
         """Begin to send a contiguous tensor, which is kept until it is sent."""
-        work = self._gloo.send([tensor], rank, tag)
+        work = self._gloo[rank > self.ranks.rank].send([tensor], rank, tag)
         with self._lock:
             self._unreleased.append((work, rank))
             self._bytes += tensor.nbytes
@@ -188,7 +188,7 @@ class Links:
 
     def post(self, tensor: Tensor, rank: int, tag: int) -> dist.Work:
         """Begin to receive into a contiguous tensor."""
-        return self._gloo.recv([tensor], rank, tag)
+        return self._gloo[rank < self.ranks.rank].recv([tensor], rank, tag)
 
     def release(self, fail: Fail) -> None:
         """Release what was sent, as soon as it is.
