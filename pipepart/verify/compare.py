@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -32,7 +32,7 @@ from .first_difference import (
     why_other_loss,
 )
 from .plain import Reference
-from .report import CheckReport, CheckRow
+from .report import CheckReport, CheckRow, PlainFacts
 from .training import (
     Case,
     Numbers,
@@ -166,31 +166,7 @@ def check(
         for label, dtype in labels.items()
     }
     first = next(iter(cases.values()))
-    rows, facts = [], []
-    runs = len(cases) * (len(plans) + 1)
-    with (
-        restored(model),
-        _threads(plans[0].workers[0].threads),
-        torch.enable_grad(),
-        progress_bar(None, f"checking {type(model).__name__}", after=1.0) as done,
-    ):
-        for tried in plans:
-            with _pipeline(Training(first), tried):
-                pass  # what is impossible is refused before anything is trained
-        for label, case in cases.items():
-            with _named(label, case):
-                reference = plain.make_reference(
-                    case,
-                    label,
-                    max(_TOLERANCES.get(part, 1e-4) for part in label.split(", "))
-                    if tolerance is None
-                    else tolerance,
-                )
-            facts.append(reference.facts)
-            for tried in plans:
-                done((len(rows) + len(facts)) / runs)
-                with _named(label, case, tried.schedule):
-                    rows.append(_row(case, label, tried, reference))
+    rows, facts = _compared(cases, plans, tolerance)
     return CheckReport(
         model=type(model).__name__,
         devices=tuple(device.name for device in plans[0].workers),
@@ -202,6 +178,35 @@ def check(
         rows=tuple(rows),
         plain=tuple(facts),
     )
+
+
+def _compared(
+    cases: Mapping[str, Case], plans: Sequence[Plan], tolerance: float | None
+) -> tuple[list[CheckRow], list[PlainFacts]]:
+    """Train along each plan in each dtype; return a row for each, and facts about the plain model in each dtype."""
+    first = next(iter(cases.values()))
+    rows: list[CheckRow] = []
+    facts: list[PlainFacts] = []
+    runs = len(cases) * (len(plans) + 1)
+    with (
+        restored(first.model),
+        _threads(plans[0].workers[0].threads),
+        torch.enable_grad(),
+        progress_bar(None, f"checking {type(first.model).__name__}", after=1.0) as done,
+    ):
+        for tried in plans:
+            with _pipeline(Training(first), tried):
+                pass  # what is impossible is refused before anything is trained
+        for label, case in cases.items():
+            own = max(_TOLERANCES.get(part, 1e-4) for part in label.split(", "))
+            with _named(label, case):
+                reference = plain.make_reference(case, label, own if tolerance is None else tolerance)
+            facts.append(reference.facts)
+            for tried in plans:
+                done((len(rows) + len(facts)) / runs)
+                with _named(label, case, tried.schedule):
+                    rows.append(_row(case, label, tried, reference))
+    return rows, facts
 
 
 def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
