@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import gt
-from pathlib import Path
 from typing import Any
 
 from ..core.action import COMMUNICATION, Action, ScheduleError
@@ -14,7 +13,7 @@ from ..core.costs import StageCosts
 from ..core.schedule import Schedule
 from ..core.transfer import Transfer
 from ..pictures.cell import panels_html
-from ..pictures.draw import Panel, picture_png, picture_svg
+from ..pictures.draw import Drawn, Panel
 from .ascii import draw
 from .chrome_trace import Traced, to_trace
 from .critical_path import critical_path
@@ -23,7 +22,7 @@ from .read_trace import from_trace
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Drawn):
     """A start and an end for each action of a schedule, simulated from costs or measured.
 
     Args:
@@ -138,59 +137,17 @@ class Timeline:
         """
         return draw(self.schedule, self.starts, self.ends, width)
 
-    def svg(
-        self,
-        path: str | Path | None = None,
-        *,
-        width: int = 900,
-        labels: Sequence[str] | None = None,
-        title: str | None = None,
-        transparent: bool = False,
-    ) -> str:
-        """Return the timeline as an SVG picture, to scale: one row per device, one box per action.
-
-        The number in a box is its micro-batch, its colour what it does; boxes of a device's second, fourth, ... stage
-        are dark. Idle time stays grey. Where single actions would be narrower than 3 pixels, a row shows what part of
-        the time each kind takes.
-
-        Args:
-            path: a file to write as well.
-            width: pixels.
-            labels: the names of the devices; "device 0", "device 1", ... if not given.
-            title: a line above the picture.
-            transparent: leave the background out and write in the colour of the page around, for a page that is read in
-                light and in dark.
-
-        Raises:
-            ValueError: the picture is too narrow, has more than 256 devices, or another number of labels than devices.
-            OSError: the file cannot be written.
-        """
-        return picture_svg([self.panel(labels=labels)], path, width, title, transparent)
-
-    def png(
-        self,
-        path: str | Path | None = None,
-        *,
-        width: int = 900,
-        labels: Sequence[str] | None = None,
-        title: str | None = None,
-        scale: float = 2.0,
-    ) -> bytes:
-        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
-
-        Raises:
-            ValueError, OSError: as for `svg`.
-            ImportError: Pillow is not installed.
-        """
-        return picture_png([self.panel(labels=labels)], path, width, title, scale)
-
     def panel(self, name: str = "", labels: Sequence[str] | None = None) -> Panel:
         """Return what `pictures` draws of the timeline, under a name and with names of its devices."""
         return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble, labels)
 
+    def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
+        """Return the timeline as the only one of its picture."""
+        return [self.panel(labels=labels)]
+
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook; of more than 16 devices, the first ones."""
-        return panels_html([self.panel()])
+        return panels_html(self.panels())
 
     def to_trace(
         self, labels: Sequence[str] | None = None, costs: StageCosts | None = None

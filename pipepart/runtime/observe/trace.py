@@ -12,7 +12,7 @@ from typing import Any
 
 import schedules
 from schedules import Timeline
-from schedules.pictures.draw import Panel, picture_png, picture_svg
+from schedules.pictures.draw import Drawn, Panel
 
 from ...input_error import InputError
 from ...pages import notebook_html, to_html
@@ -22,7 +22,7 @@ from ..stage import Stage
 from .recorder import Recorder
 
 
-class Trace:
+class Trace(Drawn):
     """Measured steps of a plan, in the order in which they ran.
 
     On accelerators, reading the times waits for the devices.
@@ -112,48 +112,8 @@ class Trace:
         costs = self.plan.stage_costs() if self.predicted else None
         write_whole(path, json.dumps(schedules.side_by_side(self._timelines, names, costs)))
 
-    def svg(
-        self,
-        path: str | Path | None = None,
-        *,
-        width: int = 900,
-        labels: Sequence[str] | None = None,
-        title: str | None = None,
-        transparent: bool = False,
-    ) -> str:
-        """Return the median step above the predicted one as an SVG picture, on one axis of time.
-
-        Args:
-            path: a file to write as well.
-            width: pixels.
-            labels: the names of the devices; those of the plan if not given.
-            title: a line above the picture.
-            transparent: without a background, and in the colour of the page around.
-
-        Raises:
-            ValueError: no step was traced, or as for :meth:`schedules.Timeline.svg`.
-            OSError: the file cannot be written.
-        """
-        return picture_svg(self._panels(labels), path, width, title, transparent)
-
-    def png(
-        self,
-        path: str | Path | None = None,
-        *,
-        width: int = 900,
-        labels: Sequence[str] | None = None,
-        title: str | None = None,
-        scale: float = 2.0,
-    ) -> bytes:
-        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
-
-        Raises:
-            ValueError, OSError: as for :meth:`svg`.
-            ImportError: Pillow is not installed.
-        """
-        return picture_png(self._panels(labels), path, width, title, scale)
-
-    def _panels(self, labels: Sequence[str] | None) -> list[Panel]:
+    def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
+        """Return the measured and the predicted step, as a picture draws them."""
         names = [device.name for device in self.plan.workers] if labels is None else labels
         return [timeline.panel(name, names) for name, timeline in self._timelines.items()]
 
