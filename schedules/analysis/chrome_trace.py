@@ -2,7 +2,7 @@
 
 ::
 
-    process "measured"    thread "device 0"        │ 0F0 ││ 0F1 │    │ 0B0 │   slices, coloured by micro-batch
+    process "measured"    thread "device 0"        │ 0F₀ ││ 0F₁ │    │ 0B₀ │   slices, coloured by micro-batch
                           arrow                        ↘ from what makes a message to what takes it
                           track "F 0→1"                │ message on its way │
                           "in flight, device 0"    ▁▂▃▂▁ counters: micro-batches, and bytes of stash
@@ -22,13 +22,14 @@ from ..core.schedule import Schedule
 from ..core.stash import stash_changes
 from ..core.transfer import Transfer
 
-_MICROSECONDS = 1e6
 _MIB = 2**20
 _ROWS = ("", ": send", ": receive")  # of each device
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 # Of events at one time, slices come before the arrows that begin or end in them, and beginnings before ends.
 _PHASES = "XCbsfe"
-# chrome://tracing has names for colours and no values. Perfetto ignores them and colours by kind.
+# chrome://tracing has names for colours and no values. Perfetto ignores them: it takes the colour from a slice's name
+# without its digits 0 to 9. So the micro-batch is written with other digits, and has its colours on all devices.
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _COLOURS = (
     "rail_response",
     "rail_idle",
@@ -131,15 +132,28 @@ def _slice(span: _Span) -> _Event:
     colour = {} if micro_batch is None else {"cname": _COLOURS[micro_batch % len(_COLOURS)]}
     return {
         "ph": "X",
-        "name": str(span.action),
+        "name": _name(span.action),
         "cat": span.action.kind.value,
         **colour,
         "tid": _thread(span),
-        "ts": span.start * _MICROSECONDS,
-        "dur": (span.end - span.start) * _MICROSECONDS,
+        "ts": _microseconds(span.start),
+        # Of rounded ends, so that a slice does not end behind the start of the next one.
+        "dur": round(_microseconds(span.end) - _microseconds(span.start), 3),
         # What is read back, exactly: microseconds are rounded, and the events are sorted by time.
         "args": {"position": span.position, "start": span.start, "end": span.end},
     }
+
+
+def _name(action: Action) -> str:
+    """Return an action with its micro-batch as a subscript: 0F12 is 0F₁₂."""
+    text = str(action)
+    head = text.rstrip("0123456789")
+    return head + text[len(head) :].translate(_SUBSCRIPTS)
+
+
+def _microseconds(seconds: float) -> float:
+    """Return microseconds, rounded to the nanosecond: viewers have no smaller unit, and files get smaller."""
+    return round(seconds * 1e6, 3)
 
 
 def _arrows(found: Dependencies, spans: Sequence[_Span]) -> Iterator[_Event]:
@@ -158,7 +172,7 @@ def _arrows(found: Dependencies, spans: Sequence[_Span]) -> Iterator[_Event]:
                 "cat": "message",
                 "id": number,
                 "tid": _thread(span),
-                "ts": seconds * _MICROSECONDS,
+                "ts": _microseconds(seconds),
             }
 
 
@@ -178,8 +192,8 @@ def _messages(schedule: Schedule, transfers: Sequence[Transfer]) -> Iterator[_Ev
                 "cat": "transfer",
                 "id": number,
                 "tid": row,
-                "ts": seconds * _MICROSECONDS,
-                "args": transfer._asdict() if phase == "b" else {},
+                "ts": _microseconds(seconds),
+                **({"args": transfer._asdict()} if phase == "b" else {}),
             }
 
 
@@ -218,7 +232,7 @@ def _levels(changes: list[tuple[int, float, float]]) -> Iterator[tuple[int, floa
 
 
 def _counter(name: str, unit: str, seconds: float, level: float) -> _Event:
-    return {"ph": "C", "name": name, "tid": 0, "ts": seconds * _MICROSECONDS, "args": {unit: level}}
+    return {"ph": "C", "name": name, "tid": 0, "ts": _microseconds(seconds), "args": {unit: level}}
 
 
 def _thread(span: _Span) -> int:

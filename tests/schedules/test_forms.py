@@ -103,8 +103,8 @@ def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
     timeline = simulate(build("1f1b", 2, 2), StageCosts([1, 2], [1, 2], [1, 2], latency=0.5))
     events = timeline.to_trace()["traceEvents"]
     slices = {event["name"]: event for event in events if event["ph"] == "X"}
-    assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (1.5e6, 2e6)
-    assert slices["1F0"]["tid"] == slices["1B1"]["tid"] != slices["0F0"]["tid"]
+    assert (slices["1F₀"]["ts"], slices["1F₀"]["dur"]) == (1.5e6, 2e6)
+    assert slices["1F₀"]["tid"] == slices["1B₁"]["tid"] != slices["0F₀"]["tid"]
     assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 4
     counts = [e["args"]["micro-batches"] for e in events if e["name"] == "in flight, device 0"]
     assert counts == [1, 2, 1, 0]

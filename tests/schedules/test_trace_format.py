@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 
@@ -70,6 +72,22 @@ def test_replicas_and_several_timelines_share_a_trace() -> None:
 
 
 def test_a_micro_batch_has_one_colour_on_all_devices() -> None:
-    events = simulate(build("zb-h1", 4, 8), costs_of(4)).to_trace()["traceEvents"]
-    colours = {(event["name"][-1], event["cname"]) for event in events if event["ph"] == "X"}
-    assert len(colours) == len({number for number, _ in colours}) == len({name for _, name in colours}) == 8
+    events = simulate(build("zb-h1", 4, 12), costs_of(4)).to_trace()["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    digits = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+    numbers = [int(re.findall(r"[₀-₉]+$", event["name"])[0].translate(digits)) for event in slices]
+    of_chrome = {(number % 8, event["cname"]) for number, event in zip(numbers, slices, strict=True)}
+    assert len(of_chrome) == len({name for _, name in of_chrome}) == 8
+    # ui/src/components/colorizer.ts of Perfetto: the colour is that of the name without its digits.
+    of_perfetto = {
+        (event["cat"], number, re.sub(r"( )?[0-9]+", "", event["name"]))
+        for number, event in zip(numbers, slices, strict=True)
+    }
+    assert len(of_perfetto) == len({name for *_, name in of_perfetto}) == 3 * 12
+
+
+def test_slices_do_not_overlap_by_rounding() -> None:
+    costs = StageCosts([1.23456789e-6] * 2, [2.3456789e-6] * 2, [3.456789e-6] * 2)
+    events = simulate(build("zb-h1", 2, 40), costs).to_trace()["traceEvents"]
+    slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
+    assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(slices) if one[0] == other[0])

@@ -122,8 +122,8 @@ def test_measured_and_predicted_share_one_trace():
     }
     lines = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1}
     slices = {(e["pid"], e["name"]): e for e in events if e["ph"] == "X"}
-    assert lines[slices[1, "1F0"]["tid"]] == "device 1 (stage 1)"
-    assert (slices[0, "1F0"]["ts"], slices[1, "1F0"]["ts"]) == (7e6, 1.5e6)
+    assert lines[slices[1, "1F₀"]["tid"]] == "device 1 (stage 1)"
+    assert (slices[0, "1F₀"]["ts"], slices[1, "1F₀"]["ts"]) == (7e6, 1.5e6)
     begins = [(e["cat"], e["id"]) for e in events if e["ph"] in "sb"]
     assert len(set(begins)) == len(begins) == 8  # two arrows and two messages each
     read = Timeline.from_trace(trace)

@@ -214,7 +214,7 @@ def simulate_command(
     figures = tuple(each.figures for each in played)
     result = (figures[0] if len(names) == 1 else SimulatedSteps(schedules=figures)).model_dump_json(indent=1)
     if trace is not None:
-        write_text(trace, json.dumps(traced(played)))
+        write_text(trace, json.dumps(traced(played), ensure_ascii=False, separators=(",", ":")))
     write_simulated(files, played, result, width)
     counted = plan is None and cluster is None and stash is None
 

@@ -110,7 +110,8 @@ class Trace(Drawn):
         """
         names = [device.name for device in self.plan.workers]
         costs = self.plan.stage_costs() if self.predicted else None
-        write_whole(path, json.dumps(schedules.side_by_side(self._timelines, names, costs)))
+        trace = schedules.side_by_side(self._timelines, names, costs)
+        write_whole(path, json.dumps(trace, ensure_ascii=False, separators=(",", ":")))
 
     def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
         """Return the measured and the predicted step, as a picture draws them."""
