@@ -12,12 +12,14 @@ from ..profiling import Profile
 from .constraints import read_constraints
 from .costs.interpolate import estimate
 from .costs.layer_ranges import ChainCosts
+from .planner import plan as make_plan
 from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 from .plans.stage_plan import StagePlan
 from .request import ASYNCHRONOUS, CHUNKS, DEFERRING
+from .suggestions import InfeasiblePlanError
 
-_MOST_ACTIONS = 200_000  # of all plans that are simulated: about half a second
+_MOST_ACTIONS = 150_000  # of all plans that are simulated: about half a second
 _MOST_PLANS = 32
 
 
@@ -65,6 +67,24 @@ def nearby_plans(plan: Plan, bottleneck: Sequence[int]) -> list[Nearby]:
             continue
         found.append(one._replace(plan=predicted))
     return sorted((one for one in found if one.plan.fits), key=lambda one: one.plan.predicted.step_seconds)
+
+
+def with_split_ties(plan: Plan) -> Plan | None:
+    """Return the plan of more devices, under 1F1B, that splits layers that share parameters; None if there is none.
+
+    It is asked for where devices are left unused and no two of these layers may be in different stages.
+    """
+    assert plan.profile is not None
+    asked = plan.constraints
+    tied = any(info.shares_with for info in plan.profile.layers)
+    if len(plan.workers) == len(plan.cluster) or not tied or asked.allow_split_ties:
+        return None
+    changed = {"schedule": "1f1b", "chunks": None, "stages": "auto", "micro_batches": plan.micro_batches}
+    try:
+        made = make_plan(plan.profile, plan.cluster, **{**vars(asked), **changed, "allow_split_ties": True})
+    except InfeasiblePlanError:
+        return None
+    return made if len(made.workers) > len(plan.workers) else None
 
 
 def without_recompute(plan: Plan) -> Plan:

@@ -10,14 +10,15 @@ import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.nearby import Nearby, nearby_plans, with_recompute, without_recompute
+from ..planning.nearby import Nearby, nearby_plans, with_recompute, with_split_ties, without_recompute
 from ..runtime.observe.trace import Trace
-from ..units import format_bytes, format_seconds
+from ..units import counted, format_bytes, format_seconds
 from .quantity import longer
 
 _WORTH = 0.005  # a change that saves less of the step is none
 _NOTICED = 0.02  # a part of the step that is worth a word
 _FULL = 0.9  # of a device's memory, from which on it is worth a word
+_TELLING = 0.5  # of the step; a proven bound that is farther away says nothing
 _KINDS = {
     "forwards": (Kind.F, Kind.RECOMPUTE),
     "backwards": (Kind.B, Kind.I, Kind.W),
@@ -47,7 +48,7 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
     limit, bottleneck = _limit(plan)
     found.append(limit)
-    if len(plan.workers) > 1:
+    if len(plan.cluster) > 1:
         found.append(_change(plan, nearby_plans(plan, bottleneck), measured=trace is not None))
     found += _memory(plan)
     return tuple(found[:3])
@@ -58,22 +59,26 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
 
     ::
 
-        step = mean work of a device + (work of the busiest - mean) + messages + filling and draining
+        step = mean work of a device + (work of the busiest - mean) + sums of gradients + messages + ramp
                                         ─────── imbalance ───────
     """
     shown, classes = plan.one_of_each()
     timeline = plan.simulate_shown(shown, classes)
-    step, busy = timeline.makespan, timeline.busy
-    row = max(range(len(busy)), key=lambda device: busy[device])
-    device, mean, most = shown.workers[row].name, sum(busy) / len(busy), busy[row]
+    step, sums = timeline.makespan, _seconds_of_sums(timeline)
+    work = [busy - own for busy, own in zip(timeline.busy, sums, strict=True)]
+    row = max(range(len(work)), key=lambda device: work[device])
+    device, mean, most = shown.workers[row].name, sum(work) / len(work), work[row]
     numbers = sorted({number % len(plan.stages) for number in timeline.schedule.stages_of(row)})
-    if len(busy) == 1:
-        return f"All stages are on {device}: there is nothing to balance.", numbers
+    if len(work) == 1:
+        unused = len(plan.cluster) - 1
+        rest = f"{counted(unused, 'other device')} {'is' if unused == 1 else 'are'} unused"
+        return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}.", numbers
     without_messages = _with_free_messages(shown, timeline)
     parts = {
         "imbalance": most - mean,
+        "sums": max(sums),
         "messages": step - without_messages,
-        "ramp": without_messages - most,
+        "ramp": without_messages - most - max(sums),
     }
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / step
@@ -88,10 +93,24 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
         )
     if name == "messages":
         return f"Messages between devices make the step {_part(step / without_messages - 1)} longer.", numbers
+    if name == "sums":
+        return (
+            f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step.",
+            numbers,
+        )
     return (
-        f"The bubble is {_part(1 - mean / step)} of the step: devices wait while the pipeline fills and drains.",
+        f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains.",
         numbers,
     )
+
+
+def _seconds_of_sums(timeline: Timeline) -> list[float]:
+    """Return for how long each device adds up gradients of replicas."""
+    rows = zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
+    return [
+        sum(end - start for action, start, end in zip(*row, strict=True) if action.kind == Kind.REDUCE_GRAD)
+        for row in rows
+    ]
 
 
 def _with_free_messages(shown: Plan, timeline: Timeline) -> float:
@@ -105,6 +124,12 @@ def _with_free_messages(shown: Plan, timeline: Timeline) -> float:
 def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
     """Say which change saves the most, or that none does."""
     step = plan.predicted.step_seconds
+    untied = with_split_ties(plan)
+    if untied and (saved := 1 - untied.predicted.step_seconds / step) >= _WORTH:
+        return (
+            "Allowing layers that share parameters in different stages (`--allow-split-ties`) would save "
+            f"{_part(saved)}, on {counted(len(untied.workers), 'device')}."
+        )
     saved = 1 - nearby[0].plan.predicted.step_seconds / step if nearby else 0.0
     if saved >= _WORTH:
         best = nearby[0]
@@ -114,7 +139,14 @@ def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
         return f"{text}: replan with the trace." if measured else f"{text}."
     if plan.step_bound and plan.step_gap < _WORTH:
         return f"Nothing to gain: the step is within {plan.step_gap:.1%} of the least that any plan can take."
-    bound = f"the step is at most {_part(plan.step_gap)} above the proven bound" if plan.step_bound else ""
+    near = plan.step_bound and plan.step_gap < _TELLING
+    bound = (
+        f"no plan of as many micro-batches can save more than {_part(1 - 1 / (1 + plan.step_gap))}"
+        if near
+        else ""
+    )
+    if len(plan.workers) == 1 and plan.alternatives:
+        return "No plan that was compared is faster on more devices."
     if not nearby:
         return f"{_capital(bound)}." if bound else "No other cut of these stages fits and is allowed."
     tried = dict.fromkeys(

@@ -8,7 +8,7 @@ import pytest
 
 import schedules
 from pipepart import Cluster, Plan, Profile, plan
-from pipepart.capture import LayerInfo, TensorSpec
+from pipepart.capture import LayerInfo, SharedTensor, TensorSpec
 from pipepart.planning.plans.stage_plan import StagePlan
 from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
 from pipepart.reporting import findings
@@ -110,6 +110,39 @@ def test_nothing_to_gain_is_said() -> None:
     assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
     made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
     assert findings(made)[-1].startswith(("Nothing to gain", "No small change saves time"))
+
+
+def test_shared_parameters_are_named_where_they_leave_devices_unused() -> None:
+    profile, cluster = _profile([1.0] * 4), Cluster.parse(["1GiB"] * 2)
+    shared = (SharedTensor(layer="a", name="weight", bytes=0),)
+    last = profile.layers[-1].model_copy(update={"shared": shared})
+    tied = profile.model_copy(update={"layers": (*profile.layers[:-1], last)})
+    made, free = (plan(tied, cluster, schedule="1f1b", allow_split_ties=free) for free in (False, True))
+    saved = 1 - free.predicted.step_seconds / made.predicted.step_seconds
+    first, second = findings(made)
+    assert first == f"All stages are on {made.stages[0].device}: 1 other device is unused."
+    assert second.startswith(
+        "Allowing layers that share parameters in different stages (`--allow-split-ties`)"
+    )
+    assert second.endswith(f" would save {saved:.0%}, on 2 devices.")
+    why = {other.stages: other.why for other in made.alternatives}
+    assert why == {2: "shared parameters or constraints allow no cut into so many stages"}
+
+
+def test_sums_of_gradients_are_named_where_they_take_longest() -> None:
+    cluster = Cluster.parse(["1GiB"] * 4, link="0.1MB/s")
+    made = plan(_profile([1.0] * 4), cluster, schedule="1f1b", replicas=2)
+    timeline = made.simulate()
+    rows = zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
+    sums = [
+        sum(
+            end - start for action, start, end in zip(*row, strict=True) if action.kind.value == "REDUCE_GRAD"
+        )
+        for row in rows
+    ]
+    part = max(sums) / timeline.makespan
+    assert part > 0.5
+    assert findings(made)[0] == f"Adding up the gradients of 2 replicas takes {part:.0%} of the step."
 
 
 def test_a_full_device_is_told_what_recompute_frees() -> None:

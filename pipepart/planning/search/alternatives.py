@@ -50,9 +50,7 @@ def list_alternatives(
         if not _is_of(row, best) and (row.step_seconds or 0.0) <= least[_key(row)] * (1 + TOLERANCE)
     ]
     planned.sort(key=lambda row: row.step_seconds or 0.0)
-    others += [
-        (_row(one, "does not fit the memory of the devices"), one) for own in named for one in own.failed
-    ]
+    others += [(_row(one, _why_failed(one)), one) for own in named for one in own.failed]
     fastest: dict[tuple[object, ...], Alternative] = {}
     for row in planned:  # one of two sets of modes, or of two ways to group the devices
         fastest.setdefault(_key(row), row)
@@ -112,6 +110,12 @@ def _searched_row(plan: Plan, why: str) -> Alternative:
         memory_bytes=max(plan.predicted.memory_bytes),
         why=why,
     )
+
+
+def _why_failed(candidate: Candidate) -> str:
+    if candidate.has_cuts:
+        return "does not fit the memory of the devices"
+    return "shared parameters or constraints allow no cut into so many stages"
 
 
 def _why_slower(best: Plan, other: Plan) -> str:

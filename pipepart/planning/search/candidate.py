@@ -219,6 +219,11 @@ class Candidate:
         return self.costs.may_exceed(self.groups.least_memory)
 
     @property
+    def has_cuts(self) -> bool:
+        """True if enough borders are allowed for a cut into so many stages."""
+        return self._cuts > 0
+
+    @property
     def _cuts(self) -> int:
         return math.comb(len(self.costs.allowed_borders), self.stages - 1)
 

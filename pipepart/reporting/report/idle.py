@@ -104,7 +104,7 @@ def causes_of(timeline: Timeline) -> list[Part]:
         ),
         Part("waits for a message", "series-4", [each.transfer for each in idle]),
         Part("starts late", "series-3", [each.delay for each in idle]),
-        Part("has finished", "series-7", [each.finished for each in idle]),
+        Part("has finished", "series-0", [each.finished for each in idle]),
     ]
 
 

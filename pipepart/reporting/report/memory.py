@@ -1,4 +1,4 @@
-"""The section with the memory of each device over the step, by category, against its limit."""
+"""The section with the memory of each device over the predicted and the measured step, by category."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ _CATEGORIES = {
 
 
 def memory_section(runs: Sequence[Run]) -> Section | None:
-    """Return the predicted memory of all runs; None if no plan has the sizes of its stages."""
+    """Return the memory in all timelines, with the sizes of the plan; None if no plan has the sizes of its stages."""
     shown = [
-        (run, name, memory_over_time(run.plan, timeline))
+        (run, name, timeline, memory_over_time(run.plan, timeline))
         for run, name, timeline in timelines_of(runs)
-        if timeline is run.predicted and run.plan.profile is not None
+        if run.plan.profile is not None
     ]
     if not shown:
         return None
     span = span_of(runs)
     columns: dict[str, np.ndarray] = {}
     data = []
-    for number, (run, _, devices) in enumerate(shown):
-        assert run.predicted is not None
-        columns[f"{number}.at"] = ticks(np.concatenate([each.at for each in devices]), run.predicted, span)
+    for number, (run, _, timeline, devices) in enumerate(shown):
+        columns[f"{number}.at"] = ticks(np.concatenate([each.at for each in devices]), timeline, span)
         used = [name for name in _CATEGORIES if any(each.bytes[name].any() for each in devices)]
         for name in used:
             joined = np.concatenate([each.bytes[name] for each in devices])
@@ -52,9 +51,10 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
             {
                 "devices": run.row_names,
                 "limits": [device.memory_bytes for device in run.plan.workers],
+                "peaks": _measured_peaks(run) if timeline is run.measured else None,
                 "offsets": np.cumsum([0, *(each.at.size for each in devices)]).tolist(),
                 "categories": [{"name": name, "colour": _CATEGORIES[name]} for name in used],
-                "makespan": run.predicted.makespan,
+                "makespan": timeline.makespan,
             }
         )
     legend = {each["name"]: each["colour"] for one in data for each in one["categories"]}
@@ -63,9 +63,13 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
         title="Memory",
         html=render(
             "memory.html",
-            shown=[(name, data_table(_table(run, name, devices))) for run, name, devices in shown],
+            shown=[
+                (name, data_table(_table(run, name, devices, timeline is run.measured)))
+                for run, name, timeline, devices in shown
+            ],
             legend=legend.items(),
-            limited=any(limit is not None for each in data for limit in each["limits"]),
+            measured=any(run.measured is not None for run in runs),
+            peaks=any(each["peaks"] for each in data),
         ),
         data={"span": span, "runs": data},
         columns=columns,
@@ -73,7 +77,14 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
     )
 
 
-def _table(run: Run, name: str, devices: Sequence[DeviceMemory]) -> FittingTable:
+def _measured_peaks(run: Run) -> list[int | None] | None:
+    """Return the most bytes that each device had, as the trace has counted them; None if it has not."""
+    if run.trace is None or not run.trace.memory_bytes:
+        return None
+    return [run.trace.memory_bytes.get(device) for device in run.devices]
+
+
+def _table(run: Run, name: str, devices: Sequence[DeviceMemory], measured: bool) -> FittingTable:
     """Make a table of the peak of each device and what it consists of."""
     peaks = [int(each.total.argmax()) for each in devices]
     totals = [float(each.total.max()) for each in devices]
@@ -81,14 +92,13 @@ def _table(run: Run, name: str, devices: Sequence[DeviceMemory]) -> FittingTable
     columns = [
         Column("device", list(run.row_names), text=True),
         Column("limit", [size(limit) if limit else "none" for limit in limits]),
-        Column("peak", list(map(size, map(round, totals)))),
+        Column("peak,\nplanned", list(map(size, map(round, totals)))),
     ]
     if any(limits):
         shares = [total / limit if limit else None for total, limit in zip(totals, limits, strict=True)]
         columns.append(Column("of the\nlimit", ["" if share is None else percent(share) for share in shares]))
-    if run.trace is not None and run.trace.memory_bytes:
-        measured = [run.trace.memory_bytes.get(device) for device in run.devices]
-        columns.append(Column("peak,\nmeasured", list(map(size, measured))))
+    if measured and (found := _measured_peaks(run)):
+        columns.append(Column("peak,\nmeasured", list(map(size, found))))
     for category in _CATEGORIES:
         values = [round(float(each.bytes[category][at])) for each, at in zip(devices, peaks, strict=True)]
         if any(values):

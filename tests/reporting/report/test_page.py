@@ -35,6 +35,13 @@ def test_a_trace_adds_the_measured_step(two_stages: Plan):
     assert captions(html) == ["predicted", "measured"]
 
 
+def test_the_memory_of_the_measured_step_has_the_measured_peaks(two_stages: Plan):
+    trace = Trace(two_stages, [two_stages.simulate()], memory=True)
+    trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
+    assert '"peaks": [3145728, 3145728]' in trace.to_html()
+    assert '"peaks": null' in two_stages.to_html()
+
+
 def test_two_runs_of_one_plan_have_one_prediction(two_stages: Plan):
     step = two_stages.simulate()
     html = report_html(*(Run(two_stages, Trace(two_stages, [step]), name) for name in ("before", "after")))

@@ -15,7 +15,7 @@ pipepart.section("memory", (root, data, columns) => {
 
   for (const [at, chart] of charts.entries()) {
     const picture = pictures[at];
-    chart.previousElementSibling.querySelector(".scale").textContent = `each row from 0 to ${pipepart.bytesText(picture.scale)}`;
+    chart.previousElementSibling.querySelector(".scale").textContent = picture.scaleText;
     axis.attach(chart, () => ({ left: picture.size.left, width: picture.size.plot }));
     chart.addEventListener("pointermove", (event) => {
       const box = chart.getBoundingClientRect();

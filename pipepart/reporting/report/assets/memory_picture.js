@@ -14,8 +14,9 @@ pipepart.MemoryPicture = class extends pipepart.TimeChart {
     this.total = new Float64Array(this.start.length);
     for (const column of this.bytes) for (let at = 0; at < column.length; at += 1) this.total[at] += column[at];
     const peak = this.total.reduce((most, each) => Math.max(most, each), 0);
+    const measured = Math.max(0, ...(this.peaks ?? []));
     const near = this.limits.filter((limit) => limit !== null && limit <= peak * pipepart.MemoryPicture.FAR);
-    this.scale = Math.max(peak * 1.08, ...near.map((limit) => limit * 1.04), 1);
+    this.scale = Math.max(peak * 1.08, measured * 1.08, ...near.map((limit) => limit * 1.04), 1);
   }
 
   drawRows() {
@@ -28,7 +29,8 @@ pipepart.MemoryPicture = class extends pipepart.TimeChart {
       const until = Math.min(this.x(this.makespan), size.left + size.plot);
       if (until > size.left) pen.fillRect(size.left, top, until - size.left, height);
       this.drawStack(device, top, height);
-      this.drawLimit(this.limits[device], top, height);
+      this.drawLevel(this.limits[device], top, height, colours.bad, [5, 4]);
+      if (this.peaks) this.drawLevel(this.peaks[device], top, height, colours.text, []);
     }
   }
 
@@ -91,18 +93,26 @@ pipepart.MemoryPicture = class extends pipepart.TimeChart {
     }
   }
 
-  drawLimit(limit, top, height) {
-    if (limit === null || limit > this.scale) return;
+  /* A line at a number of bytes, unless that is unknown or above the scale. */
+  drawLevel(level, top, height, colour, dashes) {
+    if (level === null || level > this.scale) return;
     const { pen, size } = this;
-    const y = Math.round(top + height * (1 - limit / this.scale)) + 0.5;
-    pen.strokeStyle = this.colours.bad;
+    const y = Math.round(top + height * (1 - level / this.scale)) + 0.5;
+    pen.strokeStyle = colour;
     pen.lineWidth = 1.5;
-    pen.setLineDash([5, 4]);
+    pen.setLineDash(dashes);
     pen.beginPath();
     pen.moveTo(size.left, y);
     pen.lineTo(size.left + size.plot, y);
     pen.stroke();
     pen.setLineDash([]);
+  }
+
+  /* What the rows show, in words. */
+  get scaleText() {
+    const far = this.limits.filter((limit) => limit !== null && limit > this.scale);
+    const above = far.length ? `; limits from ${pipepart.bytesText(Math.min(...far))} on are above that` : "";
+    return `each row from 0 to ${pipepart.bytesText(this.scale)}${above}`;
   }
 
   /* The lines of the tooltip for a device at a moment. */
@@ -115,6 +125,7 @@ pipepart.MemoryPicture = class extends pipepart.TimeChart {
     return [
       `${this.devices[device]} from ${text(this.start[row] * this.second)}: ${bytes(this.total[row])}`,
       ...this.categories.map(({ name }, at) => [name, this.bytes[at][row]]).filter(([, size]) => size).reverse().map(([name, size]) => `  ${name} ${bytes(size)}`),
+      ...(this.peaks?.[device] ? [`measured peak ${bytes(this.peaks[device])}`] : []),
       `peak ${bytes(own.reduce((most, each) => Math.max(most, each), 0))}` + (limit === null ? ", no limit" : `, limit ${bytes(limit)}`),
     ];
   }
