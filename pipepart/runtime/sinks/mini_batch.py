@@ -1,4 +1,4 @@
-"""The loss of the whole mini-batch, for ``reduction=\"batch\"``: computed once, when all outputs are there."""
+"""The loss of the whole mini-batch, for ``reduction="batch"``: computed once, when all outputs are there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from torch.autograd.graph import GradientEdge
 from ...autograd import graph_cut
 from ...data.gather import Merger, gather
 from ...data.split import Apart, MicroBatches
-from ...loss import (
-    LossError,
-    StepLoss,
-    check_gradient,
-    value_of,
-    without_slack,
-)
+from ...loss import LossError, StepLoss, check_gradient, value_of, without_slack
 from ..failure.notes import LAYER, add_note
 from .loss_sink import LossSink, on_device_of
 
