@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.distributed.test_models import Keeps, Packs, Unpacks
+from tests.distributed.models import Keeps, Packs, Unpacks
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import linear

@@ -12,9 +12,8 @@ from torch.nn import functional
 
 import pipepart
 from pipepart import Pipeline
+from tests.distributed.models import Balanced, Overflow, language_model
 from tests.distributed.test_calls import rank, small
-from tests.distributed.test_losses import Balanced, Overflow
-from tests.distributed.test_models import language_model
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients
 from tests.support import skipping
 from tests.support.chains import cut_by_hand

@@ -11,8 +11,8 @@ from torch import nn
 import pipepart
 from pipepart import Pipeline
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
-from tests.runtime.test_strict_numbers import mixed
 from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.mixed import mixed
 from tests.support.pieces import linear
 from tests.support.ranks import Own, assert_as_in_one_process, ranks
 

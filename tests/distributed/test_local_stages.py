@@ -13,10 +13,9 @@ from pipepart import CaptureError, Pipeline
 from pipepart.capture import RecordedChain
 from pipepart.ranks import RankError
 from tests.distributed.training import TIMEOUT, adam, gradients
-from tests.pipeline.deferred.test_training import Tied
-from tests.runtime.local_stages.test_recorded import AsksBetween, AsksForMask, Blocks
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import twins
+from tests.support.deferred import Tied, twins
+from tests.support.local_stages import AsksBetween, AsksForMask, Blocks
 from tests.support.ranks import Failed, assert_as_in_one_process, ranks
 from tests.support.recorded import borders_of, chain_for
 

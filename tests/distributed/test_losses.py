@@ -9,62 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import pipepart
+from tests.distributed.models import (
+    CLASSES,
+    LOSSES,
+    Balanced,
+    Overflow,
+    classifier,
+    labelled,
+)
 from tests.distributed.training import TIMEOUT, Own, adam, drawn_batches, gradients, trained
 from tests.support import tied
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import assert_as_in_one_process
-
-CLASSES = 5
-
-
-def classifier() -> nn.Sequential:
-    layers = [linear(), nn.Tanh(), linear(), nn.LayerNorm(WIDTH), linear(), nn.Linear(WIDTH, CLASSES)]
-    return nn.Sequential(*layers).double()
-
-
-def labelled(sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Samples of which many are ignored, in the first mini-batch all of one micro-batch."""
-    generator = torch.Generator().manual_seed(2)
-    found = []
-    for x, _ in drawn_batches(sizes):
-        y = torch.randint(CLASSES, (len(x),), generator=generator)
-        y[torch.rand(len(x), generator=generator) < 0.4] = -100
-        found.append((x, y))
-    found[0][1][:3] = -100
-    return found
-
-
-def sum_and_count(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return functional.cross_entropy(output, target, reduction="sum"), (target != -100).sum()
-
-
-def by_output(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """What the sum is divided by depends on the output, so that it is known last."""
-    return functional.cross_entropy(output, target, reduction="sum"), (output.detach() > 0).sum()
-
-
-class Balanced(nn.Module):
-    """Adds a mean and a sum over samples to the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        pipepart.add_loss(0.3 * x.softmax(dim=1).pow(2).sum(dim=1).mean())
-        pipepart.add_loss(0.01 * y.pow(2).sum(), reduction="sum")
-        return y
-
-
-LOSSES: dict[str, Any] = {
-    "ignored": nn.CrossEntropyLoss(),
-    "sum and count": sum_and_count,
-    "known last": by_output,
-    "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.linspace(0.5, 2, CLASSES).double()),
-}
 
 
 def with_ignored_labels(name: str, schedule: str) -> dict[str, Any]:
@@ -173,17 +130,6 @@ def clipped(norm_type: float) -> dict[str, Any]:
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.5, float("inf")])
 def test_clipping_by_the_norm_of_all_gradients(norm_type):
     assert_as_in_one_process(clipped, 2, norm_type)
-
-
-class Overflow(nn.Module):
-    """Has gradients that overflow in the steps in which ``on`` is set."""
-
-    on = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.on and x.requires_grad:
-            x.register_hook(lambda gradient: gradient * float("inf"))
-        return x * 1
 
 
 def scaled(autocast: bool) -> dict[str, Any]:

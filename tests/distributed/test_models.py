@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
+from tests.distributed.models import Keeps, Packs, Unpacks, language_model
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
 from tests.pipeline.conformance.kinds import KINDS
 from tests.support import skipping
@@ -16,47 +17,6 @@ from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import assert_as_in_one_process
 from tests.support.recorded import piped
-
-
-class Packs(nn.Module):
-    """Returns tensors that share memory, others of odd layouts, and values that are no tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        both = self.linear(x)
-        left, right = both.chunk(2, dim=1)
-        image = both.view(-1, 2, 2, 3).contiguous(memory_format=torch.channels_last)
-        return {
-            "views": (left, [right.t(), None]),
-            "image": image,
-            "mask": x > 0,
-            "scale": 2.0,
-            "rows": torch.arange(len(x)),
-            "none": x[:0],
-            "one": x.sum(),
-            "wide": x.detach()[:1].expand(len(x), -1),
-        }
-
-
-class Unpacks(nn.Module):
-    def forward(self, nest: dict[str, Any]) -> Tensor:
-        (left, (right, nothing)), image = nest["views"], nest["image"]
-        assert nothing is None
-        assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-        assert image.is_contiguous(memory_format=torch.channels_last)
-        assert not len(nest["none"])
-        x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
-        return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
-
-
-class Keeps(nn.Module):
-    """Passes on what it gets."""
-
-    def forward(self, nest: Any) -> Any:
-        return nest
 
 
 def of_nests() -> dict[str, Any]:
@@ -146,24 +106,6 @@ def hourglass(stages: int, schedule: str, recompute: Any) -> dict[str, Any]:
 )
 def test_values_that_skip_ranks(processes, stages, schedule, recompute):
     assert_as_in_one_process(hourglass, processes, stages, schedule, recompute)
-
-
-def language_model(kind: str) -> nn.Module:
-    import transformers
-
-    if kind == "gpt2":
-        config: Any = transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=40, n_positions=32)
-        return transformers.GPT2LMHeadModel(config)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=40,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)
 
 
 def of_language(kind: str) -> dict[str, Any]:

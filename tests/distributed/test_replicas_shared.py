@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pipepart
 from pipepart import Pipeline
-from tests.distributed.test_losses import CLASSES, LOSSES, Balanced, classifier, labelled
+from tests.distributed.models import CLASSES, LOSSES, Balanced, classifier, labelled
 from tests.distributed.training import TIMEOUT, Own, adam, drawn_batches, gradients, trained
 from tests.support import plain, tied
 from tests.support.chains import plan_by_hand

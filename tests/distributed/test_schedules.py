@@ -12,12 +12,10 @@ from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
 from tests.pipeline.conformance.kinds import KINDS
-from tests.pipeline.conformance.modes import SCHEDULES, Mode, drawn
-from tests.pipeline.conformance.test_conformance import LOSSES, stages_of
-from tests.pipeline.schedules.test_searched_plans import names_of, network
+from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, drawn, stages_of
 from tests.support.chains import cut_by_hand
 from tests.support.ranks import assert_as_in_one_process
-from tests.support.searched import drawn_plan
+from tests.support.searched import drawn_plan, names_of, network
 from tests.support.seeds import seeds
 
 

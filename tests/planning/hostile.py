@@ -9,8 +9,8 @@ from typing import Any
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.cluster import PairLink
 from pipepart.profiling import Costs, LiveValue
+from tests.planning.branched import branched
 from tests.planning.problems import Layer, profile_of
-from tests.planning.test_branched import branched
 
 
 @dataclass(frozen=True)

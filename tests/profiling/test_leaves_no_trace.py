@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support import plain
+from tests.support.pieces import First
 from tests.support.two_parts import splits
 
 
@@ -30,11 +31,6 @@ def frozen_first() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     return model
-
-
-class First(nn.Module):
-    def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
-        return outputs[0]
 
 
 MODELS: dict[str, Callable[[], nn.Sequential]] = {

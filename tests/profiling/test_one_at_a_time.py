@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.profiling.test_leaves_no_trace import First
 from tests.support.counted_work import Block, D, counted_in_place_of_time
+from tests.support.pieces import First
 
 N = 8
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pipepart import Pipeline, Plan, add_loss
+from pipepart import Pipeline, Plan
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.mixed import mixed
 
 SCHEDULES = [  # each schedule once, each way of recompute with schedules of one and of two chunks
     ("gpipe", 1, "never"),
@@ -21,45 +22,6 @@ SCHEDULES = [  # each schedule once, each way of recompute with schedules of one
     ("hanayo", 2, "except-last"),
     ("dualpipe-v", 2, "always"),
 ]
-
-
-class Fork(nn.Module):
-    """A message of several tensors, one of which needs no gradient."""
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        return {"both": (x, x.tanh()), "size": torch.arange(4, device=x.device), "name": "fork"}
-
-
-class Join(nn.Module):
-    def forward(self, given: dict[str, Any]) -> Tensor:
-        first, second = given["both"]
-        return first + second * given["size"]
-
-
-class Balanced(nn.Module):
-    """Adds a loss of its own in the middle of the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        add_loss(self.linear.weight.square().sum() * 0.1 + x.mean())
-        return self.linear(x)
-
-
-def mixed() -> nn.Sequential:
-    """Eight layers; the border between each two is of another kind."""
-    return nn.Sequential(
-        nn.Linear(4, 4),
-        nn.Sequential(nn.Dropout(0.3), Fork()),
-        Join(),
-        nn.BatchNorm1d(4),
-        nn.ReLU(inplace=True),
-        Balanced(),
-        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)),
-        nn.Linear(4, 4),
-    )
 
 
 NAMES = ["0", "1.0", "1.1", "2", "3", "4", "5", "6.0", "6.1", "7"]

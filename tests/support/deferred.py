@@ -71,3 +71,23 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
         for name, tensor in (*part._parameters.items(), *part._buffers.items(), *vars(part).items())
         if isinstance(tensor, Tensor)
     }
+
+
+class Tied(nn.Module):
+    """Has tied weights, a buffer that is not saved, a table in an attribute, and a parameter that no call uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(3))
+        self.head = nn.Linear(6, 12, bias=False)
+        self.head.weight = self.embed.weight
+        self.spare = nn.Parameter(torch.randn(2))
+        self.register_buffer("places", torch.linspace(0, 1, 6).cos(), persistent=False)
+        self.table = torch.rand(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) + self.places
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.table
+        return self.head(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from pipepart import Arguments, Plan, deferred_init
 from pipepart.capture import Chain, Live, RecordedChain, chain_of, state_of
@@ -72,3 +72,41 @@ def output(processes: list[Process], plan: Plan, sample: Any) -> Any:
 def has_memory(layers: Any) -> bool:
     """Return True if a parameter or buffer of layers has memory."""
     return any(not tensor.is_meta for _, layer in layers for tensor in state_of(layer))
+
+
+class Block(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+class Blocks(nn.Module):
+    """Calls its blocks one after the other."""
+
+    block: type[nn.Module] = Block
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.block() for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class AsksForMask(Blocks):
+    """Takes another way if its argument has zeros."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None
+        x = x * 2 if bool(mask.all()) else x * mask.unsqueeze(1)
+        return super().forward(x)
+
+
+class AsksBetween(Blocks):
+    """Reads what a block has computed."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x) if x.sum() > 0 else -block(x)
+        return x

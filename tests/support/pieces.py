@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -142,3 +143,8 @@ class Fails(nn.Module):
         if self.calls == 3:
             raise ArithmeticError("third call")
         return x * 1
+
+
+class First(nn.Module):
+    def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
+        return outputs[0]

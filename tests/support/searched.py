@@ -6,10 +6,14 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
+from torch import nn
+
 from pipepart import Cluster, Plan
+from pipepart.capture import flatten
 from pipepart.planning import StagePlan
 from pipepart.planning.costs.stage_memory import Mode
 from schedules import Action, Kind, Schedule, check
+from tests.support.pieces import WIDTH
 
 # What stages do with their stashes; "offload" keeps them on the host.
 MODES: list[Mode] = ["never", "never", "except-last", "always", "offload"]
@@ -127,3 +131,25 @@ def drawn_plan(
         modes=choose.choices(MODES, k=stages),
         spare=choose.randint(0, 1),
     )
+
+
+def network() -> nn.Sequential:
+    """Dropout, two kinds of BatchNorm, a layer that writes into its input, and a tied weight."""
+    model = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.Dropout(0.4),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(inplace=True),
+        nn.BatchNorm1d(WIDTH, momentum=None),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, WIDTH, bias=False),
+    )
+    model[8].weight = model[0].weight
+    return model
+
+
+def names_of(model: nn.Module) -> list[str]:
+    return [name for name, _ in flatten(model)]

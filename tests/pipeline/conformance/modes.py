@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tests.pipeline.conformance.kinds import KINDS
+from tests.support.chains import Recompute
 
 # Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device.
 SCHEDULES: list[tuple[str, int]] = [
@@ -102,3 +104,24 @@ def covering(choose: random.Random, tries: int = 16) -> Iterator[Mode]:
         best = max((drawn(choose, kind=kind) for _ in range(tries)), key=lambda mode: len(pairs(mode) - seen))
         seen |= pairs(best)
         yield best
+
+
+# Each with whether it is a mean over samples.
+LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "mean": (nn.MSELoss(), True),
+    "sum": (nn.MSELoss(reduction="sum"), False),
+    "huber": (nn.functional.huber_loss, True),
+    "own mean": (lambda output, target: (output - target).abs().mean(), True),
+    "own sum": (lambda output, target: (output - target).pow(4).sum(), False),
+}
+
+
+def stages_of(mode: Mode, layers: int) -> tuple[list[int], tuple[Recompute, ...]]:
+    """The layers at which stages begin, one of them the mode's, and what each stage recomputes."""
+    choose = random.Random(str(mode))
+    count = mode.devices * mode.schedule[1]
+    others = [layer for layer in range(1, layers) if layer != mode.border]
+    borders = sorted([mode.border, *choose.sample(others, count - 2)]) if count > 1 else []
+    modes: list[Recompute] = ["never", "except-last", "always"]
+    chosen = tuple(mode.recompute if mode.recompute in modes else choose.choice(modes) for _ in range(count))
+    return borders, chosen  # type: ignore[return-value]

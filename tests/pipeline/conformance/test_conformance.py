@@ -12,33 +12,14 @@ from torch import Tensor, nn
 import schedules
 from pipepart.capture import flatten
 from tests.pipeline.conformance.kinds import KINDS
-from tests.pipeline.conformance.modes import SCHEDULES, Mode, covering, drawn
+from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, covering, drawn, stages_of
 from tests.support import plain
-from tests.support.chains import Recompute, cut_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH
 from tests.support.seeds import seeds
 
-# Each with whether it is a mean over samples.
-LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
-    "mean": (nn.MSELoss(), True),
-    "sum": (nn.MSELoss(reduction="sum"), False),
-    "huber": (nn.functional.huber_loss, True),
-    "own mean": (lambda output, target: (output - target).abs().mean(), True),
-    "own sum": (lambda output, target: (output - target).pow(4).sum(), False),
-}
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}
 STEPS = 2
-
-
-def stages_of(mode: Mode, layers: int) -> tuple[list[int], tuple[Recompute, ...]]:
-    """The layers at which stages begin, one of them the mode's, and what each stage recomputes."""
-    choose = random.Random(str(mode))
-    count = mode.devices * mode.schedule[1]
-    others = [layer for layer in range(1, layers) if layer != mode.border]
-    borders = sorted([mode.border, *choose.sample(others, count - 2)]) if count > 1 else []
-    modes: list[Recompute] = ["never", "except-last", "always"]
-    chosen = tuple(mode.recompute if mode.recompute in modes else choose.choice(modes) for _ in range(count))
-    return borders, chosen  # type: ignore[return-value]
 
 
 def replica_of(mode: Mode) -> tuple[int, ...]:

@@ -10,28 +10,8 @@ from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init, pr
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import pipelines, twins
+from tests.support.deferred import Tied, pipelines, twins
 from tests.support.recorded import chain_for, differing
-
-
-class Tied(nn.Module):
-    """Has tied weights, a buffer that is not saved, a table in an attribute, and a parameter that no call uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(12, 6)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(3))
-        self.head = nn.Linear(6, 12, bias=False)
-        self.head.weight = self.embed.weight
-        self.spare = nn.Parameter(torch.randn(2))
-        self.register_buffer("places", torch.linspace(0, 1, 6).cos(), persistent=False)
-        self.table = torch.rand(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x) + self.places
-        for block in self.blocks:
-            x = torch.tanh(block(x)) * self.table
-        return self.head(x)
 
 
 def perceptron() -> nn.Sequential:

@@ -12,38 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipepart import Arguments, Pipeline, Plan
-from pipepart.capture import flatten
 from tests.capture import handwritten
 from tests.pipeline.conformance.kinds import KINDS
 from tests.support import plain
 from tests.support.pieces import WIDTH
 from tests.support.recorded import chain_for, differing, plainly
-from tests.support.searched import drawn_plan, random_order, random_placement, searched_plan
+from tests.support.searched import (
+    drawn_plan,
+    names_of,
+    network,
+    random_order,
+    random_placement,
+    searched_plan,
+)
 from tests.support.seeds import seeds
 from tests.support.skipping import Hourglass, Woven
 from tests.support.tied import language_model, loss_fn, words
-
-
-def network() -> nn.Sequential:
-    """Dropout, two kinds of BatchNorm, a layer that writes into its input, and a tied weight."""
-    model = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH),
-        nn.BatchNorm1d(WIDTH),
-        nn.Dropout(0.4),
-        nn.Linear(WIDTH, WIDTH),
-        nn.ReLU(inplace=True),
-        nn.BatchNorm1d(WIDTH, momentum=None),
-        nn.Linear(WIDTH, WIDTH),
-        nn.Tanh(),
-        nn.Linear(WIDTH, WIDTH),
-        nn.Linear(WIDTH, WIDTH, bias=False),
-    )
-    model[8].weight = model[0].weight
-    return model
-
-
-def names_of(model: nn.Module) -> list[str]:
-    return [name for name, _ in flatten(model)]
 
 
 def parts_of(plan: Plan, samples: int) -> int:

@@ -12,10 +12,18 @@ from pipepart.capture import RecordedChain, chain_of, fingerprint
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
 from tests.capture.families import FAMILIES
-from tests.pipeline.deferred.test_training import Tied
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import twins
-from tests.support.local_stages import Process, deferred, output, process
+from tests.support.deferred import Tied, twins
+from tests.support.local_stages import (
+    AsksBetween,
+    AsksForMask,
+    Block,
+    Blocks,
+    Process,
+    deferred,
+    output,
+    process,
+)
 from tests.support.recorded import borders_of, chain_for
 
 
@@ -68,44 +76,6 @@ def test_the_recording_is_that_of_the_whole_model_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = output([Process(whole.model, whole)] * 2, plan, sample)
         assert all(map(torch.equal, output(found, plan, sample).tensors, expected.tensors))
-
-
-class Block(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-
-
-class Blocks(nn.Module):
-    """Calls its blocks one after the other."""
-
-    block: type[nn.Module] = Block
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(self.block() for _ in range(4))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class AsksForMask(Blocks):
-    """Takes another way if its argument has zeros."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        assert mask is not None
-        x = x * 2 if bool(mask.all()) else x * mask.unsqueeze(1)
-        return super().forward(x)
-
-
-class AsksBetween(Blocks):
-    """Reads what a block has computed."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for block in self.blocks:
-            x = block(x) if x.sum() > 0 else -block(x)
-        return x
 
 
 class AsksWhatItWrote(Blocks):
