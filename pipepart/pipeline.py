@@ -130,7 +130,22 @@ class Pipeline(AsModule, Observed):
         weights: str | PathLike[str] | None = None,
     ) -> None:
         ranks = join_ranks(timeout)
-        with making(ranks, plan):
+        options = {
+            "loss_fn": loss_fn,
+            "reduction": reduction,
+            "split": split,
+            "merge": merge,
+            "deferred_batch_norm": deferred_batch_norm,
+            "trace": trace,
+            "strict": strict,
+            "optimizer": optimizer,
+            "compile": compile,
+            "timeout": timeout,
+            "nan_guard": nan_guard,
+            "varying_shapes": varying_shapes,
+            "verify": verify,
+        }
+        with making(ranks, plan, model, options):
             check_runs(plan, reduction, optimizer, timeout)
             check_functions(loss_fn=loss_fn, split=split, merge=merge)
             self._plan = plan
@@ -240,28 +255,31 @@ class Pipeline(AsModule, Observed):
             if isinstance(model, nn.Module):
                 InitialValues.of(model, options.get("weights"))
 
+        same: dict[str, Any] = {
+            "layers": layers,
+            "schedule": schedule,
+            "micro_batches": micro_batches,
+            "recompute": recompute,
+            "offload": offload,
+            "replicas": replicas,
+            "compress": compress,
+            "seconds": seconds,
+            "optimizer_state": optimizer_state,
+        }
         make = partial(
             plan_for,
             model,
             sample,
+            **same,
             target=target,
             loss_fn=loss_fn,
-            layers=layers,
             devices=devices if devices is not None else Cluster.of_ranks() if under_torchrun() else 2,
-            schedule=schedule,
-            micro_batches=micro_batches,
-            recompute=recompute,
-            offload=offload,
-            replicas=replicas,
-            compress=compress,
-            seconds=seconds,
-            optimizer_state=optimizer_state,
             split=split,
             with_optimizers=options.get("optimizer") is not None,
             reduction=options.get("reduction"),
             all_devices=under_torchrun(),
         )
-        made = planned_once(check, make)
+        made = planned_once(check, make, same)
         return cls(model, made, loss_fn, split=split, **options)
 
     @property

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import permutations
@@ -30,6 +29,7 @@ from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
+from .alike import Brought, check_options, described_options
 from .alone import Alone
 from .meeting import Meeting
 from .ownership import Ownership
@@ -201,8 +201,7 @@ class Joined(Alone):
                 _check_labels(batch)
             return batch
 
-        options = call.options + " with varying_shapes=True" * self._links.varying_shapes
-        agreed = self._meeting.begin(call._replace(make=checked, options=options))
+        agreed = self._meeting.begin(call._replace(make=checked))
         self.part.share_tied()
         return agreed
 
@@ -257,42 +256,51 @@ def _check_labels(batch: MicroBatches) -> None:
 
 
 @contextmanager
-def making(ranks: Ranks | None, plan: Plan) -> Iterator[None]:
-    """Around the making of a pipeline: it fails on all ranks if it fails on one, or if their plans differ.
+def making(
+    ranks: Ranks | None, plan: Plan, model: nn.Module | Chain, options: Mapping[str, Any]
+) -> Iterator[None]:
+    """Around the making of a pipeline: it fails on all ranks if it fails on one, or if they make different ones.
+
+    Args:
+        ranks: the processes; None for one.
+        plan, model: arguments of the pipeline.
+        options: the others, by name.
 
     Raises:
         RankError: it fails on another rank.
-        ValueError: the ranks have different plans.
+        InputError: the ranks have different plans, models or options.
     """
     with _failing_together(ranks):
-        yield
-        if ranks is None:
-            return
-        text = plan.model_dump_json(exclude={"alternatives", "profile"})
-        everyone = ranks.gather(hashlib.blake2b(text.encode()).hexdigest(), patient=True)
-    for rank, found in enumerate(everyone):
-        if found != everyone[0]:
+        brought = None
+        if ranks is not None and isinstance(plan, Plan) and isinstance(model, nn.Module | Chain):
+            brought = Brought(plan, model, options)
+        yield  # refuses other types
+    if ranks is not None and brought is not None:
+        try:
+            brought.check(ranks)
+        except BaseException:
             ranks.close("the pipeline could not be made")
-            raise InputError(
-                f"rank {rank} has another plan than rank 0: make it on one rank and read it on all (plan.save, "
-                "Plan.load), or use Pipeline.auto, which does so"
-            )
+            raise
 
 
-def planned_once(check: Callable[[], object], make: Callable[[], Plan]) -> Plan:
+def planned_once(check: Callable[[], object], make: Callable[[], Plan], options: Mapping[str, Any]) -> Plan:
     """Return the plan that rank 0 makes, on every rank; in one process just make it.
 
     Args:
         check: refuses, on every rank, what cannot be planned for.
         make: makes the plan.
+        options: of the plan, by name.
 
     Raises:
         Exception: what ``check`` or ``make`` raises, on the rank where it does.
         RankError: it has raised there, on the others.
+        InputError: the ranks have different options.
     """
     ranks = join_ranks()
     with _failing_together(ranks):
         check()
+        if ranks is not None:
+            check_options(tuple(ranks.exchange(described_options(options))))
         made = make() if ranks is None or ranks.rank == 0 else None
         if ranks is None:
             assert made is not None

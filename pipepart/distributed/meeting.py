@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,36 +30,11 @@ from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
+from .hello import Hello, check_calls, check_refusals, check_run
 from .mini_batches import Shape, digest, forms, values
-from .sketches import Sketches, are_close, sketches
+from .sketches import are_close, sketches
 
 T = TypeVar("T")
-
-
-class _Hello(NamedTuple):
-    """What one rank brings to a call.
-
-    Attributes:
-        call: the method.
-        number: how often the pipeline was called before.
-        refusal: of the arguments, if the rank refuses them.
-        form: of the inputs; "" on a rank that was given none.
-        values: a digest of some numbers of the inputs, and of the target; "" where there is none.
-        target: the same of the target.
-        state: of the parameters and modes of the model that decide which gradients there are.
-        seed: of the rank's random numbers.
-        gradients: sketches of those that a backward begins with.
-    """
-
-    call: str
-    number: int
-    refusal: str = ""
-    form: str = ""
-    values: str = ""
-    target: str = ""
-    state: str = ""
-    seed: int = 0
-    gradients: Sketches = ()
 
 
 class Meeting:
@@ -92,7 +67,7 @@ class Meeting:
                 batch = call.split()
             except Exception as error:
                 refusal = error
-        mine = _Hello(
+        mine = Hello(
             call.name + call.options,
             self._calls,
             _told(refusal),
@@ -105,7 +80,7 @@ class Meeting:
         everyone = self._exchange(mine, call.name)
         if refusal is not None:
             raise refusal
-        self._check(everyone)
+        check_run(everyone, self._firsts, self._lasts, call, self.ranks)
         form = next(one.form for one in everyone if one.form)
         if batch is None or not all(one.form for one in everyone):
             args, kwargs = self._shapes((call.args, call.kwargs), everyone)
@@ -138,12 +113,12 @@ class Meeting:
         except Exception as error:
             refusal = error
         form = digest(forms(gradients))
-        mine = _Hello(call, self._calls, _told(refusal), form, gradients=sketches(gradients))
+        mine = Hello(call, self._calls, _told(refusal), form, gradients=sketches(gradients))
         everyone = self._exchange(mine, call)
         if refusal is not None:
             raise refusal
-        _check_refusals(everyone)
-        _check_calls(everyone)
+        check_refusals(everyone)
+        check_calls(everyone)
         for rank, one in enumerate(everyone):
             if not are_close(one.gradients, everyone[self.last].gradients):
                 raise InputError(
@@ -190,17 +165,17 @@ class Meeting:
             result = work()
         except Exception as error:
             refusal = error
-        everyone = self._exchange(_Hello(call, self._calls, _told(refusal)), call)
+        everyone = self._exchange(Hello(call, self._calls, _told(refusal)), call)
         if refusal is not None:
             raise refusal
-        _check_calls(everyone)
-        _check_refusals(everyone)
+        check_calls(everyone)
+        check_refusals(everyone)
         return cast(T, result)
 
-    def _exchange(self, mine: _Hello, call: str) -> list[_Hello]:
+    def _exchange(self, mine: Hello, call: str) -> list[Hello]:
         self._calls += 1
         self.ranks.place = f"the begin of {call}"
-        return [_Hello(*one) for one in self.ranks.exchange(mine)]
+        return [Hello(*one) for one in self.ranks.exchange(mine)]
 
     def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
         """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
@@ -300,34 +275,6 @@ class Meeting:
             )
         )
 
-    def _check(self, everyone: Sequence[_Hello]) -> None:
-        """Refuse a call that the ranks do not make alike."""
-        _check_refusals(everyone)
-        _check_calls(everyone)
-        first = everyone[0]
-        firsts = [(rank, "runs the first stage") for rank in self._firsts]
-        for rank, what in (*firsts, *((rank, "runs the last stage") for rank in self._lasts)):
-            if not everyone[rank].form and not (rank in self._lasts and everyone[rank].target):
-                raise InputError(f"rank {rank} {what} and was given no mini-batch")
-        for field, what in (
-            ("form", "of other shapes, or its code between layers takes another way,"),
-            ("values", "with other values"),
-            ("target", "with another target"),
-        ):
-            known = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
-            for rank, value in known.items():
-                if value != (base := next(iter(known.items())))[1]:
-                    raise InputError(
-                        f"rank {rank} was given a mini-batch {what} than rank {base[0]}: all ranks that are given one "
-                        "get the same, in the same order; seed what shuffles the data alike on every rank"
-                    )
-        for rank, one in enumerate(everyone):
-            if one.state != first.state:
-                raise RuntimeError(
-                    f"the model of rank {rank} is in another mode than that of rank 0, or other parameters are frozen, "
-                    "or gradients or autocast are set differently: set them alike on all ranks"
-                )
-
     def _everywhere(self, batch: MicroBatches | None, form: str, call: Call) -> MicroBatches:
         """Return the micro-batches of this rank, which are made here if it was given no mini-batch.
 
@@ -355,7 +302,7 @@ class Meeting:
         assert batch is not None
         return batch
 
-    def _shapes(self, given: Any, everyone: Sequence[_Hello]) -> tuple[Any, Any]:
+    def _shapes(self, given: Any, everyone: Sequence[Hello]) -> tuple[Any, Any]:
         """Return the arguments of the call on the meta device, from the first rank that has them."""
         source = next(rank for rank, one in enumerate(everyone) if one.form)
         mine = None
@@ -367,19 +314,3 @@ class Meeting:
 
 def _told(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _check_refusals(everyone: Sequence[_Hello]) -> None:
-    for rank, one in enumerate(everyone):
-        if one.refusal:
-            raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
-
-
-def _check_calls(everyone: Sequence[_Hello]) -> None:
-    first = everyone[0]
-    for rank, one in enumerate(everyone):
-        if one[:2] != first[:2]:
-            raise RuntimeError(
-                f"rank {rank} calls {one.call} (call {one.number}) while rank 0 calls {first.call} (call "
-                f"{first.number}): all ranks make the same calls with the same options in the same order"
-            )

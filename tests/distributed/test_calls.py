@@ -41,13 +41,26 @@ def _wrong_argument(pipe: Pipeline, rank: int, x: Any, y: Any) -> Any:
 
 
 CALLS: dict[str, tuple[Call, str]] = {
-    "shapes": (lambda pipe, rank, x, y: pipe.step(x[rank:], target=y[rank:]), "of other shapes"),
+    "shapes": (
+        lambda pipe, rank, x, y: pipe.step(x[rank:], target=y[rank:]),
+        r"differ: \(float64 \[6, .* on rank 0; \(float64 \[5, .* on rank 1; \(float64 \[4, .* on rank 2",
+    ),
     "dtype": (
         lambda pipe, rank, x, y: pipe.step(x.float() if rank == 2 else x, target=y),
-        "rank 2 was given .* of other shapes",
+        r"\(float64 .* on rank 0, 1; \(float32 .* on rank 2\.",
     ),
-    "values": (lambda pipe, rank, x, y: pipe.step(x + rank, target=y), "with other values"),
-    "target": (lambda pipe, rank, x, y: pipe.step(x, target=y + rank), "with another target"),
+    "values": (
+        lambda pipe, rank, x, y: pipe.step(x + rank, target=y),
+        "mini-batches that differ: other values on rank 0 than on rank 1 than on rank 2",
+    ),
+    "target": (
+        lambda pipe, rank, x, y: pipe.step(x, target=y + rank),
+        "targets that differ: other values on rank 0",
+    ),
+    "last has no target": (
+        lambda pipe, rank, x, y: pipe.step(x, target=None if rank == 2 else y),
+        "rank 2 runs the last stage and was given no target",
+    ),
     "argument": (_wrong_argument, "unknown|rank 1 refuses step"),
     "no tensor": (
         lambda pipe, rank, x, y: pipe.step("x" if rank == 0 else x, target=y),

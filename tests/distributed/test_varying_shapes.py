@@ -8,7 +8,6 @@ import pytest
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.distributed.test_calls import rank
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import linear
@@ -78,14 +77,3 @@ def test_they_are_refused_otherwise():
     for text in ranks(3).run(undeclared):
         assert "passes tensors of another form" in text
         assert "varying_shapes=True" in text
-
-
-def not_alike() -> None:
-    x, y = drawn_batches([9])[0]
-    message = r"rank 1 calls step.*with varying_shapes=True.*while rank 0 calls"
-    with cut(varying_shapes=rank() == 1) as pipe, pytest.raises(RuntimeError, match=message):
-        pipe.step(x, target=y)
-
-
-def test_all_ranks_say_so():
-    ranks(3).run(not_alike)
