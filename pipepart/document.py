@@ -49,6 +49,12 @@ class Document(Value):
         try:
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
+            versions = [fault["input"] for fault in error.errors() if fault["loc"] == ("version",)]
+            if versions and isinstance(versions[0], int):
+                raise InputError(
+                    f"{path} is a {cls.__name__} of version {versions[0]}, and this pipepart reads version "
+                    f"{FORMAT_VERSION}: {'update pipepart' if versions[0] > FORMAT_VERSION else 'make it again'}"
+                ) from None
             faults = "\n".join(f"  {fault}" for fault in fault_texts(error))
             raise InputError(f"{path} is not a {cls.__name__} that this version reads:\n{faults}") from None
 

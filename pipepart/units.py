@@ -19,6 +19,7 @@ _BYTES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_MOST_BYTES = 2**53  # each number up to this one is exact as a float
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -26,7 +27,7 @@ def parse_bytes(text: int | str) -> int:
     """Bytes from ``"2GiB"``, ``"16 GB"``, ``"512MiB"`` or a plain number of bytes.
 
     Raises:
-        ValueError: the text is no size, or the size is not positive.
+        ValueError: the text is no size, or the size is not positive, or above 8192 TiB.
 
     >>> parse_bytes("1.5KiB"), parse_bytes("16GB"), parse_bytes(300)
     (1536, 16000000000, 300)
@@ -35,12 +36,12 @@ def parse_bytes(text: int | str) -> int:
         match = _SIZE.fullmatch(text)
         if not match or match[2].upper() not in _BYTES:
             raise InputError(f"{text!r} is not a size: write for example '24GiB', '512MiB' or '16GB'")
-        size = round(float(match[1]) * _BYTES[match[2].upper()])
+        size = float(match[1]) * _BYTES[match[2].upper()]
     else:
-        size = int(text)
-    if size <= 0:
-        raise InputError(f"a size must be positive, got {text!r}")
-    return size
+        size = text
+    if not 0 < size <= _MOST_BYTES:
+        raise InputError(f"a size must be positive and at most {format_bytes(_MOST_BYTES)}, got {text!r}")
+    return round(size) if isinstance(text, str) else int(text)
 
 
 def parse_bandwidth(text: float | str) -> float:
@@ -57,11 +58,13 @@ def parse_bandwidth(text: float | str) -> float:
             raise InputError(f"a bandwidth must be positive, got {text!r}")
         return float(text)
     rate = text.strip().removesuffix("/s")
-    if rate == text.strip():
-        raise InputError(f"{text!r} is not a bandwidth: write for example '12GB/s' or '100Gbit/s'")
-    if rate.endswith("bit"):
-        return parse_bytes(rate.removesuffix("bit") + "B") / 8
-    return float(parse_bytes(rate))
+    try:
+        if rate != text.strip():
+            bits = rate.endswith("bit")
+            return parse_bytes(rate.removesuffix("bit") + "B" if bits else rate) / (8 if bits else 1)
+    except InputError:  # which calls it a size
+        pass
+    raise InputError(f"{text!r} is not a bandwidth: write for example '12GB/s' or '100Gbit/s'")
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:

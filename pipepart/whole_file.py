@@ -10,7 +10,7 @@ from pathlib import Path
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there, as one operation of the file system.
 
-    A link is followed. What is no regular file, such as ``/dev/stdout`` or a named pipe, is written directly.
+    A link is followed. A stream, such as ``/dev/stdout``, is written directly.
 
     Args:
         path: the file.
@@ -20,11 +20,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         OSError: the file cannot be written; what was there is unchanged.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
+    if is_stream(path):
         with open(path, "wb") as file:
             file.write(data)
         return
+    target = Path(path).resolve()
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, os.strerror(13), str(path))
     handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -36,6 +36,12 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     except BaseException:
         os.unlink(beside)
         raise
+
+
+def is_stream(path: str | Path) -> bool:
+    """Return True for what is there and no regular file, such as ``/dev/stdout`` or a named pipe."""
+    # Not of the resolved path: that of /dev/stdout does not exist if it is a pipe.
+    return Path(path).exists() and not Path(path).is_file()
 
 
 def _mode(target: Path) -> int:

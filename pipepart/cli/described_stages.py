@@ -12,7 +12,7 @@ from ..capture import LayerInfo
 from ..cluster import Cluster
 from ..planning import Plan, plan
 from ..profiling import Costs, LayerCost, Profile, SavedTensor, Timing
-from ..units import parse_bytes
+from ..units import counted, parse_bytes
 from .errors import UsageError
 
 
@@ -72,7 +72,9 @@ class DescribedStages:
         """
         wanted = max(devices, 1) * replicas
         if wanted > len(cluster):
-            raise UsageError(f"{replicas} replicas need {wanted} devices, and the cluster has {len(cluster)}")
+            raise UsageError(
+                f"{counted(replicas, 'replica')} need {counted(wanted, 'device')}, and the cluster has {len(cluster)}"
+            )
         order = built(schedule, devices, -(-micro_batches // replicas), chunks)
         stages = order.model_stages
         sent = 0 if message is None else parse_bytes(message)

@@ -15,7 +15,7 @@ import typer
 _Parameters = ParamSpec("_Parameters")
 _OUR_PACKAGES = ("pipepart", "schedules")
 # Frames between ours and the first one of a user's module, layer or loss.
-_IN_BETWEEN = ("importlib", "threading", "contextlib", "torch.nn.modules.module")
+_IN_BETWEEN = ("importlib", "threading", "contextlib", "concurrent", "torch.nn.modules.module")
 
 
 class UsageError(typer.BadParameter):
@@ -69,10 +69,16 @@ def _raise_bad_input(error: Exception) -> None:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the traceback from the user's code on, or all of it if none of the user's code is in it."""
+    """Print the traceback from the user's code on, or all of it if none of the user's code is in it.
+
+    Code of torch is the user's if pipepart has noted which layer called it; else pipepart itself called it.
+    """
     own = error.__traceback__
     while own is not None and (_package(own) in _OUR_PACKAGES or _module(own).startswith(_IN_BETWEEN)):
         own = own.tb_next
+    in_layer = any(text.startswith("pipepart: in ") for text in getattr(error, "__notes__", ()))
+    if own is not None and _package(own) == "torch" and not in_layer:
+        own = None
     # A SyntaxError's own message has the place in the user's file.
     if own is not None or isinstance(error, SyntaxError):
         error.__traceback__ = own

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -21,11 +20,11 @@ _Kind = TypeVar("_Kind", bound=Document)
 
 # A field that only this kind of file has at its top level.
 _KINDS = {
-    "stages": "plan",
+    "cluster": "plan",
     "costs": "profile",
     "links": "cluster",
     "traceEvents": "trace",
-    "actions": "schedule",
+    "device_of": "schedule",
     "flops_per_second": "roofline",
 }
 
@@ -38,26 +37,34 @@ def read(kind: type[_Kind], path: Path) -> _Kind:
         ValueError: the file has faults; all are named.
     """
     wanted = kind.__name__.lower()
-    text = _text(path, wanted)
-    try:
-        fields = dict(json.loads(text))
-    except (ValueError, TypeError):
-        fields = {}
-    found = next((name for field, name in _KINDS.items() if field in fields), wanted)
-    if found != wanted:
-        raise UsageError(f"{path} is a {found}, and this command takes a {wanted}")
+    _check_kind(path, _text(path, wanted), wanted)
     return kind.load(path)
 
 
-def read_roofline(text: str | None) -> Roofline | None:
+def _check_kind(path: Path, text: str, wanted: str) -> Any:
+    """Return the value in a text of JSON, None if it is none; refuse one that is a file of another kind."""
+    try:
+        value = from_json(text)  # of many megabytes, in half the time of json
+    except ValueError:
+        return None
+    fields = value if isinstance(value, dict) else {}
+    found = next((name for field, name in _KINDS.items() if field in fields), wanted)
+    if found != wanted:
+        raise UsageError(f"{path} is a {found}, and this command takes a {wanted}")
+    return value
+
+
+def read_roofline(text: str | None, measured: bool) -> Roofline | None:
     """Read a roofline from its text form, or from a file if the text ends in ``.json``.
 
     Raises:
-        UsageError: there is no such file, or it is a file of another kind.
+        UsageError: there is no such file, it is a file of another kind, or times are ``measured`` and not estimated.
         ValueError: the text is not of that form, or the file has faults.
     """
     if text is None:
         return None
+    if measured:
+        raise UsageError("--roofline is to estimate times: add --no-measure")
     return read(Roofline, Path(text)) if text.endswith(".json") else Roofline.parse(text)
 
 
@@ -68,6 +75,8 @@ def read_schedule(path: Path) -> Schedule:
         UsageError: the file cannot be read, or holds no schedule that runs.
     """
     text = _text(path, "schedule")
+    if path.suffix == ".json":
+        _check_kind(path, text, "schedule")
     try:
         found = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
         schedules.check(found)
@@ -82,9 +91,11 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
     Raises:
         UsageError: the file cannot be read, or holds no step of this plan.
     """
-    text = _text(path, "trace")
+    value = _check_kind(path, _text(path, "trace"), "trace")
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is no trace that pipe.trace() has saved: it holds no JSON object")
     try:
-        step = Timeline.from_trace(from_json(text))  # of many megabytes, in half the time of json
+        step = Timeline.from_trace(value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
     if difference := step_difference(step.schedule, plan):

@@ -107,8 +107,14 @@ def load(name: str, sample: str | None, dtype: str | None = None) -> Given:
         raise UsageError(f"{name!r} does not name a model: write {_FORMS}")
     place, attribute, arguments = match[1], match[2], _literals(name, match[3] or "")
     is_file = place.endswith(".py") or "/" in place or "\\" in place
-    module = _import_file(Path(place)) if is_file else _import_module(place)
-    given = _given(name, _call(name, _find(module, place, attribute), *arguments))
+    try:
+        module = _import_file(Path(place)) if is_file else _import_module(place)
+        given = _given(name, _call(name, _find(module, place, attribute), *arguments))
+    except SystemExit as ended:
+        raise UsageError(
+            f"{name} ended the program, with {ended.code!r}, and returned no model: what runs when the file is "
+            'executed goes under `if __name__ == "__main__":`'
+        ) from None
     if made_up is not None:
         given = replace(given, sample=made_up)
     if given.sample is None:

@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..input_error import InputError
+from ..units import parse_bandwidth, parse_bytes
+from ..whole_file import is_stream
+
 # Equal to schedules.names(), which would import numpy; a test compares the two.
 SCHEDULE_LIST = (
     "1f1b, chimera, dualpipe-v, eager-1f1b, gpipe, hanayo, interleaved-1f1b, interleaved-zb, looped-bfs, pipedream, "
@@ -21,6 +25,7 @@ SCHEDULES = SCHEDULE_LIST.split(", ")
 REQUESTED_SCHEDULES = (*SCHEDULES, "auto", "search")
 # Equal to the engines of plan.export; a test compares the two.
 ENGINES = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
+_MOST_SECONDS = 1e6  # of one action
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 RECOMPUTE = ("never", "except-last", "always")
 REDUCTIONS = ("mean", "sum", "batch")
@@ -55,18 +60,51 @@ def costs(text: str) -> list[float]:
         raise typer.BadParameter(
             f"{text!r}: give one number for all stages, or one per stage as in 1,2,1"
         ) from None
-    if not all(0 <= number < float("inf") for number in numbers):
-        raise typer.BadParameter(f"{text!r}: costs are finite and not negative")
+    if not all(0 <= number <= _MOST_SECONDS for number in numbers):
+        raise typer.BadParameter(f"{text!r}: costs are seconds from 0 to {_MOST_SECONDS:g}")
     return numbers
 
 
+def size(text: str) -> str:
+    """Check that a text is one size, or several with commas between them, and return it."""
+    return _checked(text, text.split(","), parse_bytes)
+
+
+def rate(text: str) -> str:
+    """Check that a text is a bandwidth, and return it."""
+    return _checked(text, [text], parse_bandwidth)
+
+
+def described(text: str) -> str:
+    """Check the memory of a described device, ``MEMORY[@SPEED]``, and return the text."""
+    return _checked(text, [text.partition("@")[0]], parse_bytes)
+
+
+def _checked(text: str, parts: Sequence[str], parse: Callable[[str], object]) -> str:
+    try:
+        for part in parts:
+            parse(part)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _json_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".json" and not is_stream(path):
+        raise typer.BadParameter(
+            f"cannot save JSON in {text!r}: its name must end in .json, by which commands know it"
+        )
+    return path
+
+
 def choice(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of the given words."""
+    """Return a parser that accepts one of the given words, in capitals too."""
 
     def parse(text: str) -> str:
-        if text in choices:
-            return text
-        near = difflib.get_close_matches(text, choices)
+        if text.lower() in choices:
+            return text.lower()
+        near = difflib.get_close_matches(text.lower(), choices)
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(choices)}"
         raise typer.BadParameter(f"{text!r}: {hint}")
 
@@ -219,7 +257,8 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel="Output")
 ]
 Output = Annotated[
-    Path | None, option("FILE", "Save the JSON in FILE.", names=("--output", "-o"), group="Output")
+    Path | None,
+    option("FILE.json", "Save the JSON in a file.", _json_file, names=("--output", "-o"), group="Output"),
 ]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[
@@ -233,6 +272,7 @@ Compress = Annotated[
         "Send activations and gradients as bf16 or int8 between hosts, or between devices if there is one host; "
         "network=int8 or link=bf16 name the links between hosts or within one; repeatable. Training is then not exact.",
         _compress,
+        group="Devices",
     ),
 ]
 Colocate = Annotated[
@@ -272,5 +312,6 @@ def given(context: typer.Context, *names: str) -> list[str]:
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            found.append(parameter.opts[0])
+            off = parameter.secondary_opts and context.params[parameter.name or ""] is False
+            found.append((parameter.secondary_opts if off else parameter.opts)[0])
     return found

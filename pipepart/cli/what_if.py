@@ -15,6 +15,7 @@ from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import with_modes
 from ..planning.plans.searched_order import SEARCH, order_text
 from ..planning.search.search_order import search_within, with_split_critical
+from ..units import counted
 from .errors import UsageError
 
 
@@ -134,4 +135,4 @@ def _other_chunks(plan: Plan, chunks: int) -> str:
     stages, count = len(plan.stages), 1 if chunks > 1 else 2
     if stages % count or stages // count > len(plan.cluster):
         return f": the {stages} stages of the plan do not suit it, plan again with this schedule"
-    return f": --chunks {count} has the {stages} stages of the plan on {stages // count} devices"
+    return f": --chunks {count} puts the {stages} stages of the plan on {counted(stages // count, 'device')}"

@@ -48,9 +48,9 @@ def described_device(index: int, text: str) -> Device:
     Raises:
         ValueError: the text cannot be parsed.
     """
-    memory, _, speed = text.partition("@")
+    memory, at, speed = text.partition("@")
     try:
-        factor = float(speed) if speed else 1.0
+        factor = float(speed) if at else 1.0
     except ValueError:
         raise InputError(
             f"device {index}, {text!r}: {speed!r} is not a speed, write for example '16GiB@0.6'"

@@ -159,11 +159,13 @@ def batch_size(sample: Any, target: Any = None) -> int:
     """
     size = _common_size(sample, "the input", None)
     if size is None:
-        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(sample)):
+        leaves = pytree.tree_leaves(sample)
+        if any(isinstance(leaf, Tensor) for leaf in leaves):
             raise InputError(
                 "the input holds tensors without a batch dimension only: there is nothing to split"
             )
-        raise InputTypeError(f"the input must hold a tensor, got {type(sample).__name__}")
+        kinds = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in leaves)) or "nothing"
+        raise InputTypeError(f"the input must hold a tensor, got {kinds}: give one mini-batch of samples")
     if size == 0:
         raise InputError("the mini-batch holds no samples")
     _common_size(target, "the target", size)

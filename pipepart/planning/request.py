@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -190,8 +191,10 @@ def check_options(options: PlanOptions, devices: int) -> None:
         if value != other and not is_count(value):
             also = f"{other!r} or " if other else ""
             raise InputError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
-    if options.seconds is not None and not (isinstance(options.seconds, int | float) and options.seconds > 0):
-        raise InputError(f"seconds must be None or a number above 0, got {options.seconds!r}")
+    if options.seconds is not None and not (
+        isinstance(options.seconds, int | float) and 0 < options.seconds < math.inf
+    ):
+        raise InputError(f"seconds must be None or a finite number above 0, got {options.seconds!r}")
     _replicas(options.replicas, devices)
     if options.reduction not in (None, "mean", "sum", "batch"):
         raise InputError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")

@@ -72,8 +72,8 @@ def sharing_notes(layers: Layers, like: Sequence[int]) -> Iterator[str]:
     for first, count in counts.items():
         if count > 1:
             yield (
-                f"{layers[first][0]} was timed for {count} layers that are equal to it, itself included: "
-                "share=False times each"
+                f"{layers[first][0]} was timed for {count} layers that are equal, itself included; "
+                "share=False (--no-share) times each"
             )
 
 

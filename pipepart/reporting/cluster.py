@@ -24,7 +24,7 @@ def cluster_report(cluster: Cluster) -> RenderableType:
             counts[text] = counts.get(text, 0) + 1
         alike.setdefault(tuple(counts.items()), []).append(host)
     lines = [
-        (_hosts(names), ", ".join(f"{count} × {text}" for text, count in counts))
+        (_hosts(names), "; ".join(f"{count} × {text}" for text, count in counts))
         for counts, names in alike.items()
     ]
     lines = [*lines[:_MOST_LINES], *([("...", "")] if len(lines) > _MOST_LINES else [])]

@@ -47,7 +47,7 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
         steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
     limit, bottleneck = _limit(plan)
-    found.append(limit)
+    found += [*_slower_than_one_device(plan), limit]
     if len(plan.cluster) > 1:
         found.append(_change(plan, nearby_plans(plan, bottleneck), measured=trace is not None))
     found += _memory(plan)
@@ -110,6 +110,16 @@ def _seconds_of_sums(timeline: Timeline) -> list[float]:
     return [
         sum(end - start for action, start, end in zip(*row, strict=True) if action.kind == Kind.REDUCE_GRAD)
         for row in rows
+    ]
+
+
+def _slower_than_one_device(plan: Plan) -> list[str]:
+    step, one_device = plan.predicted.step_seconds, plan.predicted.serial_seconds
+    if one_device > step * (1 - _NOTICED):
+        return []
+    return [
+        f"The pipeline gains nothing: a step of {format_seconds(step)}, against {format_seconds(one_device)} for the "
+        "same micro-batches on one device without it."
     ]
 
 

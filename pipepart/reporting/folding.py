@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+FEWEST_ALIKE = 4  # blocks that are worth folding
+_MOST_PIECES = 4  # of a span
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)(?P<rest>\..*)?")
-
-
 _LONGEST_PATTERN = 8  # blocks that repeat together, as linear and activation in turns
 
 
@@ -55,6 +55,42 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
     ['body.0.layers.0 – 1, 2 alike', 'body.1.pool']
     """
     return _fold(names, kinds or [""] * len(names), "", 0)
+
+
+def span(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
+    """Return the layers of a stage in few words: blocks that are alike folded, the layers around them as first – last.
+
+    Args:
+        names: of consecutive layers.
+        kinds: as for :func:`fold`.
+
+    >>> span(["embed", "drop", *(f"h.{block}" for block in range(6)), "norm", "head"])
+    'embed – drop; h.0 – 5, 6 alike; norm – head'
+    >>> span(["h.0.attention", "h.0.mlp", "h.1.attention"]), span(["norm"])
+    ('h.0.attention – 1.attention', 'norm')
+    """
+    pieces, at = [], 0
+    for each in fold(names, kinds):
+        if each.blocks < FEWEST_ALIKE:
+            continue
+        pieces += [*([_between(names[at : each.first])] if at < each.first else []), each.label]
+        at = each.first + each.layers
+    pieces += [_between(names[at:])] if at < len(names) else []
+    return "; ".join(pieces) if len(pieces) <= _MOST_PIECES else _between(names)
+
+
+def _between(names: Sequence[str]) -> str:
+    """Name the first and the last layer; what their names begin with stands once."""
+    first, last = names[0], names[-1]
+    if first == last:
+        return first
+    parts = last.split(".")
+    shared = 0
+    for one, other in zip(first.split("."), parts[:-1], strict=False):
+        if one != other:
+            break
+        shared += 1
+    return f"{first} – {'.'.join(parts[shared:])}"
 
 
 def _fold(names: Sequence[str], kinds: Sequence[Hashable], prefix: str, offset: int) -> list[Fold]:

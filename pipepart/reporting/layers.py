@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..profiling import Costs, LayerCost, Profile, Timing
 from ..units import counted
-from .folding import fold
+from .folding import FEWEST_ALIKE, fold
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars
 
-_FEWEST_ALIKE = 4  # blocks that are folded
+_MOST_SHAPES = 2  # listed of what a layer passes on
 
 
 class _Row(NamedTuple):
@@ -126,7 +127,7 @@ def _folded(rows: Sequence[_Row]) -> list[_Row]:
     found: list[_Row] = []
     for each in fold([row.name for row in rows], [(row.kind, row.parameters) for row in rows]):
         run = rows[each.first : each.first + each.layers]
-        found += [_together(each.label, run)] if each.blocks >= _FEWEST_ALIKE else run
+        found += [_together(each.label, run)] if each.blocks >= FEWEST_ALIKE else run
     return found
 
 
@@ -164,5 +165,19 @@ def _shapes(profile: Profile, costs: Costs) -> list[str]:
             extents = [costs.samples if i == 0 and n == first else n for i, n in enumerate(spec.shape)]
             shape = "×".join(map(str, extents)) or "scalar"
             shown.append(shape if spec.dtype == "float32" else f"{shape} {spec.dtype}")
-        texts.append(", ".join(shown) or NONE)
+        texts.append(_shapes_text(shown))
     return texts
+
+
+def _shapes_text(shapes: Sequence[str]) -> str:
+    """List the shapes of what a layer passes on, equal ones once, and count all but the first two.
+
+    >>> _shapes_text(["4×16"]), _shapes_text(["2×8", "4×16", "4×16"]), _shapes_text(["1", "2", "3", "3"])
+    ('4×16', '2×8, 2 of 4×16', '1, 2, 2 more')
+    """
+    counts = Counter(shapes)
+    listed = list(counts.items())[:_MOST_SHAPES]
+    texts = [shape if count == 1 else f"{count} of {shape}" for shape, count in listed]
+    if rest := len(shapes) - sum(count for _, count in listed):
+        texts.append(f"{rest} more")
+    return ", ".join(texts) or NONE

@@ -13,6 +13,7 @@ from ..planning import Alternative, InfeasiblePlanError, Plan, StagePlan, value_
 from ..planning.pasting import as_options
 from ..planning.plans.searched_order import SEARCH
 from ..planning.suggestions import suggestions_text
+from .folding import span
 from .quantity import NONE, TimeUnit, percent, size
 from .table import Column, FittingTable, bars, lines_to_copy
 
@@ -38,8 +39,12 @@ class _Row(NamedTuple):
 def stage_table(plan: Plan) -> FittingTable:
     """Make a table with one row per stage and, if devices have several stages, one per device below."""
     stages, count = plan.all_stages, len(plan.stages)
+    known = (
+        {info.name: (info.kind, info.parameter_bytes) for info in plan.profile.layers} if plan.profile else {}
+    )
+    spans = [span(stage.layers, [known.get(name, "") for name in stage.layers]) for stage in plan.stages]
     single = [
-        _Row(str(number % count), number // count, stage.device, _span(stage.layers), [stage])
+        _Row(str(number % count), number // count, stage.device, spans[number % count], [stage])
         for number, stage in enumerate(stages)
     ]
     loaded = [
@@ -284,7 +289,3 @@ def loaded_stages(plan: Plan) -> dict[tuple[int, str], list[int]]:
 def stage_numbers(numbers: Sequence[int], stages: int | None = None) -> str:
     """Format stage numbers as in "0, 2"; with ``stages`` per replica, number within the replica."""
     return ", ".join(str(number % stages if stages else number) for number in numbers)
-
-
-def _span(layers: Sequence[str]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]} – {layers[-1]}"

@@ -184,7 +184,7 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(
         ("--devices 2 --colocate 1,nine", "colocate names layer 'nine'"),
         ("--devices 2 --cut-before 0", "the first layer: nothing comes before it"),
         ("--devices 2 --cut-before 1 --no-cut-before 1", "both have layer '1'"),
-        ("--devices 2 --micro-batches 3", "measured for [2, 4] micro-batches, not for 3"),
+        ("--devices 2 --micro-batches 3", "profiled with 2, 4 micro-batches, not with 3"),
         ("--devices 2 --micro-batches some", "'--micro-batches': 'some'"),
         ("--devices 2 --schedule 1f1b --stages 3", "between 1 and 2"),
         ("--devices 2 --input 3x3 --threads 1", "--input, --threads cannot change saved.json"),

@@ -177,5 +177,5 @@ def test_plans_from_estimates_are_explained_simulated_and_checked(run: Run) -> N
 def test_a_roofline_needs_no_measure(run: Run) -> None:
     result = run(f"profile models.py:whole {SPEED}")
     assert result.exit_code == 2
-    assert "measure=False" in result.stderr
+    assert "add --no-measure" in result.stderr
     assert run("profile models.py:whole --no-measure --roofline fast").exit_code == 2

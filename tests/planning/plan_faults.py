@@ -150,7 +150,10 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ["stages.0.recompute: Input should be 'never', 'except-last' or 'always'"],
     ),
     # the form of the file
-    "a later version": (lambda d: d.update(version=2), ["version: Input should be less than or equal to 1"]),
+    "a later version": (
+        lambda d: d.update(version=2),
+        ["a Plan of version 2, and this pipepart reads version 1: update pipepart"],
+    ),
     "a later version of the profile": (lambda d: d["profile"].update(version=9), ["profile.version: Input"]),
     "extra fields": (
         lambda d: (d.update(colour="blue"), d["stages"][1].update(speed=1), d["cluster"].update(size=3)),

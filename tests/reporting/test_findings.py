@@ -145,6 +145,13 @@ def test_sums_of_gradients_are_named_where_they_take_longest() -> None:
     assert findings(made)[0] == f"Adding up the gradients of 2 replicas takes {part:.0%} of the step."
 
 
+def test_a_pipeline_that_gains_nothing_is_told() -> None:
+    small = _profile([1e-6, 1e-6])  # each action of a virtual device costs 25 µs, and a message 20 µs
+    made = _by_hand(small, ["a", "b"], Cluster.virtual(2))
+    assert findings(made)[0].startswith("The pipeline gains nothing: a step of ")
+    assert ", against 16 µs for the same micro-batches on one device" in findings(made)[0]
+
+
 def test_a_full_device_is_told_what_recompute_frees() -> None:
     profile = _profile([1.0, 1.0])
     made = _by_hand(profile, ["a", "b"], Cluster.parse(["1GiB"] * 2))

@@ -26,11 +26,13 @@ def cluster_command(
         option(
             "SIZE[@SPEED]",
             "Describe a device, as in 24GiB or 16GiB@0.6; once for each, or for all.",
+            options.described,
             group="Described",
         ),
     ] = None,
     bandwidth: Annotated[
-        str | None, option("RATE", "Between devices given by --device: 12GB/s.", group="Described")
+        str | None,
+        option("RATE", "Between devices given by --device: 12GB/s.", options.rate, group="Described"),
     ] = None,
     hosts: Annotated[
         int, option("N", "Number of hosts with the devices given by --device.", min=1, group="Described")
@@ -40,7 +42,8 @@ def cluster_command(
         option("N", "Devices of each host; as many as --device says if not given.", min=1, group="Described"),
     ] = None,
     network: Annotated[
-        str | None, option("RATE", "Of a host's port to the network: 25GB/s.", group="Described")
+        str | None,
+        option("RATE", "Of a host's port to the network: 25GB/s.", options.rate, group="Described"),
     ] = None,
     measure_again: Annotated[
         bool,
@@ -63,8 +66,12 @@ def cluster_command(
     from ..output import check_writable, deliver
 
     check_writable(output)
-    if (hosts > 1 or devices_per_host or network) and not device:
-        raise UsageError("--hosts, --devices-per-host and --network go with devices described by --device")
+    if (hosts > 1 or devices_per_host or network or bandwidth) and not device:
+        raise UsageError(
+            "--bandwidth, --hosts, --devices-per-host and --network go with devices described by --device"
+        )
+    if (hosts > 1) != bool(network):
+        raise UsageError("--hosts N and --network 25GB/s go together: hosts are joined by a network")
     if measure_again and (devices or cluster or device):
         raise UsageError(
             "--measure-again measures all accelerators of this machine: leave out what names devices"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from ..options import option
 
 if TYPE_CHECKING:
     from ...planning import InfeasiblePlanError
+    from ...profiling import Profile
 
 
 @with_exit_status
@@ -33,17 +34,20 @@ def plan_command(
         option(
             "MEMORY[@SPEED]",
             "A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+            options.described,
             group="Devices",
         ),
     ] = None,
     bandwidth: Annotated[
-        str | None, option("RATE", "Between devices given by --device: 12GB/s.", group="Devices")
+        str | None,
+        option("RATE", "Between devices given by --device: 12GB/s.", options.rate, group="Devices"),
     ] = None,
     host_link: Annotated[
         str | None,
         option(
             "RATE",
             "Between each device given by --device and the memory of its host: 25GB/s.",
+            options.rate,
             group="Devices",
         ),
     ] = None,
@@ -52,7 +56,12 @@ def plan_command(
     ] = None,
     memory: Annotated[
         str | None,
-        option("SIZE", "Memory limit of each device: 2GiB; in place of the one it has.", group="Devices"),
+        option(
+            "SIZE",
+            "Memory limit of each device: 2GiB; in place of the one it has.",
+            options.size,
+            group="Devices",
+        ),
     ] = None,
     schedule: Annotated[
         str,
@@ -190,15 +199,16 @@ def plan_command(
             raise UsageError(f"layer {layer!r} is pinned to stage {pins[layer]} and to stage {stage}")
     wanted = options.compressed(compress or [])
 
-    from ...planning import InfeasiblePlanError, estimate, micro_batches_worth_trying, plan
-    from ...profiling import Profile
+    from ...planning import InfeasiblePlanError, micro_batches_worth_trying, plan
     from ...reporting import plan_reports
     from ..devices import make_cluster
-    from ..files import read, read_roofline
+    from ..files import read_roofline
     from ..model import measure
     from ..output import check_writable, deliver
 
     check_writable(output)
+    if estimate_costs and micro_batches == "auto":
+        raise UsageError("--estimate goes with --micro-batches N, the number to estimate for")
     where = make_cluster(devices, cluster, device or (), bandwidth, host_link, memory, more_devices)
 
     def sizes(batch: int) -> list[int]:
@@ -222,9 +232,7 @@ def plan_command(
             raise UsageError(
                 f"{', '.join(ignored)} cannot change {model_or_profile}, which is measured already"
             )
-        profile = read(Profile, Path(model_or_profile))
-        if estimate_costs and micro_batches != "auto":
-            profile = estimate(profile, micro_batches)
+        profile = _saved(Path(model_or_profile), micro_batches, estimate_costs)
     else:
         profile = measure(
             model_or_profile,
@@ -237,7 +245,7 @@ def plan_command(
             seconds=time_budget,
             devices=len(where),
             measure=measure_times,
-            roofline=read_roofline(roofline),
+            roofline=read_roofline(roofline, measure_times),
         )
     try:
         made = plan(
@@ -267,6 +275,26 @@ def plan_command(
     deliver(
         made.model_dump_json(indent=1), lambda: plan_reports(made, compact=True), as_json=as_json, path=output
     )
+
+
+def _saved(path: Path, micro_batches: int | Literal["auto"], estimate_costs: bool) -> Profile:
+    """Read a profile, and check that it has the costs at a number of micro-batches, or estimate them."""
+    from ...planning import estimate
+    from ...profiling import Profile
+    from ..files import read
+
+    profile = read(Profile, path)
+    if micro_batches == "auto":
+        return profile
+    if estimate_costs:
+        return estimate(profile, micro_batches)
+    counts = [costs.micro_batches for costs in profile.costs]
+    if micro_batches not in counts:
+        raise UsageError(
+            f"{path} was profiled with {', '.join(map(str, counts))} micro-batches, not with {micro_batches}: "
+            f"add --estimate, or profile again with --micro-batches {micro_batches}"
+        )
+    return profile
 
 
 def _infeasible(error: InfeasiblePlanError) -> str:

@@ -51,8 +51,9 @@ def profile_command(
 ) -> None:
     """Measure time and memory of each layer of MODEL, or estimate the time.
 
-    MODEL names a function without arguments that returns (model, sample, target, loss_fn), or the first one, two or
-    three of these. The model may be any module; of one that is no nn.Sequential the blocks are the layers.
+    MODEL names a function that returns (model, sample, target, loss_fn), or the first one, two or three of these; its
+    arguments may follow in parentheses. The layers of an nn.Sequential are its modules, those of any other model its
+    blocks.
     """
     from ...reporting import layer_table, size_table
     from ..devices import torch_device
@@ -73,7 +74,7 @@ def profile_command(
         seconds=time_budget,
         share=share,
         measure=measure_times,
-        roofline=read_roofline(roofline),
+        roofline=read_roofline(roofline, measure_times),
     )
     sizes = [size_table(found)] if len(found.costs) > 1 else []
     deliver(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COSTS = ("forward", "backward_input", "backward_weight", "stash")
 _OF_CLUSTER = ("replicas", "message", "gradients")
+_MOST_ACTIONS = 4_000_000  # forwards and backwards; these take a minute and a few GiB
 _PER_STAGE = "one number for a device, shared by its stages, or one per stage as in 1,2,1"
 
 
@@ -87,6 +88,7 @@ def simulate_command(
         option(
             "SIZE",
             "What a stage sends to the next for a micro-batch, on --cluster.",
+            options.size,
             group="Stages on a cluster",
         ),
     ] = None,
@@ -95,6 +97,7 @@ def simulate_command(
         option(
             "SIZE",
             "Gradients of a device's stages, which replicas sum, on --cluster.",
+            options.size,
             group="Stages on a cluster",
         ),
     ] = None,
@@ -140,6 +143,7 @@ def simulate_command(
         option(
             "SIZE[,SIZE..]",
             "Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
+            options.size,
             group="Stages described by numbers",
         ),
     ] = None,
@@ -171,7 +175,7 @@ def simulate_command(
     Repeat --schedule to compare: `pipepart simulate --schedule 1f1b --schedule zb-v --devices 4 --micro-batches 8`.
     """
     from ...cluster import Cluster
-    from ...planning import Plan
+    from ...planning import InfeasiblePlanError, Plan
     from ...reporting import drawn_timeline, idle_table, schedules_table, simulation_summary
     from ..described_stages import DescribedStages, built
     from ..files import read, read_schedule
@@ -201,13 +205,18 @@ def simulate_command(
 
     def play(name: str | None) -> Played:
         if made is not None:
+            _check_number_of_actions(len(made.stages), micro_batches or made.micro_batches)
             return play_plan(made, order, name, micro_batches, chunks)
         if where is not None:
             count = devices or len(where) // (replicas or 1)
-            needed = _needed(name, count, micro_batches)
-            on_cluster = stages.on_cluster(where, *needed, chunks, replicas or 1, message, gradients)
+            needed = _needed(name, count, micro_batches, chunks)
+            try:
+                on_cluster = stages.on_cluster(where, *needed, chunks, replicas or 1, message, gradients)
+            except InfeasiblePlanError as error:  # whose suggestions are options of another command
+                typer.echo(f"{error.reason[:1].upper()}{error.reason[1:]}.", err=True)
+                raise typer.Exit(1) from None
             return play_plan(on_cluster, None, None, None, None)
-        ordered = order or built(*_needed(name, devices, micro_batches), chunks)
+        ordered = order or built(*_needed(name, devices, micro_batches, chunks), chunks)
         return play_numbers(stages, ordered, latency, search=name == "search")
 
     played = list(map(play, names))
@@ -240,10 +249,22 @@ def simulate_command(
     deliver(result, reports, as_json=as_json, path=None)
 
 
-def _needed(schedule: str | None, devices: int | None, micro_batches: int | None) -> tuple[str, int, int]:
+def _needed(
+    schedule: str | None, devices: int | None, micro_batches: int | None, chunks: int | None
+) -> tuple[str, int, int]:
     """Return the options that described stages need."""
     if schedule is None or devices is None or micro_batches is None:
         raise UsageError(
             "give a saved plan, or describe the stages: --schedule 1f1b --devices 4 --micro-batches 8"
         )
+    _check_number_of_actions(devices * (chunks or 1), micro_batches)
     return schedule, devices, micro_batches
+
+
+def _check_number_of_actions(stages: int, micro_batches: int) -> None:
+    count = 2 * stages * micro_batches
+    if count > _MOST_ACTIONS:
+        raise UsageError(
+            f"{micro_batches:,} micro-batches on {stages:,} stages make {count:,} forwards and backwards: at most "
+            f"{_MOST_ACTIONS:,} are simulated"
+        )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from ...input_error import InputError
 from ...profiling import Costs, LayerCost, LiveValue, Profile, Timing
+from ...units import is_count
 
 _Line = Callable[
     [float, float], float
@@ -22,7 +24,14 @@ def estimate(profile: Profile, micro_batches: int) -> Profile:
     Args:
         profile: with the costs at one size at least.
         micro_batches: from 1 to the number of samples of the mini-batch.
+
+    Raises:
+        ValueError: the mini-batch has fewer samples.
     """
+    if not is_count(micro_batches) or micro_batches > profile.batch:
+        raise InputError(
+            f"micro_batches must be from 1 to the {profile.batch} samples of the mini-batch, got {micro_batches!r}"
+        )
     if any(costs.micro_batches == micro_batches for costs in profile.costs):
         return profile
     return profile.model_copy(update={"costs": (*profile.costs, _estimated(profile, micro_batches))})
