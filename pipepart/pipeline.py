@@ -366,7 +366,7 @@ class Pipeline(AsModule, Observed):
             )
             try:
                 self._engine.execute(step, scaled=scaler is not None)
-                self._side.end(step, self.parameters() if scaler is not None else ())
+                self._side.end(step, scaled=scaler is not None)
                 factor = sink.correction()
                 gradients.finish(factor)
             except LossError:

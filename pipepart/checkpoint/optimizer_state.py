@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..input_error import InputError, InputTypeError
+from ..runtime.model_part import StandIn
 from .json_values import decode, encode
 from .tensor_file import TensorFile, check_tensor
 
@@ -75,7 +76,10 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
     for optimizer in optimizers:
         packed = optimizer.state_dict()
         left = dict(packed["state"])
-        for group, own in zip(packed["param_groups"], named_groups(optimizer, names), strict=True):
+        groups = zip(
+            optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
+        )
+        for one, group, own in groups:
             if twice := known.intersection(own):
                 raise InputError(
                     f"two optimizers have the parameter {min(twice)!r}: each parameter needs one"
@@ -90,9 +94,10 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
                     "parameters": own,
                 }
             )
-            for name, number in zip(own, group["params"], strict=bool(own)):
-                if number in left:
-                    found.state[name] = encode(left.pop(number), f"optimizer state of {name}", store)
+            for parameter, number in zip(one["params"], group["params"], strict=True):
+                state = left.pop(number, None)
+                if state is not None and (name := names.get(parameter)):
+                    found.state[name] = encode(state, f"optimizer state of {name}", store)
         if left:
             raise InputTypeError(
                 f"the state of the {type(optimizer).__name__} under {next(iter(left))!r} belongs to no parameter: "
@@ -150,7 +155,7 @@ class SavedOptimizers:
     def load(self, optimizer: Optimizer, names: Names) -> None:
         """Set state and settings of an optimizer, after :meth:`check`."""
         packed = optimizer.state_dict()
-        packed["state"] = {}
+        before, packed["state"] = packed["state"], {}
         exact: list[tuple[nn.Parameter, dict[str, Any]]] = []
         groups = zip(
             optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
@@ -159,9 +164,10 @@ class SavedOptimizers:
             if own:
                 saved, tensors = self._groups[own[0]]
                 packed_group.update(decode(saved["settings"], _copies(tensors)))
-            params = group["params"], packed_group["params"]
-            for parameter, number, name in zip(*params, own, strict=bool(own)):
-                if name in self._state:
+            for parameter, number in zip(group["params"], packed_group["params"], strict=True):
+                if isinstance(parameter, StandIn) and number in before:
+                    packed["state"][number] = before[number]
+                elif (name := names.get(parameter)) in self._state:
                     state, tensors = self._state[name]
                     packed["state"][number] = decode(state, _copies(tensors))
                     exact.append((parameter, packed["state"][number]))
@@ -185,14 +191,14 @@ class SavedOptimizers:
 
 
 def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:
-    """Return the names of the parameters of each group; none for the empty one of a rank without parameters.
+    """Return the names of the parameters of each group; none for the stand-in of a rank that trains none.
 
     Raises:
         ValueError: a parameter is not the model's.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter not in names and parameter.numel():
+            if parameter not in names and not isinstance(parameter, StandIn):
                 raise InputError(
                     f"the {type(optimizer).__name__} has a parameter of shape {tuple(parameter.shape)} that is not the "
                     "model's: make it of pipe.parameters(), after the pipeline"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..capture import Chain
@@ -68,8 +68,8 @@ class Alone:
         """
         return gradients.begin
 
-    def end(self, step: Step, parameters: Iterable[nn.Parameter] = ()) -> None:
-        """Share what one process knows of a run's loss. ``parameters``: whose gradients are scaled and may overflow."""
+    def end(self, step: Step, *, scaled: bool = False) -> None:
+        """Share what one process knows of a run's loss. ``scaled``: gradients may overflow, for a ``GradScaler``."""
 
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""

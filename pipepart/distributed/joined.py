@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
@@ -127,9 +127,9 @@ class Joined(Alone):
                 "without optimizer="
             )
 
-    def end(self, step: Step, parameters: Iterable[nn.Parameter] = ()) -> None:
+    def end(self, step: Step, *, scaled: bool = False) -> None:
         """Share the loss, as :meth:`Meeting.end`, what the layers of the first replica have written, and the times."""
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = self.part.gradients_to_unscale() if scaled else []
         self._meeting.end(step.sink, step.keys, gradients)
         if step.sink.trains:
             self._certain[len(step.sink.outputs)] = step.sink.certain
@@ -171,8 +171,9 @@ class Joined(Alone):
 
         In float16 gradients that overflow on one rank get an infinity on all: so all scalers skip the step alike.
         """
+        gradients = self.part.gradients_to_unscale()
         if in_half or any(one.dtype is torch.float16 for one in self.part.model.parameters()):
-            self._meeting.share_overflow([one.grad for one in self.part.parameters() if one.grad is not None])
+            self._meeting.share_overflow(gradients)
         self._meeting.collect(step.input_gradients, [None] * len(step.input_gradients))
         found = super().end_backward(step, in_half)
         found = self._meeting.end_backward(list(found))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..autograd.in_place import version
 from ..ranks import Ranks
-from ..runtime.model_part import ModelPart
+from ..runtime.model_part import ModelPart, StandIn
 from ..runtime.sinks import scalar_as_plain, scalar_from_plain
 from .ownership import Ownership
 
@@ -44,7 +44,7 @@ class RankPart(ModelPart):
         self._replicas: dist.ProcessGroup | None = None
         self._pair: dist.ProcessGroup | None = None
         self._versions: list[int] = []
-        self._empty = nn.Parameter(torch.empty(0))
+        self._stand_in = StandIn(torch.zeros(1))
 
     def connect(self, replicas: dist.ProcessGroup) -> None:
         """Give the ranks that have this part in all replicas the values of the first."""
@@ -62,8 +62,22 @@ class RankPart(ModelPart):
                 yield name, parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of this rank; an empty one if it has none, as torch's optimizers refuse that."""
-        yield from [parameter for _, parameter in self.named_parameters()] or [self._empty]
+        """Yield the parameters of this rank, and a stand-in if it trains none of them."""
+        own = [parameter for _, parameter in self.named_parameters()]
+        yield from own
+        if not any(parameter.requires_grad for parameter in own):
+            yield self._stand_in
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clear all gradients."""
+        super().zero_grad(set_to_none)
+        self._stand_in.grad = None
+
+    def gradients_to_unscale(self) -> list[Tensor]:
+        """Return the gradients of this rank; that of the stand-in is made, as a ``GradScaler`` looks for one."""
+        if self._stand_in in set(self.parameters()):
+            self._stand_in.grad = torch.zeros_like(self._stand_in)
+        return [one.grad for one in self.parameters() if one.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's stages."""

@@ -92,7 +92,7 @@ class AsModule:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""
-        self._model.zero_grad(set_to_none)
+        self._part.zero_grad(set_to_none)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

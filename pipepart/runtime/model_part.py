@@ -8,6 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 
+class StandIn(nn.Parameter):
+    """What optimizers get on a rank that trains no parameter: they refuse an empty list of parameters.
+
+    It is one zero in float32, in no layer and no checkpoint. Under a ``GradScaler`` its gradient is zero, or infinite
+    if gradients of another rank overflow.
+    """
+
+
 class ModelPart:
     """The whole of a model, in a pipeline of one process.
 
@@ -25,6 +33,10 @@ class ModelPart:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters for an optimizer."""
         return (parameter for _, parameter in self.named_parameters())
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clear all gradients."""
+        self.model.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state under its names in the model."""

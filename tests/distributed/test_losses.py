@@ -132,14 +132,15 @@ def test_clipping_by_the_norm_of_all_gradients(norm_type):
     assert_as_in_one_process(clipped, 2, norm_type)
 
 
-def scaled(autocast: bool) -> dict[str, Any]:
-    """The gradients of the first stage alone overflow in the fifth step."""
+def scaled(autocast: bool, frozen: bool) -> dict[str, Any]:
+    """The gradients of the first stage alone overflow in the fifth step. ``frozen``: that of the second has none."""
     overflow = Overflow()
     model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear(), nn.Linear(WIDTH, CLASSES))
+    model[2].requires_grad_(not frozen)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     found: dict[str, Any] = {"losses": [], "scales": []}
     with cut_by_hand(model, [2, 4], loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT) as pipe:
-        optimizer = adam(pipe.parameters())
+        optimizer = adam([parameter for parameter in pipe.parameters() if parameter.requires_grad])
         for step, (x, y) in enumerate(labelled((7,) * 7)):
             overflow.on = step == 4
             pipe.zero_grad()
@@ -154,9 +155,9 @@ def scaled(autocast: bool) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_an_overflow_on_one_rank_skips_the_step_of_all(autocast):
-    assert_as_in_one_process(scaled, 3, autocast)
+@pytest.mark.parametrize(("autocast", "frozen"), [(False, False), (True, False), (False, True)])
+def test_an_overflow_on_one_rank_skips_the_step_of_all(autocast, frozen):
+    assert_as_in_one_process(scaled, 3, autocast, frozen)
 
 
 def accumulated(name: str) -> dict[str, Any]:
