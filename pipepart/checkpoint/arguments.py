@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,6 +23,20 @@ def check_model(pipe: Any) -> None:
     """
     if not (isinstance(pipe, nn.Module) or isinstance(getattr(pipe, "module", None), nn.Module)):
         raise InputTypeError(f"a Pipeline or an nn.Module is saved and loaded, got {type(pipe).__name__}")
+
+
+def checked_folder(folder: Any) -> Path:
+    """Return a folder as an absolute path.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it is empty, as a variable that was not set is, or has a zero character.
+    """
+    if not isinstance(folder, str | PathLike) or not isinstance(text := fspath(folder), str):
+        raise InputTypeError(f"folder must be a path, got {type(folder).__name__}")
+    if not text or "\0" in text:
+        raise InputError(f"folder must be the path of a folder, got {text!r}")
+    return Path(text).absolute()
 
 
 def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
@@ -49,11 +66,12 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     """Return the learning-rate schedulers as a list.
 
     Raises:
-        TypeError: one has no state dict.
+        TypeError: one is none.
     """
     found = [] if scheduler is None else _several(scheduler)
     for one in found:
-        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+        has_state = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+        if not has_state or isinstance(one, Optimizer | nn.Module | torch.amp.GradScaler):
             raise InputTypeError(
                 "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
                 f"{type(one).__name__}"

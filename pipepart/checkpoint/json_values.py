@@ -5,6 +5,7 @@ Plain JSON has lists, dicts with keys of text, numbers, text and null. The other
     tuple    {"$tuple": [1, 2]}                bytes    {"$bytes": "base64"}
     Counter  {"$counter": [[30, 1], [60, 1]]}  tensor   {"$tensor": "name in the file of tensors"}
     dict     {"$dict": [[30, 1], [60, 1]]}     if a key is no text, or begins with "$"
+    tensor   {"$numbers": ["int64", [3], "base64"]}     dtype, shape and bytes, where there is no file of tensors
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..input_error import InputTypeError
+from .tensor_file import bytes_of, check_tensor
 
 Store = Callable[[str, Tensor], str]  # keeps a tensor that was found at a place; returns its name
+
+_MOST_BYTES = 2**20  # of a tensor in the JSON
 
 
 def encode(value: Any, place: str, store: Store | None = None) -> Any:
@@ -28,7 +33,7 @@ def encode(value: Any, place: str, store: Store | None = None) -> Any:
     Args:
         value: numbers, text, bytes, None, and nests of them in lists, tuples, dicts and counters.
         place: names the value in messages, ``"scheduler"`` for example.
-        store: called for tensors; None to refuse them.
+        store: called for tensors; None to write them into the JSON, up to 1 MiB each.
 
     Raises:
         TypeError: JSON cannot hold the value at the place that the message names.
@@ -54,8 +59,8 @@ def encode(value: Any, place: str, store: Store | None = None) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return dict(items)
         return {"$dict": items}
-    if isinstance(value, Tensor) and store is not None:
-        return {"$tensor": store(place, value)}
+    if isinstance(value, Tensor):
+        return {"$tensor": store(place, value)} if store else {"$numbers": _numbers(value, place)}
     raise InputTypeError(
         f"{place} is a {type(value).__name__}, which JSON cannot hold: numbers, text, bytes, None, and lists, tuples "
         "and dicts of them can be saved"
@@ -83,10 +88,24 @@ def decode(value: Any, read: Callable[[str], Any] | None = None) -> Any:
             return Counter(dict(_pairs(value[kind], read)))
         case "$dict":
             return dict(_pairs(value[kind], read))
+        case "$numbers":
+            dtype, shape, content = value[kind]
+            flat = torch.tensor(list(base64.b64decode(content)), dtype=torch.uint8)
+            return flat.view(getattr(torch, dtype)).reshape(shape)
         case "$tensor":
             assert read is not None, value
             return read(value[kind])
     return {key: decode(one, read) for key, one in value.items()}
+
+
+def _numbers(tensor: Tensor, place: str) -> list[Any]:
+    check_tensor(place, tensor)
+    if tensor.nbytes > _MOST_BYTES:
+        raise InputTypeError(
+            f"{place} is a tensor of {tensor.nbytes} bytes: up to {_MOST_BYTES} can be saved there"
+        )
+    content = base64.b64encode(bytes_of(tensor)).decode("ascii")
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content]
 
 
 def _pairs(items: Any, read: Callable[[str], Any] | None) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..input_error import InputError
 from . import directories
-from .arguments import check_model, checked_scaler, optimizers_of, schedulers_of
+from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
 from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed
@@ -90,8 +90,9 @@ def load(
     check_model(pipe)
     peers = peers_of(pipe, "load")
     finish(pipe)
-    check_alike(peers, folder=str(Path(folder).absolute()), random=random)
-    path, manifest = _chosen(peers, Path(folder))
+    given = agreed(peers, lambda: checked_folder(folder))
+    check_alike(peers, folder=str(given), random=random)
+    path, manifest = _chosen(peers, given)
     request = agreed(peers, lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
     used = peers.gather(request.used)
     agreed(peers, lambda: request.check(used))

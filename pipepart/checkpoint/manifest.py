@@ -67,7 +67,9 @@ class Manifest(Document):
         try:
             found = cls.model_validate_json(content, strict=True)
         except ValidationError as error:
-            raise CheckpointError(f"{str(path)!r} is damaged: it is no manifest of this version") from error
+            raise CheckpointError(
+                f"{str(path)!r} is damaged, or of a newer version of pipepart: it is no manifest that this one reads"
+            ) from error
         # The same content and the same hash, so that no byte can differ, not even a space.
         if found.content() != content or found.sha256 != found._own_hash():
             raise CheckpointError(f"{str(path)!r} is damaged: its hash is not the one in it")

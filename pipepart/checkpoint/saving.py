@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..input_error import InputError, InputTypeError
+from ..input_error import InputError
 from ..units import is_count
 from . import directories
-from .arguments import check_model
+from .arguments import check_model, checked_folder
 from .background import Saving, finish
 from .contents import Contents
 from .durable import write_file
@@ -61,7 +61,8 @@ def save(
         step: the number of this checkpoint, above those in the folder.
         scheduler: a learning-rate scheduler, or a list of them.
         scaler: a ``torch.amp.GradScaler``.
-        data: how far the data were read: numbers, text, and lists, tuples and dicts of them. ``load`` returns it.
+        data: how far the data were read: numbers, text, small tensors, and lists, tuples and dicts of them.
+            ``load`` returns it.
         keep: remove all but so many of the newest checkpoints; None to keep all.
         asynchronous: copy the tensors to the CPU, and write them on a thread. What goes wrong there is raised by the
             next ``save``, by ``pipe.close()`` or by ``join`` of the result.
@@ -81,7 +82,7 @@ def save(
     peers = peers_of(pipe, "save")
     finish(pipe)
     contents = agreed(peers, lambda: _checked(folder, pipe, optimizer, step, scheduler, scaler, data, keep))
-    folder = Path(folder).absolute()
+    folder = checked_folder(folder)
     check_alike(peers, folder=str(folder), step=step, keep=keep, asynchronous=asynchronous)
     _check_optimizers(peers, pipe, contents)
     made = agreed(peers, lambda: _begun(folder, step) if peers.rank == 0 else "")
@@ -138,8 +139,12 @@ class _Writing(NamedTuple):
                 }
             )
             agreed(self.peers, lambda: self._publish(told) if self.peers.rank == 0 else None)
-        except BaseException:
+        except BaseException as error:
             if self.peers.rank == 0:
+                if isinstance(error, FileNotFoundError) and not self.made.is_dir():
+                    error.add_note(
+                        f"{str(self.made)!r} was removed: one training at a time saves into a folder"
+                    )
                 shutil.rmtree(self.made, ignore_errors=True)
             raise
 
@@ -148,7 +153,8 @@ class _Writing(NamedTuple):
         tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.peers.rank
         if not self.made.is_dir():
             raise FileNotFoundError(
-                f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder"
+                f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder, and "
+                "nothing else may save into it"
             )
         found = {
             name: write_tensors(self.made / name, {tensor: tensors[tensor] for tensor in shard})
@@ -206,8 +212,7 @@ def _checked(
     folder: Any, pipe: Any, optimizer: Any, step: Any, scheduler: Any, scaler: Any, data: Any, keep: Any
 ) -> Contents:
     """Return what this rank saves, once all arguments of :func:`save` are known to be right."""
-    if not isinstance(folder, str | PathLike):
-        raise InputTypeError(f"folder must be a path, got {type(folder).__name__}")
+    checked_folder(folder)
     if not is_count(step, 0):
         raise InputError(f"step must be a whole number from 0 on, got {step!r}")
     if keep is not None and not is_count(keep):
@@ -257,8 +262,13 @@ def _make_room(folder: Path, step: int) -> None:
 
     Raises:
         FileExistsError: one is.
-        ValueError: the folder is itself a checkpoint.
+        ValueError: the folder is itself a checkpoint, or its ``latest`` is a directory.
     """
+    latest = folder / directories.LATEST
+    if latest.is_dir() and not latest.is_symlink():
+        raise InputError(
+            f"{str(latest)!r} is a directory, where a link to the newest checkpoint is made: remove it"
+        )
     if (folder / MANIFEST).exists():
         raise InputError(f"{str(folder)!r} is a checkpoint: pass the folder that checkpoints are saved in")
     for other, path in directories.steps_in(folder):

@@ -96,7 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
         }
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % _ALIGNMENT)
-    parts = chain((len(head).to_bytes(8, "little"), head), (_bytes_of(tensor) for _, tensor in order))
+    parts = chain((len(head).to_bytes(8, "little"), head), (bytes_of(tensor) for _, tensor in order))
     return write_file(path, parts)
 
 
@@ -137,6 +137,7 @@ class TensorFile:
         return self._bytes[self._start + start : self._start + end].view(dtype).reshape(shape)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a strided tensor's values, in the memory of the host."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().data

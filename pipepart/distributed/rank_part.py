@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -86,9 +86,9 @@ class RankPart(ModelPart):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model on every rank, that of the first replica, in the memory of the host."""
-        own = self._meet("full_state_dict", self._on_the_host)
+        own = self._meet("full_state_dict", self._plain_state)
         found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
-        return {name: found[name] for name in self.model.state_dict() if name in found}
+        return {name: _unpacked(found[name]) for name in self.model.state_dict() if name in found}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
         """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
@@ -96,9 +96,9 @@ class RankPart(ModelPart):
         self._copy_first()
         return found
 
-    def _on_the_host(self) -> dict[str, Any]:
+    def _plain_state(self) -> dict[str, Any]:
         state = self.state_dict() if self._ownership.replica == 0 else {}
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+        return {name: _packed(value) for name, value in state.items()}
 
     def _load(self, state: Mapping[str, Any], strict: bool) -> Any:
         full = self.model.state_dict()
@@ -218,6 +218,27 @@ class RankPart(ModelPart):
             # A graph that waits for its backward may have saved the tensor: equal values are not written again.
             if not is_source and not tensor.is_meta and not row.equal(_bytes(tensor)):
                 tensor.copy_(row.clone().view(tensor.dtype).view(tensor.shape))
+
+
+class _Packed(NamedTuple):
+    """A tensor on its way: torch 2.13 cannot unpickle those of newer dtypes, such as float8."""
+
+    content: Tensor
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    plain = value.detach()
+    if plain.layout is not torch.strided:
+        return plain.cpu()
+    return _Packed(_bytes(plain.resolve_conj().resolve_neg()), plain.dtype, plain.shape)
+
+
+def _unpacked(value: Any) -> Any:
+    return value.content.view(value.dtype).view(value.shape) if isinstance(value, _Packed) else value
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import pipepart
-from tests.checkpoint.training import training
+from tests.checkpoint.training import batch, model, training
 
 Borders = tuple[int, ...]  # of the stages, dealt out to the ranks in order
 
@@ -84,3 +84,22 @@ def call_apart(folder: Path) -> str:
     finally:
         made.pipe.close()
     return ""
+
+
+def train_the_last_layers(folder: Path, borders: Borders, loads: bool) -> dict[str, Any]:
+    """Train two steps and save, or load these; then one more step. Return the whole state."""
+    module = model()
+    module[:6].requires_grad_(False)  # the weight that the last layer shares, too
+    module[1].register_buffer("scales", torch.ones(2).to(torch.float8_e4m3fn))
+    with training(borders, module=module).pipe as pipe:
+        optimizer = torch.optim.Adagrad([one for one in pipe.parameters() if one.requires_grad], 0.1)
+        if loads:
+            pipepart.load(folder, pipe, optimizer)
+        for number in range(2 if loads else 0, 3):
+            if number == 2 and not loads:
+                pipepart.save(folder, pipe, optimizer, step=2)
+            x, y = batch(number)
+            pipe.step(x, target=y)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: one.float() for name, one in pipe.full_state_dict().items()}

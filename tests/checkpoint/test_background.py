@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,8 @@ def test_the_files_are_those_of_a_save_that_waits(tmp_path: Path) -> None:
 
 
 def failing(folder: Path, pipe: object) -> pipepart.checkpoint.Saving:
-    """Begin a save whose last rename fails, as a directory is in its way."""
-    (folder / "latest").mkdir(parents=True)
+    """Begin a save whose last rename fails, as a file is in its way."""
+    (folder / "step-1").touch()
     saving = pipepart.save(folder, pipe, step=1, asynchronous=True)  # type: ignore[arg-type]
     while not saving.done:
         pass
@@ -49,11 +48,11 @@ def failing(folder: Path, pipe: object) -> pipepart.checkpoint.Saving:
 def test_the_error_reaches_join_and_the_folder_can_be_used_again(tmp_path: Path) -> None:
     module = model()
     saving = failing(tmp_path, module)
-    with pytest.raises(OSError, match="latest") as caught:
+    with pytest.raises(OSError, match="step-1") as caught:
         saving.join()
     assert f"while {str(tmp_path / 'step-1')!r} was written in the background" in caught.value.__notes__
     pipepart.checkpoint.finish(module)  # it was raised already
-    shutil.rmtree(tmp_path / "latest")
+    (tmp_path / "step-1").unlink()
     assert pipepart.save(tmp_path, module, step=2, asynchronous=True).join().name == "step-2"
 
 
@@ -61,7 +60,7 @@ def test_the_error_reaches_the_next_save_once(tmp_path: Path) -> None:
     module, other = model(), model()
     failing(tmp_path, module)
     pipepart.save(tmp_path / "other", other, step=1)  # of another model
-    with pytest.raises(OSError, match="latest"):
+    with pytest.raises(OSError, match="step-1"):
         pipepart.save(tmp_path / "next", module, step=2)
     pipepart.save(tmp_path / "next", module, step=2)
 
@@ -69,7 +68,7 @@ def test_the_error_reaches_the_next_save_once(tmp_path: Path) -> None:
 def test_the_error_reaches_close(tmp_path: Path) -> None:
     made = training()
     failing(tmp_path, made.pipe)
-    with pytest.raises(OSError, match="latest"):
+    with pytest.raises(OSError, match="step-1"):
         made.pipe.close()
     made.pipe.close()
 
@@ -80,7 +79,7 @@ from pathlib import Path
 import pipepart
 folder = Path({folder!r})
 if {fails}:
-    (folder / "latest").mkdir()
+    (folder / "step-1").touch()
 module = nn.Linear(500, 500)
 pipepart.save(folder, module, step=1, asynchronous=True)
 """
@@ -89,7 +88,7 @@ pipepart.save(folder, module, step=1, asynchronous=True)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_process_that_ends_finishes_its_checkpoint_or_tells_why_not(tmp_path: Path, fails: bool) -> None:
     ended = run_script(SCRIPT.format(folder=str(tmp_path), fails=fails))
-    assert ("IsADirectoryError" in ended.stderr) == fails
+    assert ("NotADirectoryError" in ended.stderr) == fails
     assert ended.returncode == 0
     if not fails:
         assert pipepart.load(tmp_path, nn.Linear(500, 500)).step == 1

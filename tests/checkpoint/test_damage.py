@@ -78,6 +78,17 @@ def test_the_link_to_the_latest_is_followed(folder: Path) -> None:
         pipepart.load(folder / "latest", model())
 
 
+def test_a_directory_in_the_place_of_the_link_is_refused_before_anything_is_written(folder: Path) -> None:
+    """As a copy that follows links has one."""
+    (folder / "latest").unlink()
+    (folder / "latest").mkdir()
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ValueError, match=r"latest' is a directory.* remove it"):
+        pipepart.save(folder, model(), step=99)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert pipepart.load(folder, model()).step == 2
+
+
 def test_a_file_too_many_and_a_wrong_link_do_no_harm(folder: Path) -> None:
     (folder / "step-2" / "tokenizer.json").write_text("{}")
     (folder / "latest").unlink()

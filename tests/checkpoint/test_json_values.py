@@ -50,11 +50,20 @@ def test_numbers_of_numpy_and_ordered_dicts_become_plain() -> None:
 
 
 @pytest.mark.parametrize(
+    "tensor", [torch.tensor(0.1), torch.arange(6).view(2, 3).T, torch.ones(0, 2, dtype=torch.bfloat16)]
+)
+def test_small_tensors_are_written_where_there_is_no_file_of_tensors(tensor: torch.Tensor) -> None:
+    (found,) = decode(json.loads(json.dumps(encode([tensor], "value"))))
+    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    assert found.equal(tensor)
+
+
+@pytest.mark.parametrize(
     ("value", "place"),
     [
         ({"lr_lambdas": [len]}, r"value\['lr_lambdas'\]\[0\] is a builtin_function_or_method"),
         ({"a": (1, {2})}, r"value\['a'\]\[1\] is a set"),
-        ({"best": torch.ones(1)}, r"value\['best'\] is a Tensor"),
+        ({"best": torch.ones(1).to_sparse()}, r"value\['best'\] is sparse"),
         ([np.float32(1)], r"value\[0\] is a float32"),
         ({object(): 1}, "value is a object"),
     ],

@@ -43,6 +43,16 @@ def test_training_goes_on_bit_for_bit_in_another_number_of_ranks(tmp_path, saved
         assert_equal(run(other, rank_cases.load_and_train, tmp_path, cut, of_stages), wanted)
 
 
+def test_ranks_that_train_nothing_have_an_optimizer_without_parameters_of_the_model(tmp_path):
+    wanted = ranks(2).run(rank_cases.train_the_last_layers, tmp_path, (4,), False)
+    found = [
+        *ranks(3).run(rank_cases.train_the_last_layers, tmp_path, (2, 5), True),
+        rank_cases.train_the_last_layers(tmp_path, (4,), True),
+    ]
+    for state in (wanted[1], *found):
+        assert_equal(state, wanted[0])
+
+
 def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
     wanted, _ = ranks(2).run(rank_cases.train_and_save, tmp_path, (), False, False, 2)
     files = {path.name for path in (tmp_path / "step-3").iterdir()}

@@ -18,7 +18,7 @@ Sgd = torch.optim.SGD
 
 def odd_scheduler(optimizer: torch.optim.Optimizer) -> Any:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    scheduler.gamma = torch.tensor(0.1)  # type: ignore[assignment]
+    scheduler.gamma = {0.1}  # type: ignore[assignment]
     return scheduler
 
 
@@ -42,7 +42,12 @@ def with_object(module: nn.Module) -> torch.optim.Optimizer:
         ({"optimizer": "adam"}, TypeError, "optimizer must be an optimizer of torch"),
         ({"scheduler": 3}, TypeError, "scheduler must be"),
         ({"scaler": 3}, TypeError, "scaler must be"),
-        ({"data": {"sampler": torch.ones(2)}}, TypeError, r"data\['sampler'\] is a Tensor"),
+        ({"scheduler": adam(model().parameters())}, TypeError, "scheduler must be a scheduler .* got AdamW"),
+        (
+            {"data": {"images": torch.ones(2**18 + 1)}},
+            TypeError,
+            r"data\['images'\] is a tensor of 1048580 bytes",
+        ),
         ({"data": [lambda: 0]}, TypeError, r"data\[0\] is a function"),
     ],
 )
@@ -58,7 +63,7 @@ def test_states_with_objects_are_refused_by_their_key(tmp_path):
     with pytest.raises(TypeError, match=r"optimizer state of 5\.weight\['history'\] is a set"):
         pipepart.save(tmp_path / "run", module, with_object(module), step=0)
     optimizer = adam(module.parameters())
-    with pytest.raises(TypeError, match=r"scheduler\['gamma'\] is a Tensor"):
+    with pytest.raises(TypeError, match=r"scheduler\['gamma'\] is a set"):
         pipepart.save(tmp_path / "run", module, optimizer, step=0, scheduler=odd_scheduler(optimizer))
     optimizer.param_groups[0]["rule"] = len
     with pytest.raises(TypeError, match=r"settings of optimizer group 0\['rule'\]"):
@@ -185,3 +190,10 @@ def test_a_folder_without_checkpoints_is_not_found(tmp_path):
             pipepart.load(folder, model())
     with pytest.raises(TypeError, match="a Pipeline or an nn\\.Module"):
         pipepart.load(tmp_path, {"0.weight": torch.ones(1)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", [None, 3, b"run", "", "a\0b"])
+def test_what_is_no_path_is_refused(folder):
+    for call in (lambda: pipepart.save(folder, model(), step=1), lambda: pipepart.load(folder, model())):
+        with pytest.raises((TypeError, ValueError), match="folder must be"):
+            call()
