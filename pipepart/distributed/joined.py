@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
