@@ -13,44 +13,36 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .autograd import graph_cut
+from .calls import Calls
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .checkpoint import finish
 from .cluster import Cluster
 from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
 from .data.prefetch import Passes, Prefetch
-from .data.recorded import entered, gathered
-from .data.split import Batching, MicroBatches, Splitter
+from .data.split import Batching, Splitter
 from .distributed import join, making, planned_once
 from .input_error import InputError
-from .loss import LossError, Reduction, StepLoss, add_loss, collecting
+from .loss import Reduction, StepLoss
 from .planning import Plan, warn_of_changes
 from .planning.automatic import plan_for
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
-from .runtime.agreed import Agreed, Call
-from .runtime.as_module import AsModule
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
-from .runtime.differentiable import differentiable
 from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
-from .runtime.failure.out_of_memory import frees_memory
-from .runtime.observe.observed import Observed
 from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
 from .runtime.placing import InitialValues
-from .runtime.sinks import BatchLossSink, MicroBatchLossSink, OutputSink, loss_of_outputs, make_loss_sink
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
-from .runtime.step_gradients import StepGradients
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
 
 
-class Pipeline(AsModule, Observed):
+class Pipeline(Calls):
     """Trains a model that is cut into stages. Each device has a worker thread.
 
     The layers stay those of the model: optimizers over ``parameters()`` and checkpoints work as without a pipeline.
@@ -292,154 +284,6 @@ class Pipeline(AsModule, Observed):
         """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
         return self._side.mesh
 
-    @frees_memory
-    def step(
-        self,
-        *args: Any,
-        target: Any = None,
-        scaler: torch.amp.GradScaler | None = None,
-        loss_weight: float = 1.0,
-        return_outputs: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Run forward and backward of a mini-batch; add the gradients of its loss to each parameter's ``grad``.
-
-        The mini-batch is split into as many micro-batches as the plan has, or fewer if it has fewer samples. With
-        BatchNorm in training each has at least two. A model in evaluation mode trains in that mode.
-
-        With ``optimizer=``, the optimizers of the stages clear the gradients first and step at the end. Under an
-        asynchronous schedule ``grad`` is the gradient of the last optimizer step, and the loss is the mean over all
-        optimizer steps.
-
-        Args:
-            args, kwargs: the arguments of the model, their tensors ``[samples, ...]``. Tensors without dimensions,
-                other values and values marked as :class:`pipepart.Whole` are replicated to every micro-batch.
-            target: the target of the loss, its tensors ``[samples, ...]``.
-            scaler: scales the gradients as ``scaler.scale(loss).backward()`` does. Go on as in a plain loop:
-                ``scaler.unscale_(optimizer)``, clipping, ``scaler.step(optimizer)``, ``scaler.update()``.
-            loss_weight: multiplies the gradients: ``1 / k`` for one of ``k`` mini-batches whose gradients make up one
-                step of the optimizer. Not the loss that is returned.
-            return_outputs: return the output of the model as well.
-
-        Returns:
-            The loss of the mini-batch, a scalar without gradient, neither scaled nor weighted; or ``(loss, output)``.
-
-        Raises:
-            TypeError, ValueError: wrong arguments; nothing has run. Or the outputs cannot be joined.
-            RuntimeError: gradients are disabled, the pipeline is closed or busy, or a layer of the model was replaced.
-            BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch. The
-                gradients are incomplete; the next step works. Optimizers of stages may have taken unequal numbers of
-                steps: go on from a checkpoint.
-        """
-        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise RuntimeError(
-                "step trains, and gradients are disabled here (torch.no_grad or torch.inference_mode): for the loss "
-                "alone call pipe.evaluate(...), or leave that block to train"
-            )
-        options = f"(scaler={scaler is not None}, {loss_weight=}, {return_outputs=})"
-        batch, form, seed, _ = self._agreed("step", args, kwargs, target, options)
-        if scaler is not None:
-            self._optimizers.refuse("a scaler")
-            # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
-            scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
-        with self._engine.claimed():
-            order = self._orders.step(len(batch.inputs))
-            optimizers = self._optimizers.by_stage
-            # Without those that the optimizers of the stages update.
-            gradients = StepGradients(lambda: () if optimizers else self.parameters())
-            sink = make_loss_sink(
-                self._loss,
-                batch,
-                order.schedule,
-                scaler,
-                self._side.before_backward(gradients, bool(optimizers), len(batch.inputs)),
-                self._merge,
-                return_outputs,
-                loss_weight=loss_weight,
-                shared_out=self._side.shares_out,
-            )
-            messages = [graph_cut.part(one) for one in batch.inputs]
-            self._optimizers.zero_grad()
-            recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._engine.new_step(
-                order, messages, sink, None, recorder, optimizers, batch.targets, form, seed
-            )
-            try:
-                self._engine.execute(step, scaled=scaler is not None)
-                self._side.end(step, scaled=scaler is not None)
-                factor = sink.correction()
-                gradients.finish(factor)
-            except LossError:
-                gradients.take_back()
-                raise
-            graph_cut.backward_of_caller(batch.inputs, self._side.input_gradients(step, batch, factor))
-        self._traces.add_step(recorder)
-        if not sink.trains and any(parameter.requires_grad for parameter in self._model.parameters()):
-            raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
-        return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
-
-    @frees_memory
-    def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
-        """Return the loss of a mini-batch in evaluation mode. Changes no gradient, mode or running statistic.
-
-        Args:
-            args, kwargs, target, return_outputs: as for :meth:`step`.
-
-        Returns:
-            The loss of the mini-batch, a scalar; or ``(loss, output)``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as :meth:`step`.
-        """
-        with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
-            batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
-            order = self._orders.forwards(len(batch.inputs))
-            sink = make_loss_sink(
-                self._loss,
-                batch,
-                order.schedule,
-                merge=self._merge,
-                keep_outputs=return_outputs,
-                shared_out=self._side.shares_out,
-            )
-            step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
-            self._side.end(step)
-            return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
-
-    @frees_memory
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's output for a mini-batch, computed micro-batch by micro-batch.
-
-        With gradients enabled the output can be differentiated once: its backward runs the backwards of all stages,
-        after all forwards, and adds to the ``grad`` of the parameters. The parameters are not in the graph of the
-        output, so ``torch.autograd.grad`` and ``backward(inputs=...)`` reach the arguments of the model only.
-
-        Under torchrun every rank gets the output, computes the same loss of it, and goes backward.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as :meth:`step`.
-        """
-        agreed = self._agreed("forward", args, kwargs, options="(collect_losses=True)" * collecting())
-        batch, form, seed, _ = agreed
-        if torch.is_grad_enabled():
-            recomputes = any(stage.recompute != "never" for stage in self._plan.stages)
-            parameters = dict(self.named_parameters())
-            outputs = differentiable(self._engine, agreed, parameters, recomputes, self._side)
-            return gathered(outputs, batch, self._merge, loss_of_outputs(self._loss, outputs, batch))
-        sink = OutputSink(batch.sizes)
-        step = self._engine.forwards_for_caller(
-            [graph_cut.part(one) for one in batch.inputs], sink, form, seed
-        )
-        self._side.end(step)
-        self._side.collect(sink.outputs, batch)
-        if (added := sink.added_total()) is not None:
-            add_loss(added, reduction="sum")
-        return self._side.from_last(
-            lambda: gathered(
-                sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch)
-            )
-        )
-
     def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
         """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
 
@@ -491,22 +335,3 @@ class Pipeline(AsModule, Observed):
         label = ", asynchronous: not the numbers of plain training" if self._plan.asynchronous else ""
         label += f", {self._plan.compressed}" if self._plan.compressed else ""
         return f"<Pipeline of {type(self._model).__name__}, {state}, {self._plan.schedule}{label}>"
-
-    def _agreed(
-        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, options: str = ""
-    ) -> Agreed:
-        """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
-        self._engine.check_open()
-        self.check_layers()
-
-        def parts(*call: Any) -> MicroBatches:
-            return entered(self._chain, self._batching.parts(*call))
-
-        call += " with a trace" if self._traces.wanted else ""
-        return self._side.begin(Call(call, args, kwargs, target, parts, options))
-
-    def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
-        self._engine.hold_for_caller(sink.outputs)
-        self._side.collect(sink.outputs, batch)
-        with torch.no_grad():
-            return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))
