@@ -14,6 +14,7 @@ from ..document import Document
 from ..planning import Plan
 from ..planning.feedback import step_difference
 from ..profiling import Roofline
+from .collector import collector_paused
 from .errors import UsageError
 
 _Kind = TypeVar("_Kind", bound=Document)
@@ -44,7 +45,8 @@ def read(kind: type[_Kind], path: Path) -> _Kind:
 def _check_kind(path: Path, text: str, wanted: str) -> Any:
     """Return the value in a text of JSON, None if it is none; refuse one that is a file of another kind."""
     try:
-        value = from_json(text)  # of many megabytes, in half the time of json
+        with collector_paused():
+            value = from_json(text)  # of many megabytes, in half the time of json
     except ValueError:
         return None
     fields = value if isinstance(value, dict) else {}
@@ -95,7 +97,8 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
     if not isinstance(value, dict):
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: it holds no JSON object")
     try:
-        step = Timeline.from_trace(value)
+        with collector_paused():
+            step = Timeline.from_trace(value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
     if difference := step_difference(step.schedule, plan):

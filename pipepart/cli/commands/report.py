@@ -47,6 +47,7 @@ def report_command(
     from ...reporting.report import Run, report_html
     from ...runtime.observe.trace import Trace
     from ...units import counted
+    from ..collector import collector_paused
     from ..files import read, read_step
     from ..output import check_writable, write_text
     from ..results import ReportResult
@@ -61,7 +62,7 @@ def report_command(
         )
     check_writable(output)
     names = _names(plans, traces)
-    with progress_bar(None, "writing the report", after=1.0) as done:
+    with collector_paused(), progress_bar(None, "writing the report", after=1.0) as done:
         runs = []
         for at, path in enumerate(plans):
             done(_READING * at / len(plans))

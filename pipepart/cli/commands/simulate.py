@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,12 +173,14 @@ def simulate_command(
     With --cluster these stages run on its devices and links, and --replicas of them train together.
     Repeat --schedule to compare: `pipepart simulate --schedule 1f1b --schedule zb-v --devices 4 --micro-batches 8`.
     """
+    from pydantic_core import to_json
+
     from ...cluster import Cluster
     from ...planning import InfeasiblePlanError, Plan
     from ...reporting import drawn_timeline, idle_table, schedules_table, simulation_summary
     from ..described_stages import DescribedStages, built
     from ..files import read, read_schedule
-    from ..output import check_writable, deliver, write_text
+    from ..output import check_writable, deliver, write_bytes
     from ..played import play_numbers, play_plan, traced
     from ..results import SimulatedSteps
     from ..simulated_files import check_suffixes, write_simulated
@@ -223,7 +224,7 @@ def simulate_command(
     figures = tuple(each.figures for each in played)
     result = (figures[0] if len(names) == 1 else SimulatedSteps(schedules=figures)).model_dump_json(indent=1)
     if trace is not None:
-        write_text(trace, json.dumps(traced(played), ensure_ascii=False, separators=(",", ":")))
+        write_bytes(trace, to_json(traced(played)))
     write_simulated(files, played, result, width)
     counted = plan is None and cluster is None and stash is None
 

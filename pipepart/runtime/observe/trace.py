@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_json
 
 import schedules
 from schedules import Timeline
@@ -110,8 +111,7 @@ class Trace(Drawn):
         """
         names = [device.name for device in self.plan.workers]
         costs = self.plan.stage_costs() if self.predicted else None
-        trace = schedules.side_by_side(self._timelines, names, costs)
-        write_whole(path, json.dumps(trace, ensure_ascii=False, separators=(",", ":")))
+        write_whole(path, to_json(schedules.side_by_side(self._timelines, names, costs)))
 
     def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
         """Return the measured and the predicted step, as a picture draws them."""
