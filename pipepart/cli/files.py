@@ -99,7 +99,7 @@ def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:
     try:
         with collector_paused():
             step = Timeline.from_trace(value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no trace that pipe.trace() has saved: {error}") from None
     if difference := step_difference(step.schedule, plan):
         raise UsageError(f"{path} is no step of {plan_path}: {difference}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..document import Document, Seconds
 from ..planning import Plan
+from ..units import counted
 from .quantity import NONE, TimeUnit
 from .table import Column, FittingTable
 
@@ -47,7 +48,7 @@ def bench_table(result: BenchResult) -> FittingTable:
     names = [
         f"plain on {result.device}",
         f"plain on {result.device}, {result.plan.micro_batches} micro-batches",
-        f"pipeline on {len(result.plan.workers)} devices, {result.plan.schedule}",
+        f"pipeline on {counted(len(result.plan.workers), 'device')}, {result.plan.schedule}",
     ]
     measured = [result.plain_seconds, result.micro_batched_seconds, result.pipeline_seconds]
     predicted = [None, result.predicted_plain_seconds, result.predicted_seconds]
@@ -64,7 +65,8 @@ def bench_table(result: BenchResult) -> FittingTable:
     rates = [f"{result.samples / seconds:,.0f}" if seconds else NONE for seconds in measured]
     pairs = list(zip(measured, predicted, strict=True))
     notes = [
-        f"Median of {result.steps} steps of {result.samples} samples, forward and backward. Speed-up: of the pipeline.",
+        f"Median of {counted(result.steps, 'step')} of {counted(result.samples, 'sample')}, forward and backward. "
+        "Speed-up: of the pipeline.",
     ]
     if result.plain_seconds is None:
         notes.append(f"The mini-batch as a whole does not fit {result.device} without a pipeline.")

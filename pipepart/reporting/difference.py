@@ -69,7 +69,10 @@ def difference_reports(before: Plan, after: Plan, names: tuple[str, str]) -> lis
     if not found.changes and not found.layers:
         return [Text("The plans are equal: the same stages, devices, schedule and predictions.")]
     reports: list[RenderableType] = []
-    if before.prediction and after.prediction:
+    if before.profile and after.profile and before.profile.model != after.profile.model:
+        models = f"{before.profile.model} and {after.profile.model}"
+        reports.append(Text(f"The plans are of two models, {models}: their figures do not compare."))
+    elif before.prediction and after.prediction:
         ratio = after.prediction.step_seconds / (before.prediction.step_seconds or 1.0)
         how = longer(ratio, "as long as", 1)
         than = "" if how == "as long as" else " than"
@@ -98,6 +101,8 @@ def _figures(plan: Plan) -> dict[str, str | int | float | None]:
     predicted = plan.prediction
     used = max(predicted.memory_bytes) if predicted else None
     return {
+        "model": plan.profile and plan.profile.model,
+        "samples": plan.profile and plan.profile.batch,
         "schedule": plan.schedule,
         "micro_batches": plan.micro_batches,
         "stages": len(plan.stages),

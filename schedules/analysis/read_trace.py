@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from ..core.action import Kind, ScheduleError
@@ -15,7 +17,7 @@ def from_trace(trace: Mapping[str, Any]) -> Traced:
     """Return the first timeline of a trace, exactly as it was.
 
     Raises:
-        ScheduleError: the trace was not written by `Timeline.to_trace` or `side_by_side`.
+        ScheduleError: the trace was not written by `Timeline.to_trace` or `side_by_side`, or lacks actions.
     """
     timelines = trace.get("otherData", {}).get("timelines")
     if not timelines:
@@ -24,8 +26,8 @@ def from_trace(trace: Mapping[str, Any]) -> Traced:
         )
     fields = next(iter(timelines.values()))
     schedule = Schedule.from_json(fields["schedule"])
-    starts = [[0.0] * len(row) for row in schedule.actions]
-    ends = [[0.0] * len(row) for row in schedule.actions]
+    starts = [[math.nan] * len(row) for row in schedule.actions]
+    ends = [[math.nan] * len(row) for row in schedule.actions]
     transfers: list[tuple[int, Transfer]] = []
     for event in trace["traceEvents"]:
         if event["pid"] != 0:
@@ -37,6 +39,10 @@ def from_trace(trace: Mapping[str, Any]) -> Traced:
         elif event["ph"] == "b":
             number = int(event["id"].rpartition(" ")[2])
             transfers.append((number, Transfer(**{**args, "kind": Kind(args["kind"])})))
+    if missing := sum(map(math.isnan, chain(*starts))):
+        raise ScheduleError(
+            f"this trace lacks {missing} of its {sum(map(len, starts))} actions: it was edited"
+        )
     return Traced(
         schedule,
         tuple(map(tuple, starts)),

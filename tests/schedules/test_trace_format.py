@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from schedules import (
+    ScheduleError,
     StageCosts,
     Timeline,
     build,
@@ -91,3 +92,10 @@ def test_slices_do_not_overlap_by_rounding() -> None:
     events = simulate(build("zb-h1", 2, 40), costs).to_trace()["traceEvents"]
     slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
     assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(slices) if one[0] == other[0])
+
+
+def test_a_trace_without_some_of_its_actions_is_refused() -> None:
+    trace = simulate(build("1f1b", 2, 3), costs_of(2)).to_trace()
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event["name"] != "1B₂"]
+    with pytest.raises(ScheduleError, match="lacks 1 of its 12 actions"):
+        Timeline.from_trace(trace)

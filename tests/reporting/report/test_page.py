@@ -59,6 +59,15 @@ def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
     assert span == max(two_stages.simulate().makespan, again.simulate().makespan)
 
 
+def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
+    other = two_stages.model_copy(
+        update={"profile": two_stages.profile.model_copy(update={"model": "Other"})}  # type: ignore[union-attr]
+    )
+    html = report_html(Run(two_stages, name="one"), Run(other, name="two"))
+    assert "The plans are of two models, Sequential and Other: their figures do not compare." in html
+    assert "is predicted" not in html[html.index('id="comparison"') : html.index('id="timelines"')]
+
+
 def test_a_plan_written_by_hand_has_its_stages_only():
     cluster = Cluster.virtual(2)
     stages = tuple(
