@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
-from .costs.straight import StageLinks
+from .costs.stage_links import StageLinks
 from .export import Export
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes

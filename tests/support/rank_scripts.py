@@ -17,10 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-FAILS = (
-    "import time; print('fails at', time.time(), flush=True)"  # what a script does right before its failure
-)
-
 # Receives a script and a number of ranks, and forks them. A child ends as any process of Python does.
 _SERVER = """
 import os, socket, sys, time

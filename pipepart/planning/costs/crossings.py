@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ...cluster import Cluster
 from .layer_ranges import ChainCosts
 from .skips import Past
+from .stage_links import StageLinks
 from .stage_memory import Floats, Ints
-from .straight import StageLinks
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 

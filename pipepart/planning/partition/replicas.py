@@ -8,7 +8,7 @@ from itertools import pairwise
 import schedules
 
 from ...cluster import Cluster
-from ..costs.straight import StageLinks
+from ..costs.stage_links import StageLinks
 from ..plans.stage_plan import StagePlan
 from .reductions import runs_all_reduce
 

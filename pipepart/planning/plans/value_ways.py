@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..costs.straight import StageLinks
+from ..costs.stage_links import StageLinks
 from .plan import Plan
 
 
