@@ -17,10 +17,11 @@ from .commands.profile import profile_command
 from .commands.replan import replan_command
 from .commands.report import report_command
 from .commands.simulate import simulate_command
-from .grouped_help import GroupedCommand
+from .grouped_help import GroupedCommand, ListedCommands
 
 app = typer.Typer(
     name="pipepart",
+    cls=ListedCommands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

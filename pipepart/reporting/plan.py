@@ -15,6 +15,7 @@ from ..planning.pasting import as_options
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_bytes, format_seconds
 from .findings import findings
+from .folding import FEWEST_ALIKE, fold
 from .plan_tables import (
     alternatives_options,
     alternatives_table,
@@ -148,8 +149,17 @@ def _order(plan: Plan) -> _Lines:
     if used != [name for name in names if name in used]:
         lines.append(("order", f"{_few(used)} (the cluster lists them in another order)"))
     if unused := [name for name in names if name not in used]:
-        lines.append(("unused", _few(unused)))
+        lines.append(("unused", _few(_folded(unused))))
     return lines
+
+
+def _folded(names: list[str]) -> list[str]:
+    """Return the names, those of many devices that follow each other as one."""
+    found = []
+    for each in fold(names):
+        own = names[each.first : each.first + each.layers]
+        found += [each.label] if each.blocks >= FEWEST_ALIKE else own
+    return found
 
 
 def _few(names: Sequence[str]) -> str:

@@ -21,6 +21,9 @@ _FILE_WIDTH = 240
 _NAME_WIDTH = 24
 _WORD_WIDTH = 10
 
+# For terminals and files of another encoding than UTF-8; each is one character wide, so that columns stay aligned.
+_IN_ASCII = str.maketrans("–×µ±─→█▉▊▋▌▍▎▏", "-xu~->#####   ")
+
 # Lines under the head and over the totals, nothing else.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 
@@ -39,8 +42,13 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
             if index:
                 console.print()
             console.print(report, crop=False)  # tables fit; lines to copy are left to the terminal to wrap
+    text = captured.get()
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_IN_ASCII)
     # Cells are filled up with spaces, which a terminal hides and a file keeps.
-    text = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    text = "\n".join(line.rstrip() for line in text.splitlines())
     print(text.encode(console.encoding, "replace").decode(console.encoding), file=console.file, flush=True)
 
 

@@ -15,7 +15,7 @@ from typer.testing import Result
 
 import pipepart
 import schedules
-from pipepart.cli import options
+from pipepart.cli import app, options
 
 Run = Callable[[str], Result]
 
@@ -33,6 +33,15 @@ def test_help_names_the_commands(run: Run) -> None:
         assert result.exit_code == 0
         for command in ("profile", "plan", "explain", "simulate", "cluster"):
             assert command in result.stdout
+
+
+def test_each_command_has_examples_that_name_it_and_a_whole_sentence_in_the_list(run: Run) -> None:
+    listed = run("--help").stdout
+    assert "..." not in listed.partition("Commands:")[2]
+    for command in app.registered_commands:
+        text = run(f"{command.name} --help").stdout
+        assert f"Examples:\n  pipepart {command.name} " in text
+        assert "{" not in text.splitlines()[0]
 
 
 def test_the_version_is_printed(run: Run) -> None:

@@ -53,6 +53,18 @@ def test_a_terminal_without_colours_is_filled_and_not_exceeded(columns: int) -> 
     assert max(map(len, picture)) == min(columns, 140)
 
 
+def test_another_encoding_gets_plain_signs_in_their_columns() -> None:
+    printed = [
+        subprocess.run(COMMAND, capture_output=True, check=True, env=ENVIRONMENT | {"PYTHONIOENCODING": name})
+        for name in ("ascii", "utf-8")
+    ]
+    plain, signs = (each.stdout.decode("utf-8").splitlines() for each in printed)
+    assert "?" not in "".join(plain)
+    rows = [[line for line in text if line.startswith("device 0")] for text in (plain, signs)]
+    assert len(rows[0]) == len(rows[1]) == 1
+    assert "#" in rows[0][0]
+
+
 def test_a_terminal_has_colours_and_a_pipe_has_none() -> None:
     assert "\x1b[36m" in in_terminal(100)
     piped = subprocess.run(COMMAND, capture_output=True, text=True, env=ENVIRONMENT, check=True)

@@ -168,10 +168,8 @@ def simulate_command(
     """Simulate a schedule; show what each device waits for.
 
     With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
-    Without: stages described by numbers, as in
-    `pipepart simulate --schedule 1f1b --devices 4 --micro-batches 8 --forward 1,2,1,1`.
-    With --cluster these stages run on its devices and links, and --replicas of them train together.
-    Repeat --schedule to compare: `pipepart simulate --schedule 1f1b --schedule zb-v --devices 4 --micro-batches 8`.
+    Without: stages described by numbers. With --cluster these stages run on its devices and links, and --replicas of
+    them train together. Repeat --schedule for a table that compares schedules.
     """
     from pydantic_core import to_json
 
