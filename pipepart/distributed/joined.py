@@ -34,6 +34,7 @@ from .alone import Alone
 from .meeting import Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
+from .wrapped import refuse_wrapped
 
 
 class Joined(Alone):
@@ -193,6 +194,7 @@ class Joined(Alone):
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
+            refuse_wrapped(self._layers)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
             if self._ownership.pairs:
@@ -272,6 +274,8 @@ def making(
         InputError: the ranks have different plans, models or options.
     """
     with _failing_together(ranks):
+        if isinstance(model, nn.Module | Chain):
+            refuse_wrapped([("", model if isinstance(model, nn.Module) else model.model)])
         brought = None
         if ranks is not None and isinstance(plan, Plan) and isinstance(model, nn.Module | Chain):
             brought = Brought(plan, model, options)

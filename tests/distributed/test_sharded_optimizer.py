@@ -127,3 +127,37 @@ def of_stages() -> str:
 def test_stages_cannot_have_one() -> None:
     for message in ranks(4).run(of_stages):
         assert 'process_group=pipe.mesh.get_group("dp")' in message
+
+
+def fully_sharded() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    with pipeline() as pipe:
+        assert pipe.mesh is not None
+        for layer in pipe.module.children():
+            if any(not parameter.is_meta for parameter in layer.parameters()):
+                fully_shard(layer, mesh=pipe.mesh["dp"])
+        x, y = torch.randn(2, 8, 4, dtype=torch.float64)
+        try:
+            pipe.step(x, target=y)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def wrapped_before() -> str:
+    model = nn.Sequential(nn.Linear(4, 4), nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
+    try:
+        cut_replicas(model, [1], 2, micro_batches=4, loss_fn=nn.MSELoss(), timeout=TIMEOUT).close()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("case", "words"), [(fully_sharded, "is under fully_shard"), (wrapped_before, "'1' is under Distributed")]
+)
+def test_parameters_that_torch_shards_or_sums_are_refused_before_anything_runs(case, words) -> None:
+    for message in ranks(4).run(case):
+        assert words in message
+        assert 'ZeroRedundancyOptimizer(..., process_group=pipe.mesh.get_group("dp"))' in message

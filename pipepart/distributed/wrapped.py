@@ -1,0 +1,38 @@
+"""Refuses models whose parameters another engine of torch shares out or sums over processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..input_error import InputError
+
+
+def refuse_wrapped(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Check that no module is under DDP or FSDP: these would wait for other processes in the middle of a stage.
+
+    Args:
+        layers: names and modules, such as those of ``model.named_children()``.
+
+    Raises:
+        InputError: one is.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported for this: that takes a second
+    sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()
+    for name, layer in layers:
+        for path, part in layer.named_modules(prefix=name):
+            if isinstance(part, (DistributedDataParallel, *sharded)):
+                what = (
+                    "DistributedDataParallel"
+                    if isinstance(part, DistributedDataParallel)
+                    else "fully_shard (FSDP)"
+                )
+                raise InputError(
+                    f"{f'layer {path!r}' if path else 'the model'} is under {what}, which waits for other processes "
+                    "within a stage: give the pipeline the plain model. For data parallelism plan with replicas=2, and "
+                    "share the optimizer state out by torch.distributed.optim.ZeroRedundancyOptimizer(..., "
+                    'process_group=pipe.mesh.get_group("dp"))'
+                )
