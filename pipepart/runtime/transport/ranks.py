@@ -33,7 +33,7 @@ from .threads import Key, Stopped, Transport
 from .wire import Form, buffers_for, pack, unpack
 
 _AHEAD = 4  # receives that are posted before their messages are needed, at least
-_AHEAD_MOST = 32  # of small messages
+_AHEAD_MOST = 256  # of small messages
 _AHEAD_BYTES = 256 * 2**10
 _PARTS = 32  # tags of one message: the length of its form, the form, and its buffers
 _LARGEST_TAG = 2**31 - 1
@@ -107,13 +107,13 @@ class RankTransport:
             self._note(self._worker_of[sender], True, key)
         elif known.form != form:
             raise RuntimeError(_changed(sender, known.form, form))
-        if self._ordered is not None:
-            with self._connected(rank):
+        with self._connected(rank):
+            if self._ordered is not None:
                 self._ordered.send(key, buffers)
-            return
-        for place, buffer in enumerate(buffers, known.tag + 2):
-            if buffer.numel():
-                self._links.send(buffer, rank, place, self._fail)
+                return
+            for place, buffer in enumerate(buffers, known.tag + 2):
+                if buffer.numel():
+                    self._links.send(buffer, rank, place, self._fail)
 
     def recv(self, receiver: int, key: Key) -> Any:
         """Wait for a message.
