@@ -74,7 +74,12 @@ def plan_branched(
     prediction = best.predicted.model_copy(update={"bottleneck_bound": bound})
     alternatives = _alternatives_in_all_orders(best, [made for made in plans if made is not best])
     return best.model_copy(
-        update={"prediction": prediction, "edges": profile.edges, "alternatives": alternatives}
+        update={
+            "prediction": prediction,
+            "edges": profile.edges,
+            "alternatives": alternatives,
+            "out_of_time": any(made.out_of_time for made in plans),
+        }
     )
 
 

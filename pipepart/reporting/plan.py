@@ -213,6 +213,7 @@ def _prediction(plan: Plan) -> _Lines:
         ),
         ("cut", _proof_of_cut(plan)),
         *_proof_of_step(plan),
+        *_search_end(plan),
     ]
 
 
@@ -320,6 +321,13 @@ def _proof_of_step(plan: Plan) -> _Lines:
         mine = f"at most {above:.1%} above" if above >= TOLERANCE else "equal to"
         text += f", and {mine} the shortest with these stages"
     return [("bound", text)]
+
+
+def _search_end(plan: Plan) -> _Lines:
+    """Say if the search had more to try."""
+    if not plan.out_of_time:
+        return []
+    return [("search", "its time was up before it ended: with more seconds it may find a shorter step")]
 
 
 def _order_bound(plan: Plan) -> float:

@@ -1,5 +1,6 @@
 """Plans whose order of actions was searched for: quicker than every schedule with a name, and saved with the plan."""
 
+import itertools
 import json
 
 import pytest
@@ -41,6 +42,14 @@ def test_fewer_micro_batches_have_the_same_order_without_the_others(searched):
     schedules.check(fewer)
     with pytest.raises(schedules.ScheduleError, match="searched for 6 micro-batches, there is none for 7"):
         searched.build_schedule(7)
+
+
+@pytest.mark.parametrize("step", [0.0, 1000.0], ids=["clock stands still", "each look takes 1,000 s"])
+def test_a_plan_says_whether_its_time_was_up(monkeypatch, step):
+    moments = itertools.count(0.0, step)
+    monkeypatch.setattr("time.monotonic", lambda: next(moments))
+    plan = pipepart.plan(profile_of(LAYERS, [6]), Cluster.parse(["1GiB"] * 3, link=100.0))
+    assert plan.out_of_time == (step > 0)
 
 
 def test_it_comes_back_from_a_file(searched, tmp_path):

@@ -91,6 +91,12 @@ def test_what_is_proven_of_the_step_is_told_apart_from_the_cut(printed: Printed,
     )
 
 
+def test_a_search_that_was_cut_off_is_told(printed: Printed, two_stages: Plan) -> None:
+    for out_of_time in (True, False):
+        text = printed(plan_summary(two_stages.model_copy(update={"out_of_time": out_of_time})))
+        assert ("its time was up before it ended" in text) == out_of_time
+
+
 def test_the_order_of_unlike_devices_is_told(printed: Printed, two_stages: Plan, four_chunks: Plan) -> None:
     assert "device:1, device:0 (the cluster lists them in another order)" in printed(
         plan_summary(four_chunks)

@@ -45,6 +45,8 @@ class Plan(PlanRecord):
         edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a; empty for a
             chain. ``profile`` then has what crosses the border behind each layer as that layer's output.
         alternatives: the other plans that were considered, the fastest first.
+        out_of_time: whether ``seconds`` ended the search. With more of them, or on an idle machine, it may find a plan
+            with a shorter step.
         constraints: the keywords that the plan was asked for with.
     """
 

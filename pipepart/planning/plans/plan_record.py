@@ -73,6 +73,7 @@ class PlanRecord(Document):
     profile: Profile | None = None
     edges: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    out_of_time: bool = False
     constraints: PlanOptions = PlanOptions()
 
     _schedules: ScheduleCache = PrivateAttr(default_factory=ScheduleCache)
@@ -254,7 +255,7 @@ class PlanRecord(Document):
             and kept.bottleneck_bound <= found.bottleneck_seconds * (1 + TOLERANCE)
         ):
             return self
-        return fresh.model_copy(update={"alternatives": ()})
+        return fresh.model_copy(update={"alternatives": (), "out_of_time": False})
 
     def predict(self, costs: ChainCosts | None = None, bottleneck_bound: float = 0.0) -> Self:
         """Return the plan with the figures of its stages computed from its profile, and with one step simulated.

@@ -101,7 +101,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
     if request.schedule == SEARCH and best.schedule != SEARCH:
         best = as_searched(best)
     others = list_alternatives(best, [one.named for one in searched], joint if _is_small(request) else ())
-    return best.model_copy(update={"alternatives": others})
+    return best.model_copy(update={"alternatives": others, "out_of_time": time.monotonic() >= deadline})
 
 
 def infeasible_candidates(request: Request) -> Iterator[Infeasible]:

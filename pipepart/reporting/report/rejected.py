@@ -52,6 +52,8 @@ def _summary(plan: Plan) -> str:
         words += (
             f" No step was computed for {which}: what does not fit, or cannot be faster, is not simulated."
         )
+    if plan.out_of_time:
+        words += " Its time was up before it had tried all that it wanted."
     return words
 
 
