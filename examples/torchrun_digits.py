@@ -4,8 +4,11 @@
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m examples.torchrun_digits run
 
+    torchrun --standalone --nproc-per-node 4 -m examples.torchrun_digits run --replicas 2
+
 Stop it at any moment, or kill one of its processes, and start it again with as many processes or fewer: it computes the
-numbers of a run that nothing has disturbed.
+numbers of a run that nothing has disturbed. With ``--replicas 2`` two replicas of the model load a half of each
+mini-batch each.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import os
 import sys
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pipepart
@@ -43,16 +48,11 @@ def main() -> None:
     parser.add_argument("folder", help="of the checkpoints, which all processes see")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--replicas", type=int, default=1, help="of the model, with processes of their own")
     given = parser.parse_args()
 
     torch.manual_seed(0)  # the same initial values on every rank
     x, y = digits()
-    # Every rank loads the same mini-batches. What shuffles them follows from the epoch, and so needs no state. With a
-    # generator of its own, a loader that begins anew within an epoch takes no random number of the dropout.
-    sampler = DistributedSampler(TensorDataset(x, y), num_replicas=1, rank=0)
-    own = torch.Generator()
-    loader = DataLoader(sampler.dataset, BATCH, sampler=sampler, drop_last=True, generator=own)
-
     # Numbers depend on how a mini-batch is split, and on the order of sums: so both are fixed here, the cut is not.
     with pipepart.Pipeline.auto(
         network(),
@@ -61,8 +61,17 @@ def main() -> None:
         loss_fn=nn.CrossEntropyLoss(),
         schedule="1f1b",
         micro_batches=4,
+        replicas=given.replicas,
         timeout=300,  # a process that hangs, which torchrun does not see, is a failure as well
     ) as pipe:
+        # Every rank of a replica loads the same samples. What shuffles them follows from the epoch, and so needs no
+        # state. With a generator of its own, a loader that begins anew within an epoch takes no random number of the
+        # dropout.
+        parts, part = (1, 0) if pipe.mesh is None else (pipe.mesh.size(0), pipe.mesh.get_local_rank("dp"))
+        sampler = DistributedSampler(TensorDataset(x, y), num_replicas=parts, rank=part)
+        own = torch.Generator()
+        loader = DataLoader(sampler.dataset, BATCH // parts, sampler=sampler, drop_last=True, generator=own)
+
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)
         try:
             found = pipepart.load(given.folder, pipe, optimizer)
@@ -75,7 +84,7 @@ def main() -> None:
             for number, (images, labels) in enumerate(loader):
                 if number < seen:
                     continue
-                loss = pipe.step(images, target=labels)
+                loss = pipe.step(whole(images, pipe.mesh), target=whole(labels, pipe.mesh))
                 pipe.clip_grad_norm_(1.0)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -87,6 +96,15 @@ def main() -> None:
                 if step == given.steps:
                     return
             epoch, seen = epoch + 1, 0
+
+
+def whole(part: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Return the mini-batch of which each replica has loaded a part, in the order of one loader."""
+    if mesh is None:
+        return part
+    parts = [torch.empty_like(part) for _ in range(mesh.size(0))]
+    dist.all_gather(parts, part, group=mesh.get_group("dp"))
+    return torch.stack(parts, 1).flatten(0, 1)  # a sampler gives the samples out in turns
 
 
 def say(line: str) -> None:

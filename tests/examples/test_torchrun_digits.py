@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 import pipepart
-from examples.torchrun_digits import network
+from examples.torchrun_digits import main, network
 from tests.support.seeds import seeds
 
 pytest.importorskip("sklearn")
@@ -26,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 STEPS = 60
 
 
-def start(folder: Path, *options: str, steps: int = STEPS) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, steps: int = STEPS, replicas: int = 1) -> subprocess.Popen[str]:
     """Start the example under torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "examples.torchrun_digits"]
     return subprocess.Popen(
-        [*command, str(folder), "--steps", str(steps), "--save-every", "4"],
+        [*command, str(folder), "--steps", str(steps), "--save-every", "4", "--replicas", str(replicas)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -151,3 +152,21 @@ def test_a_training_of_two_hosts_goes_on_when_a_process_and_then_a_host_ends(tmp
         second.kill()
         second.communicate()
     assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_replicas_that_load_a_part_each_train_as_one_process_does(tmp_path, monkeypatch):
+    """Two replicas of two stages go on with the checkpoint of one process, in the middle of an epoch."""
+
+    def alone(folder: Path, steps: int) -> None:
+        line = f"{folder} --steps {steps} --save-every 4 --replicas 2"
+        monkeypatch.setattr(sys, "argv", ["torchrun_digits", *line.split()])
+        main()
+
+    one, four = tmp_path / "one", tmp_path / "four"
+    alone(one, STEPS - 8)
+    shutil.copytree(one, four, symlinks=True)
+    alone(one, STEPS)
+    finish(start(four, "--standalone", "--nproc-per-node", "4", replicas=2))
+    assert_same(four, trained(one))
