@@ -69,12 +69,24 @@ class Schedule:
         """Return the stage that `stage` feeds; None for the last of the model."""
         return stage + 1 if (stage + 1) % self.model_stages else None
 
+    @property
+    def sizes(self) -> str:
+        """Its numbers of stages, devices and micro-batches, in words."""
+        numbers = (
+            (self.stages, "stage", "s"),
+            (self.devices, "device", "s"),
+            (self.micro_batches, "micro-batch", "es"),
+        )
+        stages, devices, parts = (
+            f"{count} {word}{'' if count == 1 else end}" for count, word, end in numbers
+        )
+        return f"{stages} on {devices}, {parts}"
+
     def _repr_html_(self) -> str:
         """Show the actions of each device in a notebook."""
         from ..pictures.grid import grid_html  # only notebooks need it
 
-        sizes = f"{self.stages} stages on {self.devices} devices, {self.micro_batches} micro-batches"
-        return grid_html(f"Schedule {self.name}: {sizes}", self.actions, self.device_of)
+        return grid_html(f"Schedule {self.name}: {self.sizes}", self.actions, self.device_of)
 
     def to_csv(self) -> str:
         """Return one row of actions per device, as torch.distributed.pipelining reads them."""

@@ -30,11 +30,8 @@ def panels_html(panels: Sequence[Panel]) -> str:
 
 
 def _head(panel: Panel) -> str:
-    schedule = panel.schedule
-    return (
-        f"{schedule.name}, {schedule.micro_batches} micro-batches, {schedule.stages} stages on "
-        f"{schedule.devices} devices: {with_unit(panel.seconds)}, {panel.bubble:.0%} idle"
-    )
+    schedule, seconds = panel.schedule, with_unit(panel.seconds)
+    return f"{schedule.name}, {schedule.sizes}: {seconds}, {panel.bubble:.0%} idle"
 
 
 def _first_rows(panel: Panel) -> Panel:

@@ -68,6 +68,7 @@ def memory_section(runs: Sequence[Run]) -> Section | None:
                 for run, name, timeline, devices in shown
             ],
             legend=legend.items(),
+            limited=any(limit is not None for each in data for limit in each["limits"]),
             measured=any(run.measured is not None for run in runs),
             peaks=any(each["peaks"] for each in data),
         ),
