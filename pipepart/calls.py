@@ -195,7 +195,7 @@ class Calls(AsModule, Observed):
         self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, options: str = ""
     ) -> Agreed:
         """Return the micro-batches of a call; check that the pipeline is open and its layers are unchanged."""
-        self._engine.check_open()
+        self._engine.check_free()
         self.check_layers()
 
         def parts(*call: Any) -> MicroBatches:

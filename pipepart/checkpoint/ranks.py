@@ -66,7 +66,7 @@ class Beside:
         try:
             dist.all_gather_object(found, value, group=self._group)
         except RuntimeError as error:  # a connection broke
-            raise self._lost(error) from error
+            raise self._lost(error) from None  # which has the error, if nothing else is known
         return found
 
 

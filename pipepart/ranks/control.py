@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from .exchange import Done
+from .leaving import waits_in_torch
 
 _LEAVE_SECONDS = 1.0  # for a collective whose connections are broken to end
 
@@ -56,5 +57,6 @@ class ControlThread:
 
 def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        with waits_in_torch():
+            job()
         del job  # so that the thread keeps no pipeline alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -52,4 +53,5 @@ def groups_of_pairs(
 def destroy(groups: Sequence[dist.ProcessGroup]) -> None:
     """End the threads and connections that gloo has for each group."""
     for group in groups:
-        dist.destroy_process_group(group)
+        with suppress(ValueError):  # the script has destroyed all groups
+            dist.destroy_process_group(group)

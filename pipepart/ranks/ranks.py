@@ -33,6 +33,7 @@ from .exchange import Done, Exchange
 from .failure import RankError, has_closed, is_lost, raised_on, told
 from .groups import Edge, destroy, groups_of_pairs, own_group
 from .hub import Channel, Hub, Message
+from .leaving import waits_in_torch
 from .survey import Survey
 from .torchrun import initialize, under_torchrun
 from .watch import break_connections
@@ -308,9 +309,10 @@ class Ranks:
                 return
             self.failure = error
             listener = self._listener
-        if listener is not None:
-            listener(error)
-        self._abort()
+        with waits_in_torch():  # before the caller's thread hears of it, and may end the script
+            if listener is not None:
+                listener(error)
+            self._abort()
 
     def _abort(self) -> None:
         for group in list(self._groups):

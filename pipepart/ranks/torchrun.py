@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -20,7 +21,10 @@ from torch.distributed.rendezvous import rendezvous
 from .contact import leave_word
 from .failure import has_closed, is_lost, told
 from .hub import Hub, Message
+from .leaving import all_have_left
+from .watch import break_connections
 
+_LEAVE_SECONDS = 2.0  # for threads to leave what they wait for in torch
 _STORE_SECONDS = 2.0  # for the store of torchrun to answer to a script that has ended
 _hubs: list[Hub] = []  # that of this process, once it is there
 
@@ -106,6 +110,25 @@ def _script_ended() -> None:
         _hubs[0].end(last, wait=error is not None)
     elif under_torchrun() and (store := _store()) is not None:
         leave_word(store, int(os.environ.get("RANK", "0")), {"kind": "ended", "calls": {}, **last})
+    if error is not None:
+        _record(error)
+    if not all_have_left(_LEAVE_SECONDS):
+        for group in list(dist.distributed_c10d._world.pg_map):
+            break_connections(group)
+        all_have_left(_LEAVE_SECONDS)
+
+
+def _record(error: BaseException) -> None:
+    """Write the exception that ended the script to the file in which torchrun looks for what its summary shows."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not os.path.exists(path):  # as torch's own decorator ``record`` does, if the script uses that
+        with suppress(Exception):
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes time
+
+            try:
+                raise error
+            except BaseException:
+                get_error_handler().record_exception(error)
 
 
 def _store() -> Any:

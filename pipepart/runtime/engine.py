@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -45,6 +46,7 @@ from .transport.cuda import Streams, any_pinned
 from .transport.links import Links
 from .transport.skips import Routes
 
+_BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
 
 
@@ -82,7 +84,7 @@ class Engine:
         self._emulation = emulation
         self._timeout = timeout
         self._claim_lock = threading.Lock()
-        self._claim: object | None = None
+        self._claim: _Claim | None = None
         # Either all workers get a job or none. Reentrant, as a signal handler may close the pipeline meanwhile.
         self._lock = threading.RLock()
         self._handing_out = False
@@ -124,6 +126,16 @@ class Engine:
         if self._links is not None:
             self._links.ranks.check()
 
+    def check_free(self) -> None:
+        """Check that the engine is open and no other thread runs a step, before other ranks are asked to join one.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        self.check_open()
+        if (claim := self._claim) is not None and claim.thread != threading.get_ident():
+            raise RuntimeError(_BUSY)
+
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Give the calling thread exclusive use of the stages within the block.
@@ -132,12 +144,12 @@ class Engine:
             RuntimeError: the engine is closed, or another thread has them.
         """
         self.check_open()
-        claim = object()
+        claim = _Claim(threading.get_ident())
         try:  # before the claim: an interrupt may come between any two instructions
             with self._claim_lock:
                 self._claim = self._claim or claim
             if self._claim is not claim:
-                raise RuntimeError("the pipeline is busy: another thread, or a layer inside it, is in a step")
+                raise RuntimeError(_BUSY)
             with self._batch_norms.gathering():
                 yield
         except BaseException as error:
@@ -364,6 +376,13 @@ class Engine:
     def _give_up(self, workers: set[int], reason: str) -> None:
         self._stuck |= workers
         self.close(f"the pipeline is closed: {reason}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Claim:
+    """The exclusive use of the stages by a thread, from its identifier."""
+
+    thread: int
 
 
 def _stop(workers: Iterable[Worker]) -> None:

@@ -87,7 +87,7 @@ def test_a_plan_of_other_options_on_one_rank_is_refused_before_anything_is_measu
 def told(seed_by_rank: bool) -> list[str]:
     made = model()
     torch.manual_seed(int(os.environ["RANK"]) if seed_by_rank else 0)
-    nn.init.normal_(made[3].weight)
+    made[3].reset_parameters()
     # Equal on all ranks, whatever it holds that is made anew on each.
     loss = partial(nn.functional.cross_entropy, weight=torch.ones(3))
     plan = plan_by_hand(list("0123"), [2], micro_batches=2)

@@ -1,5 +1,8 @@
 """A rank that raises, is killed, hangs or closes the pipeline ends the others at once, with word of what happened."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.support.rank_scripts import RankEnd, run_ranks
@@ -126,6 +129,40 @@ def test_a_call_that_a_rank_does_not_make_ends_the_others_at_the_timeout():
     ends = faults(2, 1, "script", "time.sleep(20)", timeout=3)
     assert "rank 0: waits for the other ranks at the begin of step" in ends[0].text
     assert "rank 1: is in the script, between two calls" in ends[0].text
+
+
+@pytest.mark.slow
+def test_a_step_within_a_layer_is_refused_before_the_others_are_asked_to_join():
+    ends = faults(3, 1, "forward", "pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))")
+    assert all("rank 1 failed: RuntimeError: the pipeline is busy" in ends[rank].text for rank in (0, 2))
+
+
+@pytest.mark.slow
+def test_groups_may_be_destroyed_before_the_pipeline_is_closed():
+    script = """
+import torch, torch.distributed
+from torch import nn
+import pipepart
+from tests.support.chains import plan_by_hand
+
+torch.distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+with pipepart.Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn.MSELoss()) as pipe:
+    pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))
+    torch.distributed.destroy_process_group()
+"""
+    for end in run_ranks(script, 2):
+        assert end.code == 0, end.text
+        assert "Exception in thread" not in end.text
+
+
+@pytest.mark.slow
+def test_the_exception_is_in_the_summary_of_torchrun(tmp_path: Path):
+    record = f'os.environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/{{rank}}"; '
+    faults(2, 1, "script", record + "raise OSError('no such batch')")
+    told = json.loads((tmp_path / "1").read_text())["message"]
+    assert told["message"] == "OSError: no such batch"
+    assert "no such batch" in told["extraInfo"]["py_callstack"]
 
 
 @pytest.mark.slow

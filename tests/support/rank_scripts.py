@@ -22,6 +22,7 @@ _SERVER = """
 import os, socket, sys, time
 from multiprocessing.connection import Connection
 import torch, torch.distributed, pipepart, tests.support.chains
+import torch._dynamo  # which the first optimizer imports, for seconds
 
 def ranks(requests):
     while True:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedules.communication.connections import connection_rounds
 
-from ...ranks import Ranks
+from ...ranks import Ranks, waits_in_torch
 from . import ordered
 from .ordered import Edge, Event, Ordered, Placed
 from .reductions import Reductions
@@ -203,7 +203,8 @@ class Links:
 
 def _wait_for_sends(departures: SimpleQueue[Any]) -> None:
     while (given := departures.get()) is not None:
-        _wait_for(*given)
+        with waits_in_torch():
+            _wait_for(*given)
         del given
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...input_error import InputTypeError
-from ...ranks import Ranks
+from ...ranks import Ranks, waits_in_torch
 
 _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel
 _AHEAD = 2  # buckets that are on their way at a time
@@ -174,7 +174,8 @@ def _add_up(flat: Tensor, replicas: int, group: dist.ProcessGroup) -> None:
 
 def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        with waits_in_torch():
+            job()
         del job
 
 
