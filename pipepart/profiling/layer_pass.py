@@ -52,8 +52,8 @@ class Observer:
     def forward_ends(self, index: int, output: Any) -> None:
         """Called after it. Autograd still holds all that the layer saved."""
 
-    def backward_starts(self, index: int) -> None:
-        """Called before the backward of a layer. A layer without a backward is left out."""
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        """Called before the backward of a layer on the gradients of its output; not for a layer without a backward."""
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
         """Called between the two parts of a split backward, and at the end of a whole one with ``deferred`` None."""
@@ -178,7 +178,7 @@ class LayerPass:
         if not step.roots:
             return step.received
         with _naming(self.names[index], "backward"):
-            observer.backward_starts(index)
+            observer.backward_starts(index, gradients)
             if split:
                 deferred = backward_inputs(step.roots, gradients)
                 observer.input_gradients_done(index, deferred)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..autograd import graph_cut
 from ..autograd.dispatch_mode import DispatchMode
 from ..autograd.sparse import dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
@@ -44,7 +45,8 @@ class Memory:
         loss: what the loss alone saves, and its workspace.
         saved: the memory kept for the backward.
         outputs: the specs of each layer's outputs.
-        runs: for each layer a key of its input, its output and its operations, equal for layers where these are.
+        runs: for each layer a key of its input, its output, the gradients that arrive and its operations, equal for
+            layers where these are.
     """
 
     layers: list[LayerBytes]
@@ -173,7 +175,7 @@ class _SplitCounter(_Allocations):
         super().__init__(state)
         self._costs_of, self._first = costs_of, first
 
-    def backward_starts(self, index: int) -> None:
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self.mark()
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
@@ -276,7 +278,9 @@ class _Counter(_Allocations):
         self._packed.clear()
         self.costs_of(index).forward_workspace_bytes = max(self.peak - self.start - newly_saved, 0)
 
-    def backward_starts(self, index: int) -> None:
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        # Values that pass a layer may get their first gradient from one of two layers that are equal otherwise.
+        self._forms[self._first + index] += (tuple(gradient is None for gradient in gradients),)
         self._operations.enter(self._first + index)
         self.mark()
 
@@ -292,7 +296,7 @@ class _Counter(_Allocations):
         return kept
 
     def run_of(self, index: int) -> Hashable:
-        """Return a key of the input, the output and the operations of a layer."""
+        """Return a key of the input, the output, the gradients that arrive and the operations of a layer."""
         return *self._forms[index], self._operations.of(index)
 
     def memory(self) -> Memory:

@@ -147,7 +147,7 @@ class _Marks(Observer):
     def forward_ends(self, index: int, output: Any) -> None:
         self._at["output"][index] = self._clock.now()
 
-    def backward_starts(self, index: int) -> None:
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self._at["backward"][index] = self._clock.now()
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:

@@ -14,6 +14,7 @@ from tests.support.counted_work import Block, D, counted_in_place_of_time
 from tests.support.tally import calls
 
 N = 8
+SPEED = pipepart.profiling.Roofline.parse("cpu: 1 TFLOP/s, 1 TB/s, 1 us")
 
 
 @pytest.fixture(autouse=True)
@@ -209,3 +210,27 @@ def test_a_layer_whose_input_needs_no_gradient_is_unlike_one_whose_input_does():
     costs: Costs = profile(model).costs[0]
     assert timed(model) == 3
     assert [cost.saved_bytes > 0 for cost in costs.layers] == [False, False, True, True, True]
+
+
+class Encoded(nn.Module):
+    """Uses its code between two equal layers, and returns it beside its loss, without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.start, self.decode, self.head = (nn.Linear(D, D) for _ in range(4))
+        self.first, self.second = nn.Tanh(), nn.Tanh()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        code = self.encode(x)
+        y = self.decode(self.first(self.start(x))) + code
+        return {"loss": self.head(self.second(y)).pow(2).mean(), "code": code}
+
+
+def test_a_layer_that_a_value_passes_without_a_gradient_stands_for_none_that_it_passes_with_one():
+    layers = ["encode", "start", "first", "decode", "second", "head"]
+    shared, alone = (
+        profile(Encoded(), layers=layers, share=share, measure=False, roofline=SPEED)
+        for share in (True, False)
+    )
+    works = [[cost.backward_seconds > 0 for cost in one.costs[0].layers] for one in (shared, alone)]
+    assert works == [[True] * 6] * 2

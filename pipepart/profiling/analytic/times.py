@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ...autograd import graph_cut
 from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.split_backward import WeightGradients
 from ..costs import Timing
@@ -52,7 +53,7 @@ class WorkOfLayers(DispatchMode, Observer):
     def forward_ends(self, index: int, output: Any) -> None:
         self._into = []  # what the pass itself does between layers
 
-    def backward_starts(self, index: int) -> None:
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self._into = self.work["backward_input", index]
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
