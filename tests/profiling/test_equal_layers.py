@@ -212,17 +212,31 @@ def test_a_layer_whose_input_needs_no_gradient_is_unlike_one_whose_input_does():
     assert [cost.saved_bytes > 0 for cost in costs.layers] == [False, False, True, True, True]
 
 
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(D, D)
+
+    def forward(self, y: Tensor, code: Tensor) -> Tensor:
+        return self.own(y) + code
+
+
 class Encoded(nn.Module):
     """Uses its code between two equal layers, and returns it beside its loss, without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode, self.start, self.decode, self.head = (nn.Linear(D, D) for _ in range(4))
+        self.encode, self.start, self.decode, self.head = (
+            nn.Linear(D, D),
+            nn.Linear(D, D),
+            Joined(),
+            nn.Linear(D, D),
+        )
         self.first, self.second = nn.Tanh(), nn.Tanh()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         code = self.encode(x)
-        y = self.decode(self.first(self.start(x))) + code
+        y = self.decode(self.first(self.start(x)), code)
         return {"loss": self.head(self.second(y)).pow(2).mean(), "code": code}
 
 
