@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from schedules import ScheduleError
 
+from ..input_error import InputError
 from ..profiling import Profile
 from .constraints import read_constraints
 from .costs.interpolate import estimate
@@ -82,7 +83,7 @@ def with_split_ties(plan: Plan) -> Plan | None:
     changed = {"schedule": "1f1b", "chunks": None, "stages": "auto", "micro_batches": plan.micro_batches}
     try:
         made = make_plan(plan.profile, plan.cluster, **{**vars(asked), **changed, "allow_split_ties": True})
-    except InfeasiblePlanError:
+    except (InfeasiblePlanError, InputError):  # it does not fit, or the other wishes need another schedule
         return None
     return made if len(made.workers) > len(plan.workers) else None
 

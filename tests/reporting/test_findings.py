@@ -112,11 +112,22 @@ def test_nothing_to_gain_is_said() -> None:
     assert findings(made)[-1].startswith(("Nothing to gain", "No small change saves time"))
 
 
-def test_shared_parameters_are_named_where_they_leave_devices_unused() -> None:
-    profile, cluster = _profile([1.0] * 4), Cluster.parse(["1GiB"] * 2)
+def _tied() -> Profile:
+    """Four layers of which the first and the last share a parameter."""
+    profile = _profile([1.0] * 4)
     shared = (SharedTensor(layer="a", name="weight", bytes=0),)
     last = profile.layers[-1].model_copy(update={"shared": shared})
-    tied = profile.model_copy(update={"layers": (*profile.layers[:-1], last)})
+    return profile.model_copy(update={"layers": (*profile.layers[:-1], last)})
+
+
+def test_shared_parameters_that_cannot_be_split_under_the_request_are_not_named() -> None:
+    made = plan(_tied(), Cluster.parse(["1GiB"] * 2), schedule="auto", reduction="batch")
+    assert len(made.workers) == 1
+    assert not any("--allow-split-ties" in text for text in findings(made))
+
+
+def test_shared_parameters_are_named_where_they_leave_devices_unused() -> None:
+    tied, cluster = _tied(), Cluster.parse(["1GiB"] * 2)
     made, free = (plan(tied, cluster, schedule="1f1b", allow_split_ties=free) for free in (False, True))
     saved = 1 - free.predicted.step_seconds / made.predicted.step_seconds
     first, second = findings(made)
