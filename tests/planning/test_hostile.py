@@ -102,6 +102,7 @@ def test_a_sound_plan_or_an_error_for_many(block, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a search may take a minute while time stands still
 @pytest.mark.parametrize("block", range(2))
 def test_auto_is_no_slower_than_any_schedule(block):
     for seed in seeds(12, f"hostile choices {block}"):
