@@ -119,11 +119,9 @@ def _layers(model: nn.Module) -> Described:
 def _first_values(model: nn.Module) -> dict[str, bytes]:
     """Return a few numbers of each tensor of a model that the CPU has."""
     return {
-        name: tensor.detach()[(slice(_FIRST),) if tensor.dim() else ()]
-        .flatten()[:_FIRST]
-        .tolist()
-        .__repr__()
-        .encode()
+        name: repr(
+            tensor.detach()[(slice(_FIRST),) if tensor.dim() else ()].flatten()[:_FIRST].tolist()
+        ).encode()
         for name, tensor in _tensors(model)
         if type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_sparse
     }
