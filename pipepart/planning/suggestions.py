@@ -11,7 +11,7 @@ from ..input_error import InputError
 from ..profiling import Profile
 from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
-from .infeasible import Infeasible
+from .infeasible import DoesNotFit, Infeasible
 from .pasting import as_arguments, as_options
 from .plans.options import PlanOptions
 from .plans.plan import Plan
@@ -174,7 +174,7 @@ class _Suggestions:
             cluster = cluster.with_memory(memory_bytes)
         try:
             made = self._make(profile, cluster, changed)
-        except ValueError:  # such as stages that the other schedule does not have
+        except (DoesNotFit, InputError):  # the latter for stages that the other schedule does not have
             return None
         values: dict[str, Any] = {one.name: getattr(changed, one.name) for one in fields(PlanOptions)}
         changes = {name: value for name, value in values.items() if value != getattr(self._options, name)}

@@ -6,6 +6,10 @@ import math
 import time
 
 
+class OutOfTime(Exception):
+    """The clock of a search is over; whoever started the search goes on without its result."""
+
+
 class Clock:
     """The time that one call may take, from the moment that this object is made.
 
@@ -34,6 +38,11 @@ class Clock:
         """Whether the caller has to stop now. The clock remembers that it said so."""
         return not self.has(0.0)
 
+    def check(self) -> None:
+        """Raise :class:`OutOfTime` if the clock is over."""
+        if self.is_over:
+            raise OutOfTime
+
     def has(self, seconds: float) -> bool:
         """Return whether more than so many seconds are left; False counts as stopping a search."""
         if self._deadline - time.monotonic() > seconds:
@@ -44,6 +53,6 @@ class Clock:
     def part(self, share: float) -> Clock:
         """Return a clock for a share (0 to 1) of the seconds that are left; a search that it stops counts here, too."""
         made = Clock()
-        made._deadline = time.monotonic() + share * (self._deadline - time.monotonic())
+        made._deadline = time.monotonic() + share * self.seconds_left if share else time.monotonic()
         made._whole = self._whole
         return made

@@ -39,8 +39,11 @@ def estimate(profile: Profile, micro_batches: int) -> Profile:
 
 def _estimated(profile: Profile, micro_batches: int) -> Costs:
     samples = -(-profile.batch // micro_batches)
-    near = sorted(profile.costs, key=lambda costs: (abs(costs.samples - samples), costs.samples))[:2]
-    low, high = min(near, key=lambda costs: costs.samples), max(near, key=lambda costs: costs.samples)
+    measured = sorted(profile.costs, key=lambda costs: costs.samples)
+    # The first of the two sizes around the new one; beyond the ends, of the two at that end.
+    first = sum(costs.samples < samples for costs in measured) - 1
+    first = min(max(first, 0), max(len(measured) - 2, 0))
+    low, high = measured[first], measured[min(first + 1, len(measured) - 1)]
     line: _Line = partial(_on_line, max(low.samples, 1), max(high.samples, 1), samples)
     kept, others = ([(piece.layers, piece.input_of) for piece in costs.saved] for costs in (low, high))
     # Where other tensors are saved at the two sizes, they are in proportion to the lower one.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 import numpy as np
 
@@ -63,12 +61,11 @@ def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[
     """
     borders = tuple(request.costs.allowed_borders.tolist())
     fixed = request.fixed_stages
-    stages, devices = len(borders) + 1, pricing.devices
-    if (fixed is not None and fixed != stages) or devices**stages > most * math.factorial(devices):
+    stages = len(borders) + 1
+    if fixed is not None and fixed != stages:
         return None
-    kinds = pricing.device_kinds()
-    placements = [homes for homes in product(range(devices), repeat=stages) if _is_first(homes, kinds)]
-    if len(placements) > most:
+    placements = _placements(stages, pricing.device_kinds(), most)
+    if placements is None:
         return None
     ends = (*borders, pricing.layers)
     modes = MODES[request.asked.recompute]
@@ -98,15 +95,33 @@ def _with_few_stages(layout: Layout) -> Layout:
     return layout
 
 
-def _is_first(homes: Sequence[int], kinds: Sequence[int]) -> bool:
-    """Return whether the devices of each kind come in order of their first stage."""
-    seen: set[int] = set()
-    for home in homes:
-        if home not in seen:
-            if any(kinds[other] == kinds[home] and other not in seen for other in range(home)):
-                return False
-            seen.add(home)
-    return True
+def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int, ...]] | None:
+    """Return every placement of stages on devices, once for all that differ by an exchange of equal devices.
+
+    The stages are placed one after the other, so the work grows with the number of placements, not with
+    ``devices ** stages``.
+
+    Args:
+        stages: their number.
+        kinds: of each device; equal numbers for devices that are alike.
+        most: placements; None is returned if there are more.
+    """
+    # A device may be taken once the device before it of the same kind has a stage.
+    before = [
+        max((at for at in range(device) if kinds[at] == kind), default=-1)
+        for device, kind in enumerate(kinds)
+    ]
+    placed: list[tuple[int, ...]] = [()]
+    for _ in range(stages):
+        if len(placed) > most:
+            return None
+        placed = [
+            (*homes, device)
+            for homes in placed
+            for device in range(len(kinds))
+            if before[device] < 0 or before[device] in homes
+        ]
+    return placed if len(placed) <= most else None
 
 
 def _row(stage: int, devices: int, wave: bool) -> int:

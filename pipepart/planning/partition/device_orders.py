@@ -150,7 +150,14 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     for index, device in enumerate(cluster.devices):
         # All devices of a host without links of their own are alike: only the others have to be compared.
         own = device.name in paired
-        alike = groups.setdefault((*_class(device), device.host if differ else "", own), [])
+        key = (
+            *_class(device),
+            device.action_seconds,
+            device.host_bandwidth,
+            device.host if differ else "",
+            own,
+        )
+        alike = groups.setdefault(key, [])
         for group in alike:
             if not own or _same_links(cluster, group[0], index):
                 group.append(index)
@@ -201,22 +208,31 @@ def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]
             following[other].append(number)
     first = frozenset(number for number, earlier in enumerate(twins) if not earlier)
 
-    def extended(
-        taken: tuple[int, ...], used: dict[int, int], open_types: frozenset[int]
-    ) -> Iterator[tuple[int, ...]]:
-        if len(taken) == devices:
-            yield taken
-            return
-        free = sorted(
-            (types[number].devices[used.get(number, 0)], number)
-            for number in open_types
-            if used.get(number, 0) < len(types[number].devices)
-        )
-        for device, number in free:
-            now = {**used, number: used.get(number, 0) + 1}
-            yield from extended((*taken, device), now, open_types.union(following[number]))
+    def choices(used: dict[int, int], open_types: frozenset[int]) -> Iterator[tuple[int, int]]:
+        """Return the next device of each type that is open, in the cluster's order."""
+        free = (number for number in open_types if used.get(number, 0) < len(types[number].devices))
+        return iter(sorted((types[number].devices[used.get(number, 0)], number) for number in free))
 
-    return extended((), {}, first)
+    # Depth first, without recursion: there may be thousands of devices. One entry for each device that is taken.
+    taken: list[int] = []
+    stack = [(choices({}, first), dict[int, int](), first)]
+    while stack:
+        left, used, open_types = stack[-1]
+        if len(taken) == devices:
+            yield tuple(taken)
+            following_choice = None
+        else:
+            following_choice = next(left, None)
+        if following_choice is None:
+            stack.pop()
+            if taken:
+                taken.pop()
+            continue
+        device, number = following_choice
+        taken.append(device)
+        now = {**used, number: used.get(number, 0) + 1}
+        opened = open_types.union(following[number])
+        stack.append((choices(now, opened), now, opened))
 
 
 def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:

@@ -119,7 +119,13 @@ def _rank(device: Device) -> tuple[float, float]:
 
 def _weakest(group: list[Device]) -> Device:
     limits = [device.memory_bytes for device in group if device.memory_bytes is not None]
-    weakest = {"speed": min(device.speed for device in group), "memory_bytes": min(limits, default=None)}
+    rates = [device.host_bandwidth for device in group]
+    weakest = {
+        "speed": min(device.speed for device in group),
+        "memory_bytes": min(limits, default=None),
+        "action_seconds": max(device.action_seconds for device in group),
+        "host_bandwidth": None if None in rates else min(rate for rate in rates if rate is not None),
+    }
     return group[0].model_copy(update=weakest)
 
 
