@@ -35,12 +35,12 @@ class DoesNotFit(ValueError):
         self.nearest = nearest
 
 
-def explain_infeasible(nearest: Plan, *, proven: bool) -> Infeasible:
+def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
     """Explain which device lacks most memory, and what it needs it for.
 
     Args:
         nearest: the plan with the smallest deficit.
-        proven: True if no cut of its layers has a smaller one.
+        least_deficit: bytes that every cut of its layers lacks at least; None if that is not known.
     """
     needs = nearest.device_bytes()
     limits = {device.name: device.memory_bytes for device in nearest.cluster.devices}
@@ -59,7 +59,7 @@ def explain_infeasible(nearest: Plan, *, proven: bool) -> Infeasible:
     text = (
         f"with {counted(len(nearest.stages), 'stage')}, {counted(nearest.micro_batches, 'micro-batch', 'es')} and "
         f"schedule {nearest.schedule!r}, {where} is short by {counted(deficit, 'byte')} "
-        f"{'at best' if proven else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
+        f"{'at best' if deficit == least_deficit else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
         f"{format_bytes(static)} of parameters, gradients, optimizer state and buffers, "
         f"{format_bytes(need - static - transient)} kept for {_backwards(list(own.values()))}, "
         f"{format_bytes(transient)} of workspace) and has {need - deficit} ({format_bytes(need - deficit)})"

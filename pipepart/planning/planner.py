@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
+from schedules.searching.clock import Clock
+
 from ..cluster import Cluster
 from ..input_error import InputError
 from ..profiling import Profile
@@ -17,7 +19,7 @@ from .infeasible import DoesNotFit
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import check_arguments, read_request
-from .search.strategies import infeasible_candidates, search
+from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
 
@@ -118,11 +120,13 @@ def plan(
     )
     check_arguments(profile, cluster, options)
     cluster = compress_links(cluster, options.compress, profile)
+    clock = Clock(SECONDS if seconds is None else seconds)
     try:
         return _made(profile, cluster, options)
     except DoesNotFit as error:
         nearest = error.nearest
-    raise InfeasiblePlanError(nearest, find_suggestions(profile, cluster, options, nearest, _made))
+    suggestions = find_suggestions(profile, cluster, options, nearest, _made, clock)
+    raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
 
 def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
@@ -146,11 +150,18 @@ def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share:
         found = search(request, progress, share)
     if found is not None:
         return found
-    nearest = min(infeasible_candidates(request), key=lambda one: one.deficit_bytes or math.inf, default=None)
+    explained = infeasible_candidates(
+        request, Clock(SECONDS if options.seconds is None else options.seconds / 4)
+    )
+    nearest = min(explained, key=lambda one: one.deficit_bytes or math.inf, default=None)
     if nearest is None:
         raise InputError(
             f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
         )
+    if (
+        nearest.plan is not None and nearest.plan.fits
+    ):  # the cut search counts memory for many cuts at once, and more
+        return nearest.plan
     raise DoesNotFit(nearest)
 
 

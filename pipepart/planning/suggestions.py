@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from schedules.searching.clock import Clock
+
 from ..cluster import Cluster, Device
 from ..input_error import InputError
 from ..profiling import Profile
@@ -18,6 +20,7 @@ from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
 _SHOWN = 5
+_SHARE = 0.25  # of the seconds that are left, which one change may take
 
 # Makes the plan of a request, or raises ValueError.
 Planner = Callable[[Profile, Cluster, PlanOptions], Plan]
@@ -85,9 +88,14 @@ class InfeasiblePlanError(InputError):
             else helps, devices with more memory.
     """
 
-    def __init__(self, nearest: Infeasible, suggestions: Sequence[Suggestion]) -> None:
+    def __init__(
+        self, nearest: Infeasible, suggestions: Sequence[Suggestion], *, out_of_time: bool = False
+    ) -> None:
         self.reason = f"the model does not fit: {nearest.text}"
-        super().__init__(f"{self.reason}. {suggestions_text(suggestions)}")
+        text = suggestions_text(suggestions)
+        if out_of_time and not suggestions:
+            text = "There was no time to look for changes that fit: call plan with more seconds"
+        super().__init__(f"{self.reason}. {text}")
         self.stage = nearest.stage
         self.deficit_bytes = nearest.deficit_bytes
         self.suggestions = tuple(suggestions)
@@ -119,7 +127,7 @@ def shown_of(found: Sequence[Suggestion]) -> list[Suggestion]:
 
 
 def find_suggestions(
-    profile: Profile, cluster: Cluster, options: PlanOptions, nearest: Infeasible, make: Planner
+    profile: Profile, cluster: Cluster, options: PlanOptions, nearest: Infeasible, make: Planner, clock: Clock
 ) -> list[Suggestion]:
     """Find changes of an infeasible request that fit; the shortest step first, more devices last.
 
@@ -135,8 +143,9 @@ def find_suggestions(
         options: of the request.
         nearest: the cut that lacks the least memory.
         make: plans a request.
+        clock: that all of them share. After it no further change is planned.
     """
-    search = _Suggestions(profile, cluster, options, make)
+    search = _Suggestions(profile, cluster, options, make, clock)
     free = options.schedule in ("auto", SEARCH)
     tried = _with_schedule(options, "1f1b", cluster) if free else options
     least = replace(_with_schedule(tried, "1f1b", cluster), recompute="auto")
@@ -156,13 +165,18 @@ def find_suggestions(
 class _Suggestions:
     """Plans changes of a request."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, options: PlanOptions, make: Planner) -> None:
-        self._profile, self._cluster, self._options, self._make = profile, cluster, options, make
+    def __init__(
+        self, profile: Profile, cluster: Cluster, options: PlanOptions, make: Planner, clock: Clock
+    ) -> None:
+        self._profile, self._cluster, self._options = profile, cluster, options
+        self._make, self._clock = make, clock
 
     def planned(
         self, changed: PlanOptions, devices: int = 0, memory_bytes: int | None = None
     ) -> Suggestion | None:
-        """Return the suggestion if the request with these changes has a plan."""
+        """Return the suggestion if the request with these changes has a plan, and there is time to plan it."""
+        if self._clock.is_over:
+            return None
         profile, cluster, count = self._profile, self._cluster, changed.micro_batches
         estimated = count != "auto" and all(costs.micro_batches != count for costs in profile.costs)
         if estimated:
@@ -173,12 +187,20 @@ class _Suggestions:
         if memory_bytes:
             cluster = cluster.with_memory(memory_bytes)
         try:
-            made = self._make(profile, cluster, changed)
+            made = self._make(profile, cluster, self._in_time(changed)).model_copy(
+                update={"constraints": changed}
+            )
         except (DoesNotFit, InputError):  # the latter for stages that the other schedule does not have
             return None
         values: dict[str, Any] = {one.name: getattr(changed, one.name) for one in fields(PlanOptions)}
         changes = {name: value for name, value in values.items() if value != getattr(self._options, name)}
         return Suggestion(changes, cluster.devices[len(self._cluster) :], memory_bytes, estimated, made)
+
+    def _in_time(self, changed: PlanOptions) -> PlanOptions:
+        """The options with no more seconds than one change may take, if the request limits them."""
+        if changed.seconds is None:
+            return changed
+        return replace(changed, seconds=max(self._clock.seconds_left * _SHARE, 1e-3))
 
     def more_devices(self, changed: PlanOptions) -> list[Suggestion]:
         """The least number of further devices that is enough. A device may be left out, so more are enough, too."""

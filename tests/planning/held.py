@@ -23,11 +23,11 @@ class Moment(NamedTuple):
     has_gradients: bool
 
 
-def moments(schedule: Schedule, row: int) -> list[dict[int, Moment]]:
-    """What the stages of a device have at each of its actions, if all stages take equal times."""
+def moments(schedule: Schedule, row: int, step: schedules.Timeline | None = None) -> list[dict[int, Moment]]:
+    """What the stages of a device have at each of its actions, in a step or if all stages take equal times."""
     schedule = schedules.split_overlaps(schedule)
     ones = [1.0] * schedule.stages
-    step = schedules.simulate(
+    step = step or schedules.simulate(
         schedule, schedules.StageCosts(ones, ones, ones, recompute=[0.0] * schedule.stages)
     )
     ends = {action: step.span(action)[1] for actions in schedule.actions for action in actions}

@@ -140,8 +140,8 @@ def from_scratch(
     return schedules.simulate(built, stage_costs, contention=True)
 
 
-def needs(plan: Plan, layers: list[Layer], input_bytes: int) -> dict[str, int]:
-    """Bytes of each device at its peak."""
+def needs(plan: Plan, layers: list[Layer], input_bytes: int, step: schedules.Timeline) -> dict[str, int]:
+    """Bytes of each device at its peak, in the step or if all stages take equal times."""
     built = plan.build_schedule()
     ends = list(itertools.accumulate(len(stage.layers) for stage in plan.stages))
     held = [held_by(layers, start, end, input_bytes) for start, end in itertools.pairwise([0, *ends])]
@@ -149,7 +149,8 @@ def needs(plan: Plan, layers: list[Layer], input_bytes: int) -> dict[str, int]:
     for row in range(built.devices):
         own = built.stages_of(row)
         name = plan.stages[own[0]].device
-        found[name] = peak(moments(built, row), {stage: held[stage] for stage in own}, {})
+        stages = {stage: held[stage] for stage in own}
+        found[name] = max(peak(moments(built, row, times), stages, {}) for times in (step, None))
     return found
 
 
@@ -237,7 +238,7 @@ def check_costs(
     path = edited(plan, data.draw(edits(plan)), folder / "plan.json")
     raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
     timeline = from_scratch(raw, layers, 0.5, 7)
-    bytes_ = needs(raw, layers, 7)
+    bytes_ = needs(raw, layers, 7, timeline)
     limits = {device.name: device.memory_bytes or math.inf for device in raw.cluster.devices}
     short = [name for name, need in bytes_.items() if need > limits[name]]
     if short:

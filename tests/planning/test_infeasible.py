@@ -87,5 +87,5 @@ def test_only_the_devices_that_are_short_run_forwards_again():
         ("device:0", "except-last"),
         ("device:1", "never"),
     ] * 2
-    assert plan.predicted.memory_bytes == (303, 306)
+    assert plan.predicted.memory_bytes == (304, 306)  # one message more waits than with equal stages
     check_memory(plan)

@@ -40,12 +40,14 @@ def test_the_memory_of_each_stage_is_the_sum_of_what_it_holds(layers, cluster, s
     plan = pipepart.plan(profile, cluster, schedule=schedule)
     built = plan.build_schedule()
     in_flight = schedules.in_flight(built)
+    step = plan.simulate()
     start, held = 0, {device.name: 0 for device in cluster.devices}
     for index, (stage, count) in enumerate(zip(plan.stages, in_flight, strict=True)):
         end = start + len(stage.layers)
         assert stage.in_flight == count
         own = held_by(layers, start, end, input_bytes=7)
-        assert stage.memory_bytes == peak(moments(built, built.device_of[index]), {index: own}, {})
+        both = [moments(built, built.device_of[index], times) for times in (step, None)]
+        assert stage.memory_bytes == max(peak(each, {index: own}, {}) for each in both)
         held[stage.device] = stage.memory_bytes
         start = end
     assert list(plan.predicted.memory_bytes) == list(held.values())
@@ -73,7 +75,7 @@ def test_the_bytes_that_are_short_in_many_chains(layers, cluster, schedule, micr
 
 
 def check_shortage(layers, cluster, schedule, micro_batches) -> None:
-    """With ``deficit_bytes`` more on every device there is a plan; with one byte less it is short by one byte."""
+    """With ``deficit_bytes`` more on every device there is a plan; with one byte less none, or one that fits."""
     assume(len(cluster) <= len(layers))
     profile = profile_of(layers, micro_batches)
     try:
@@ -87,9 +89,13 @@ def check_shortage(layers, cluster, schedule, micro_batches) -> None:
         return
     assert short > 0
     pipepart.plan(profile, enlarged(cluster, short), schedule=schedule)
-    with pytest.raises(InfeasiblePlanError) as caught:
-        pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule)
-    assert caught.value.deficit_bytes == 1
+    try:
+        plan = pipepart.plan(profile, enlarged(cluster, short - 1), schedule=schedule)
+    except InfeasiblePlanError as error:
+        still_short = error.deficit_bytes
+    else:
+        still_short = 1 - plan.fits
+    assert still_short in (0, 1)
 
 
 def test_the_error_names_stage_layers_device_and_numbers():
@@ -234,3 +240,14 @@ def test_a_loss_of_the_whole_batch_fits_the_memory_that_is_planned_for_it(loss_f
     step("batch")
     with pytest.raises(torch.OutOfMemoryError):
         step(None)
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("gpipe", 16), ("1f1b", 2)])
+def test_messages_that_pile_up_before_a_slow_stage_count(schedule, waiting):
+    profile = profile_of([Layer(output=4), Layer(forward=160.0, backward_input=160.0)], [16])
+    plan = pipepart.plan(profile, limited(None, None), schedule=schedule, stages=2)
+    assert plan.device_bytes(plan.simulate())["device:1"] == waiting * 4
+    assert plan.predicted.memory_bytes == (4, waiting * 4)
+    if schedule == "gpipe":  # a plan that has no room for them does not fit
+        short = plan.model_copy(update={"cluster": limited(4, waiting * 4 - 1)})
+        assert not short.predict().fits

@@ -1,4 +1,4 @@
-"""The formula of a device's peak memory, used by every search, the prediction and the checks."""
+"""The formula of a device's peak memory, which the cut searches, the prediction and the checks use."""
 
 from __future__ import annotations
 
@@ -116,9 +116,11 @@ class StashCounts:
 
     Args:
         schedule: with its RECOMPUTE actions. Overlapped pairs of actions count as one after the other.
-        timeline: of the schedule, which says how long messages wait. None: as if all stages took equal times, a
-            backward twice that of a forward. The counts of a stage then depend on its own recompute mode only.
+        timeline: of the schedule, which says how long messages wait. None for an estimate of many cuts: as if all
+            stages took equal times, a backward twice that of a forward. The counts of a stage then depend on its own
+            recompute mode only.
         replicas: of the model, whose gradients the first one adds up.
+        others: counts of the same schedule whose moments count as well.
     """
 
     def __init__(
@@ -126,22 +128,26 @@ class StashCounts:
         schedule: schedules.Schedule,
         timeline: schedules.Timeline | None = None,
         replicas: int = 1,
+        others: StashCounts | None = None,
     ) -> None:
-        self._schedule, self._timeline, self._replicas = schedule, timeline, replicas
+        self._schedule, self._timeline, self._replicas, self._others = schedule, timeline, replicas, others
 
     @cached_property
     def by_device(self) -> tuple[Ints, ...]:
         """Per device [moments, stages, 11]: of :func:`schedules.memory_moments`, and of the sum over replicas."""
-        timeline = self._timeline
-        if timeline is None:
+        if self._timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
-            timeline = schedules.simulate(
-                self._schedule, schedules.StageCosts(ones, ones, ones, recompute=none)
-            )
-        return tuple(
+            costs = schedules.StageCosts(ones, ones, ones, recompute=none)
+            moments = schedules.memory_moments(schedules.simulate(self._schedule, costs))
+        else:  # used once: there is nothing to gain by leaving out moments that cannot be a peak
+            moments = schedules.memory_during(self._timeline)
+        found = tuple(
             self._with_replicas(counts, self._schedule.stages_of(device))
-            for device, counts in enumerate(schedules.memory_moments(timeline))
+            for device, counts in enumerate(moments)
         )
+        if self._others is None:
+            return found
+        return tuple(map(np.concatenate, zip(found, self._others.by_device, strict=True)))
 
     def _with_replicas(self, counts: Ints, stages: Sequence[int]) -> Ints:
         """[moments, stages, 11]: with the replicas' gradients, which are at the first replica when all have run."""

@@ -42,7 +42,7 @@ class ScheduleCache(dict[Hashable, schedules.Schedule]):
     """Schedules that were built, by their arguments. Copies of a plan share it; it is no part of a plan's value.
 
     Attributes:
-        counts: what their stages hold at each moment, by the same arguments and the number of replicas.
+        counts: what stages hold if all take equal times, by the same arguments and the number of replicas.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class PlanRecord(Document):
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
         if self.prediction and self.step_bound:
-            step += f", at most {self.step_gap:.1%} above the shortest possible"
+            step += f", at most {self.step_gap:.1%} above the lower bound"
         lines = [
             f"{type(self).__name__} {self.schedule!r}, {counted(self.micro_batches, 'micro-batch', 'es')}, "
             f"{counted(len(self.stages), 'stage')}{step}"
@@ -214,13 +214,6 @@ class PlanRecord(Document):
 
     def _split_of(self, count: int) -> tuple[str, ...]:
         return self.split_critical if count == self.micro_batches else ()
-
-    def _stash_counts(self, replicas: int) -> StashCounts:
-        """What the stages hold at each moment, as if all took equal times; of replicas that sum their gradients."""
-        key = self._schedule_key(self.micro_batches), replicas
-        if key not in self._schedules.counts:
-            self._schedules.counts[key] = StashCounts(self.build_schedule(), replicas=replicas)
-        return self._schedules.counts[key]
 
     def _build_schedule(self, count: int) -> schedules.Schedule:
         modes: tuple[Mode, ...] = tuple(stage.mode for stage in self.stages)
@@ -271,16 +264,18 @@ class PlanRecord(Document):
             relays = self.cluster.links_differ
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         stages = predict_stages(self.stages, self.profile, costs, self.cluster)
-        counts = self.first_replica._stash_counts(self.summed_replicas)
-        fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
+        fresh = self.model_copy(update={"stages": stages})
         shown, classes = fresh.one_of_each()
         timeline = fresh.simulate_shown(shown, classes)
+        counts = shown._stash_counts(timeline, fresh.summed_replicas)
+        fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
+        shown = shown.model_copy(update={"stages": fresh.stages})
         loads: dict[tuple[int, str], float] = {}
         for number, stage in enumerate(shown.all_stages):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        of_shown = shown._device_bytes(shown._stash_counts(fresh.summed_replicas))
+        of_shown = shown._device_bytes(counts)
         for own, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
             needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
@@ -321,16 +316,28 @@ class PlanRecord(Document):
         return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
-        """The peak memory of each device in use; see :func:`~.costs.stage_memory.device_peak_bytes` for the formula.
+        """Return the peak memory of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
 
         Args:
-            timeline: of a step, which says how long messages wait on a device; None: as long as if all stages took
-                equal times, which is what ``prediction.memory_bytes`` has.
+            timeline: of a step, which says how long messages wait on a device. None for what
+                ``prediction.memory_bytes`` has: the larger of the simulated step, and of a step in which all stages
+                take equal times, as the times of a real step differ from the simulated ones.
         """
-        counts = self._stash_counts(self.summed_replicas)
         if timeline is not None:
-            counts = StashCounts(self.build_schedule(), timeline, self.summed_replicas)
-        return self._device_bytes(counts)
+            return self._device_bytes(StashCounts(self.build_schedule(), timeline, self.summed_replicas))
+        return self._device_bytes(self._stash_counts(self.simulate(), self.summed_replicas))
+
+    def _stash_counts(self, timeline: schedules.Timeline, replicas: int) -> StashCounts:
+        """Count what stages hold at each moment of a step, and of one in which all stages take equal times.
+
+        Args:
+            timeline: of a step of this plan.
+            replicas: that sum their gradients.
+        """
+        key = self._schedule_key(self.micro_batches), replicas
+        if key not in self._schedules.counts:
+            self._schedules.counts[key] = StashCounts(self.build_schedule(), replicas=replicas)
+        return StashCounts(self.build_schedule(), timeline, replicas, self._schedules.counts[key])
 
     @property
     def summed_replicas(self) -> int:
@@ -349,7 +356,7 @@ class PlanRecord(Document):
 
     def free_stash_bytes(self, timeline: schedules.Timeline) -> list[float]:
         """Bytes of each schedule row's device for stashes: its limit less everything else; infinite without limit."""
-        needs = self.device_bytes()
+        needs = self.device_bytes(timeline)
         return [
             math.inf if device.memory_bytes is None else device.memory_bytes - needs[device.name] + int(peak)
             for device, peak in zip(self.workers, timeline.peak_bytes, strict=True)

@@ -188,7 +188,7 @@ class Candidate:
                 "that colocate names, are in one stage"
             )
         nearest = self._plan(found.first_layers[1:], self.order_of(found), 0.0)
-        return explain_infeasible(nearest, proven=found.exhaustive)
+        return explain_infeasible(nearest, found.deficit_bytes if found.exhaustive else None)
 
     @cached_property
     def bare_schedule(self) -> schedules.Schedule:

@@ -99,7 +99,8 @@ def find_named(
             size = series[key][0][0].stages * series[key][0][0].micro_batches
             is_first = key[0] in missing and size * series[key][0][0].groups.replicas <= _CHEAP
             known = found.plans or limit < math.inf
-            if known and not is_first and (operations < 0 or time.monotonic() >= deadline):
+            late = time.monotonic() >= deadline
+            if (known and not is_first and (operations < 0 or late)) or (found.failed and not known and late):
                 found.waiting += series.pop(key)
                 continue
             operations -= _SIMULATED * size

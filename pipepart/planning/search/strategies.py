@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from schedules.searching.clock import Clock
+
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.allowance import OPERATIONS_PER_SECOND, Allowance
@@ -23,7 +25,7 @@ _STARTS = 4  # named plans that the joint search starts from, each with another 
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
 _MOST_DEVICES = 512  # of one replica that the joint search places on: it looks at each pair of them
-_SECONDS = 10.0  # for a larger one
+SECONDS = 10.0  # for a larger one
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 
 Progress = Callable[[float], None]
@@ -63,7 +65,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
         share: the number of searches that share the time.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (_SECONDS if request.seconds is None else request.seconds) / share
+    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds) / share
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
@@ -104,18 +106,23 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
     return best.model_copy(update={"alternatives": others, "out_of_time": time.monotonic() >= deadline})
 
 
-def infeasible_candidates(request: Request) -> Iterator[Infeasible]:
+def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible]:
     """Explain why candidates have no plan: under each schedule those with the fewest stages a device.
 
-    Those on fewer devices need more memory on each, so they are left out if a cut for others is possible.
+    Those on fewer devices need more memory on each, so they are left out if a cut for others is possible. After the
+    clock only the first of all is explained.
     """
+    count = 0
     for part in parts_of(request):
         of_schedule: dict[str, list[Ways]] = {}
         for ways in part.candidates:
             of_schedule.setdefault(ways[0].schedule, []).append(ways)
         for every in of_schedule.values():
             for ways in every:
+                if count and clock.is_over:
+                    return
                 found = [candidate.infeasible() for candidate in ways]
+                count += len(found)
                 yield from found
                 if any(one.deficit_bytes for one in found):
                     break
@@ -139,7 +146,7 @@ def _operations(request: Request, parts: int) -> int:
     """Return what the joint search of one part may take. It does not depend on the speed of the machine."""
     if _is_small(request):
         return _SMALL_OPERATIONS
-    return int((request.seconds or _SECONDS) * OPERATIONS_PER_SECOND / parts)
+    return int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / parts)
 
 
 def _is_small(request: Request) -> bool:
