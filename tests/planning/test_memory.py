@@ -245,7 +245,7 @@ def test_a_loss_of_the_whole_batch_fits_the_memory_that_is_planned_for_it(loss_f
 @pytest.mark.parametrize(("schedule", "waiting"), [("gpipe", 16), ("1f1b", 2)])
 def test_messages_that_pile_up_before_a_slow_stage_count(schedule, waiting):
     profile = profile_of([Layer(output=4), Layer(forward=160.0, backward_input=160.0)], [16])
-    plan = pipepart.plan(profile, limited(None, None), schedule=schedule, stages=2)
+    plan = pipepart.plan(profile, limited(10**6, 10**6), schedule=schedule, stages=2)
     assert plan.device_bytes(plan.simulate())["device:1"] == waiting * 4
     assert plan.predicted.memory_bytes == (4, waiting * 4)
     if schedule == "gpipe":  # a plan that has no room for them does not fit
