@@ -16,6 +16,7 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
+from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import check_arguments, read_request
@@ -119,6 +120,7 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
+    profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
     clock = Clock(SECONDS if seconds is None else seconds)
     try:
