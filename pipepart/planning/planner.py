@@ -15,12 +15,18 @@ from ..profiling import Profile
 from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
-from .infeasible import DoesNotFit
+from .infeasible import DoesNotFit, Infeasible, exceeds_memory
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
-from .request import check_arguments, read_request
+from .request import Request, check_arguments, read_request
 from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
+
+# What finding out why no plan fits, and what would, may take: of a request without ``seconds``; else what the search
+# leaves, but at least a part of what the request allows; and the share of it that goes to the reason.
+EXPLAINING_SECONDS = 2.0
+_EXPLAINING = 0.15
+_REASON_SHARE = 0.25
 
 
 def plan(
@@ -122,14 +128,18 @@ def plan(
     cluster = compress_links(cluster, options.compress, profile)
     clock = Clock(SECONDS if seconds is None else seconds)
     try:
-        return _made(profile, cluster, options)
+        return _made(profile, cluster, options, clock)
     except DoesNotFit as error:
-        nearest = error.nearest
+        request = error.request
+    clock = Clock(EXPLAINING_SECONDS if seconds is None else max(clock.seconds_left, _EXPLAINING * seconds))
+    nearest = _nearest(request, clock)
+    if nearest.plan is not None and nearest.plan.fits:
+        return nearest.plan  # the cut search counts memory for many cuts at once, and more
     suggestions = find_suggestions(profile, cluster, options, nearest, _made, clock)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
 
-def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
+def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
     """The plan of a request.
 
     Raises:
@@ -137,32 +147,40 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         ValueError: as :func:`plan`.
     """
     if not profile.edges:
-        return _plan_chain(profile, cluster, options)
+        return _plan_chain(profile, cluster, options, clock)
     from .branched import MOST_ORDERS, plan_branched  # which needs scipy
 
-    chain = partial(_plan_chain, cluster=cluster, options=options, share=MOST_ORDERS)
+    chain = partial(_plan_chain, cluster=cluster, options=options, clock=clock, share=MOST_ORDERS)
     return plan_branched(profile, cluster, chain, options.colocate, options.allow_split_ties)
 
 
-def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share: int = 1) -> Plan:
+def _plan_chain(
+    profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock, share: int = 1
+) -> Plan:
     request = read_request(profile, cluster, options)
+    if exceeds_memory(request):
+        raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
-        found = search(request, progress, share)
-    if found is not None:
-        return found
-    explained = infeasible_candidates(
-        request, Clock(SECONDS if options.seconds is None else options.seconds / 4)
-    )
-    nearest = min(explained, key=lambda one: one.deficit_bytes or math.inf, default=None)
+        fastest = search(request, progress, share, clock)
+    if fastest is None:
+        raise DoesNotFit(request)
+    return fastest
+
+
+def _nearest(request: Request, clock: Clock) -> Infeasible:
+    """The reason of the candidate that lacks the least memory.
+
+    Raises:
+        ValueError: there is no candidate.
+    """
+    reasons = infeasible_candidates(request, clock.part(_REASON_SHARE))
+    nearest = min(reasons, key=lambda reason: reason.deficit_bytes or math.inf, default=None)
     if nearest is None:
         raise InputError(
-            f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
+            f"schedule {request.schedule!r} has no {request.stages} stages on any number of the "
+            f"{len(request.cluster)} devices"
         )
-    if (
-        nearest.plan is not None and nearest.plan.fits
-    ):  # the cut search counts memory for many cuts at once, and more
-        return nearest.plan
-    raise DoesNotFit(nearest)
+    return nearest
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:

@@ -175,7 +175,9 @@ class PlanRecord(Document):
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
         if self.prediction and self.step_bound:
-            numbers = f"{counted(self.micro_batches, 'micro-batch', 'es')} and {counted(self.replicas, 'replica')}"
+            numbers = (
+                f"{counted(self.micro_batches, 'micro-batch', 'es')} and {counted(self.replicas, 'replica')}"
+            )
             step += f", at most {self.step_gap:.1%} above the lower bound for {numbers}"
         lines = [
             f"{type(self).__name__} {self.schedule!r}, {counted(self.micro_batches, 'micro-batch', 'es')}, "

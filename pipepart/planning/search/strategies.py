@@ -52,7 +52,9 @@ class Searched:
         return [*found, self.joint] if self.joint else found
 
 
-def search(request: Request, progress: Progress = lambda done: None, share: int = 1) -> Plan | None:
+def search(
+    request: Request, progress: Progress = lambda done: None, share: int = 1, clock: Clock | None = None
+) -> Plan | None:
     """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
 
     The plan of a part does not depend on the other parts, and no candidate of a part is left out that could be faster.
@@ -63,9 +65,11 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
         request: what to choose from.
         progress: is called with the part of the work that is done, from 0 to 1.
         share: the number of searches that share the time.
+        clock: of the call; None for a clock of its own.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds) / share
+    seconds = SECONDS if request.seconds is None else request.seconds
+    deadline = time.monotonic() + min(seconds, clock.seconds_left if clock else seconds) / share
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
