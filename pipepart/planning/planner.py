@@ -19,14 +19,12 @@ from .infeasible import DoesNotFit, Infeasible, exceeds_memory
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
-from .search.strategies import SECONDS, infeasible_candidates, search
+from .search.strategies import infeasible_candidates, search, seconds_for
 from .suggestions import InfeasiblePlanError, find_suggestions
 
-# What finding out why no plan fits, and what would, may take: of a request without ``seconds``; else what the search
-# leaves, but at least a part of what the request allows; and the share of it that goes to the reason.
-EXPLAINING_SECONDS = 2.0
-_EXPLAINING = 0.15
-_REASON_SHARE = 0.25
+# Finding out why no plan fits, and what would, takes what the search leaves of its seconds, or this share of all of them.
+_EXPLAINING_SHARE = 0.2
+_REASON_SHARE = 0.25  # of that, for the reason
 
 
 def plan(
@@ -126,12 +124,13 @@ def plan(
     )
     check_arguments(profile, cluster, options)
     cluster = compress_links(cluster, options.compress, profile)
-    clock = Clock(SECONDS if seconds is None else seconds)
+    limit = seconds_for(len(profile.layers), len(cluster)) if seconds is None else seconds
+    clock = Clock(limit)
     try:
         return _made(profile, cluster, options, clock)
     except DoesNotFit as error:
         request = error.request
-    clock = Clock(EXPLAINING_SECONDS if seconds is None else max(clock.seconds_left, _EXPLAINING * seconds))
+    clock = Clock(max(clock.seconds_left, _EXPLAINING_SHARE * limit))
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
         return nearest.plan  # the cut search counts memory for many cuts at once, and more
@@ -161,7 +160,7 @@ def _plan_chain(
     if exceeds_memory(request):
         raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
-        fastest = search(request, progress, share, clock)
+        fastest = search(request, clock.part(1 / share), progress)
     if fastest is None:
         raise DoesNotFit(request)
     return fastest
