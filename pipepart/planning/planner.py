@@ -1,4 +1,4 @@
-"""Makes the plan: for each schedule and number of micro-batches the best cut, and of these the fastest step."""
+"""``pipepart.plan``: the plan with the shortest predicted step of a profile on a cluster, or why none fits."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def plan(
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
     For each schedule, number of devices, stages and micro-batches, dynamic programming finds the cut with the smallest
-    bottleneck that fits the devices, in any order of these. The bottleneck counts a transfer on both of its devices, as
-    if it did not overlap with compute; the step, in which it does, is then simulated. A local search (over all cuts, if
+    bottleneck that fits the devices, in any order of these. The bottleneck charges each transfer to sender and
+    receiver. The simulation of the step then lets transfers overlap with compute. A local search (over all cuts, if
     there are few) goes on to cuts with shorter steps. Then the joint search changes the cut, the placement and the
     order of the actions of the best of these plans together. The plan with the shortest step is returned, with
     others as its ``alternatives``; of equal ones the simplest, which needs the least memory.
 
-    With ``schedule="auto"`` the step is no longer than with any named schedule, number of chunks or stages, or
-    ``"search"``, with the same other arguments. Asynchronous schedules and ``"chimera"`` are planned only if named.
+    With ``schedule="auto"`` the step is no longer than that of any named schedule with its default number of chunks and
+    the same other arguments, unless the search ran out of time (``plan.out_of_time``). Asynchronous schedules and
+    ``"chimera"`` are planned only if named.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v``, ...) the smallest bottleneck is exact if there are at
     most 3,000 cuts and 24 orders of the devices, else the best that a local search finds.
