@@ -96,6 +96,7 @@ def plan_summary(plan: Plan) -> Group:
         lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
     if plan.compressed:
         lines.append(("compressed", plan.compressed))
+    lines += [("queue", text) for text in plan.queues]
     lines += [*_order(plan), *_shared(plan)]
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))

@@ -248,6 +248,10 @@ def test_messages_that_pile_up_before_a_slow_stage_count(schedule, waiting):
     plan = pipepart.plan(profile, limited(10**6, 10**6), schedule=schedule, stages=2)
     assert plan.device_bytes(plan.simulate())["device:1"] == waiting * 4
     assert plan.predicted.memory_bytes == (4, waiting * 4)
+    # One of them is in use.
+    assert [stage.waiting_messages for stage in plan.stages] == [int(schedule == "1f1b"), waiting - 1]
+    told = "up to 15 messages wait for stage 1: senders do not wait, the memory has room"
+    assert (told in str(plan)) == (schedule == "gpipe")
     if schedule == "gpipe":  # a plan that has no room for them does not fit
         short = plan.model_copy(update={"cluster": limited(4, waiting * 4 - 1)})
         assert not short.predict().fits

@@ -80,6 +80,15 @@ class PlanRecord(Document):
         return f"activations and gradients as {' and '.join(dtypes)}: not the numbers of plain training"
 
     @property
+    def queues(self) -> tuple[str, ...]:
+        """Where more messages wait than there are stages, for people: as many as micro-batches before a slow stage."""
+        return tuple(
+            f"up to {stage.waiting_messages} messages wait for stage {number}: senders do not wait, the memory has room"
+            for number, stage in enumerate(self.stages)
+            if stage.waiting_messages > len(self.stages)
+        )
+
+    @property
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all replicas in the schedule's numbering; ``stages`` are those of the first."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
@@ -170,6 +179,7 @@ class PlanRecord(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
+        lines += [f"  {text}" for text in self.queues]
         if self.compressed:
             lines.append(f"  sends {self.compressed}")
         if self.unused_devices:
