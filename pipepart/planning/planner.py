@@ -22,7 +22,7 @@ from .request import Request, check_arguments, read_request
 from .search.strategies import infeasible_candidates, search, seconds_for
 from .suggestions import InfeasiblePlanError, find_suggestions
 
-# Finding out why no plan fits, and what would, takes what the search leaves of its seconds, or this share of all of them.
+# Of all seconds: what finding out why no plan fits, and what would, may take if the search leaves less.
 _EXPLAINING_SHARE = 0.2
 _REASON_SHARE = 0.25  # of that, for the reason
 
