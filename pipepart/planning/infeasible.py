@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..units import counted, format_bytes
+from .costs.layer_ranges import ChainCosts
 from .plans.plan import Plan
 from .plans.stage_plan import StagePlan
+from .request import Request
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,24 @@ class Infeasible:
 
 
 class DoesNotFit(ValueError):
-    """No plan of a request fits the memory; ``nearest`` says what comes nearest."""
+    """No plan of a request fits the memory."""
 
-    def __init__(self, nearest: Infeasible) -> None:
-        super().__init__(nearest.text)
-        self.nearest = nearest
+    def __init__(self, request: Request) -> None:
+        super().__init__(
+            f"no plan for {len(request.profile.layers)} layers on {len(request.cluster)} devices fits"
+        )
+        self.request = request
+
+
+def exceeds_memory(request: Request) -> bool:
+    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory, whatever the cut."""
+    limits = [device.memory_bytes for device in request.cluster.devices]
+    most = [limit for limit in limits if limit is not None]
+    if len(most) < len(limits):
+        return False
+    costs = ChainCosts(request.profile, request.profile.costs[0])
+    static = [costs.sizes(slice(layer, layer + 1)).static.sum() for layer in range(costs.layers)]
+    return costs.sizes(slice(0, costs.layers)).static.sum() > sum(most) or max(static) > max(most)
 
 
 def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:

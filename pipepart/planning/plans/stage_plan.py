@@ -58,6 +58,8 @@ class StagePlan(Value):
         workspace_bytes: the most that F, B, I, W, and a B that makes the gradients of the weights, need besides what is
             kept while they run.
         message_bytes: the input, and the gradient of the output, which wait on the device until they are used.
+        waiting_messages: the most inputs and gradients that wait at once. Senders do not wait, so before a slow stage
+            there may be as many as micro-batches.
         transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait, less the
             gradients of an asynchronous stage that has none then.
         in_flight: the most micro-batches whose forward has run and whose backward has not.
@@ -86,6 +88,7 @@ class StagePlan(Value):
     deferred_bytes: ByteCount = 0
     workspace_bytes: tuple[ByteCount, ...] = Field(default=(0,) * 5, min_length=5, max_length=5)
     message_bytes: tuple[ByteCount, ...] = Field(default=(0, 0), min_length=2, max_length=2)
+    waiting_messages: int = Field(default=0, ge=0)
     transient_bytes: int = 0
     in_flight: int = Field(default=0, ge=0)
     full_stashes: int = Field(default=0, ge=0)
@@ -191,6 +194,7 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
             stage.model_copy(
                 update={
                     "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
+                    "waiting_messages": int(moments[:, 3:5].sum(axis=1).max()),
                     "transient_bytes": int(most[3:] @ held[3:]),
                     "in_flight": int(moments[:, :3].sum(axis=1).max()),
                     "full_stashes": int(most[0]),

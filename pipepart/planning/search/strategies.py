@@ -52,7 +52,12 @@ class Searched:
         return [*found, self.joint] if self.joint else found
 
 
-def search(request: Request, progress: Progress = lambda done: None, share: int = 1) -> Plan | None:
+def seconds_for(layers: int, devices: int) -> float:
+    """Return the seconds that the search of a request may take that names none."""
+    return SECONDS
+
+
+def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
     """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
 
     The plan of a part does not depend on the other parts, and no candidate of a part is left out that could be faster.
@@ -61,11 +66,11 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
 
     Args:
         request: what to choose from.
+        clock: that the search looks at.
         progress: is called with the part of the work that is done, from 0 to 1.
-        share: the number of searches that share the time.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds) / share
+    deadline = time.monotonic() + clock.seconds_left
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
@@ -75,7 +80,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
             searched.append(Searched(part, Named(slower=part.bounds), None))
             continue
         late = math.isfinite(fastest) and time.monotonic() >= deadline
-        operations = _operations(request, len(parts) * share)
+        operations = _operations(request, len(parts))
         first = math.inf if _is_small(request) else operations // 8
         named = find_named(part.candidates, first, deadline, fastest if late else math.inf)
         if late:
