@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
 from schedules.searching.clock import Clock
@@ -136,18 +135,9 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
-    if not profile.edges:
-        return _plan_chain(profile, cluster, options)
-    from .branched import MOST_ORDERS, plan_branched  # which needs scipy
-
-    chain = partial(_plan_chain, cluster=cluster, options=options, share=MOST_ORDERS)
-    return plan_branched(profile, cluster, chain, options.colocate, options.allow_split_ties)
-
-
-def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share: int = 1) -> Plan:
     request = read_request(profile, cluster, options)
     with progress_bar(None, "planning", after=1.0) as progress:
-        found = search(request, progress, share)
+        found = search(request, progress)
     if found is not None:
         return found
     explained = infeasible_candidates(

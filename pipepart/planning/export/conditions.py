@@ -16,10 +16,6 @@ _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
 
 def faults_for_all(plan: PlanRecord) -> Iterator[str]:
     """Yield the reasons why no other engine runs a plan."""
-    if plan.edges:
-        yield (
-            "its layers are a graph with branches, whose order is not that of the model: plan a profile without edges"
-        )
     if plan.asynchronous:
         yield (
             f"schedule {plan.schedule!r} is asynchronous (it updates weights within a step): plan with schedule='1f1b'"

@@ -52,7 +52,7 @@ class Searched:
         return [*found, self.joint] if self.joint else found
 
 
-def search(request: Request, progress: Progress = lambda done: None, share: int = 1) -> Plan | None:
+def search(request: Request, progress: Progress = lambda done: None) -> Plan | None:
     """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
 
     The plan of a part does not depend on the other parts, and no candidate of a part is left out that could be faster.
@@ -62,10 +62,9 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
     Args:
         request: what to choose from.
         progress: is called with the part of the work that is done, from 0 to 1.
-        share: the number of searches that share the time.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds) / share
+    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds)
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
@@ -75,7 +74,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
             searched.append(Searched(part, Named(slower=part.bounds), None))
             continue
         late = math.isfinite(fastest) and time.monotonic() >= deadline
-        operations = _operations(request, len(parts) * share)
+        operations = _operations(request, len(parts))
         first = math.inf if _is_small(request) else operations // 8
         named = find_named(part.candidates, first, deadline, fastest if late else math.inf)
         if late:
