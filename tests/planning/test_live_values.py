@@ -97,10 +97,14 @@ def test_explain_lists_the_largest_values_at_each_border_and_counts_the_others()
 
 
 @pytest.mark.parametrize("kind", [Profile, Plan])
-def test_a_file_with_the_edges_of_an_earlier_version_is_refused(tmp_path, kind):
+def test_a_file_of_an_earlier_version_is_read_unless_it_has_edges(tmp_path, kind):
     profile = profile_of([Layer(parameters=1), Layer()], (1,))
     document = profile if kind is Profile else plan(profile, Cluster.virtual(2))
     read = json.loads(document.model_dump_json()) | {"edges": [["layer0", "layer1"]]}
     (tmp_path / "old.json").write_text(json.dumps(read))
     with pytest.raises(ValueError, match="edges: Extra inputs are not permitted"):
         kind.load(tmp_path / "old.json")
+    document.save(tmp_path / "old.json")
+    text = (tmp_path / "old.json").read_text()
+    (tmp_path / "old.json").write_text(text.replace('"costs":', '"edges": [],\n "costs":'))
+    assert kind.load(tmp_path / "old.json") == document
