@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...profiling import Profile
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
+from ..costs.stage_memory import Mode
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
 from ..plans.options import PlanOptions
@@ -23,6 +24,7 @@ class JointRequest:
         constraints: of the user, by layer index.
         asked: the keywords of the user, for the plan.
         fingerprint: of the profile.
+        modes: that stages may use, the fastest first.
         stages: their number; None for any.
         chunks: the most stages of a device; None for any number.
     """
@@ -33,6 +35,7 @@ class JointRequest:
     constraints: Constraints
     asked: PlanOptions
     fingerprint: str
+    modes: tuple[Mode, ...] = ("never",)
     stages: int | None = None
     chunks: int | None = None
 
@@ -45,11 +48,6 @@ class JointRequest:
     def fixed_stages(self) -> int | None:
         """The number of stages that was asked for, or that cut points make; None for any."""
         return self.stages if self.stages is not None else self.constraints.stages
-
-    @property
-    def may_join(self) -> bool:
-        """Whether neighbouring stages may become one."""
-        return self.fixed_stages is None and not self.constraints.pins
 
     @property
     def bound(self) -> float:
