@@ -28,11 +28,13 @@ class Rule:
         forward_spread, backward_spread: factors of the seconds from the start of a micro-batch to its F's, and on to
             its I's.
         weight_gap: a W runs if the next operation comes after this part of it or later.
+        reserve: an F runs if this part of the messages that wait, and of the most workspace, is free besides stashes.
     """
 
     forward_spread: float = 2.0
     backward_spread: float = 2.0
     weight_gap: float = 0.0
+    reserve: float = 1.0
 
     def varied(self, random: Random) -> Rule:
         """Return a rule near this one."""
@@ -40,10 +42,12 @@ class Rule:
             self.forward_spread + random.gauss(0, 0.4),
             self.backward_spread + random.gauss(0, 0.4),
             random.choice(_GAPS),
+            random.choice(_RESERVES),
         )
 
 
 _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
+_RESERVES = (1.0, 0.6, 0.3, 0.0)
 # The most promising first.
 RULES = [
     Rule(forward, backward, gap)
@@ -57,16 +61,18 @@ class Dispatched:
 
     Attributes:
         rows: the operations of each device, in order.
-        ends: when each device is done; 0 for one without operations.
+        ends: [operations]: when each ends.
+        done: when each device is done; 0 for one without operations.
     """
 
     rows: list[Row]
     ends: list[float]
+    done: list[float]
 
     @property
     def makespan(self) -> float:
         """When the last operation ends."""
-        return max(self.ends)
+        return max(self.done)
 
     @property
     def score(self) -> float:
@@ -75,7 +81,7 @@ class Dispatched:
         An idle device that ends early makes the step no shorter, but its layers and those of a busy one may then be
         shared out anew.
         """
-        return max(self.ends) + sum(self.ends) / len(self.ends)
+        return max(self.done) + sum(self.done) / len(self.done)
 
 
 def dispatching_work(problem: Problem) -> float:
@@ -106,8 +112,7 @@ def _keys(problem: Problem, rule: Rule) -> list[float]:
 def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched | None:  # noqa: C901
     """Let every device run the most urgent F or I that is ready whenever it is free, and a W if none is.
 
-    Micro-batches keep their order on each stage. A message is in the memory of its receiver from the time that its
-    sender begins to make it.
+    Micro-batches keep their order on each stage.
 
     Args:
         problem: the operations.
@@ -115,7 +120,7 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
         limit: of `Dispatched.score`.
 
     Returns:
-        The rows, or None if the memory is not enough to end the step, or as soon as the score must be above the limit.
+        The rows, or None if the memory is not enough, or as soon as the score must be above the limit.
     """
     if not problem.has_room:
         return None
@@ -136,10 +141,14 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
     needed: Sequence[float] = ()
     messages: Sequence[float] = ()  # [2 * stages]: what waits for an F, and for an I
     if memory is not None:
-        limits = [limit * SLACK for limit in problem.stash_limit]
+        limits = [
+            limit * SLACK - rule.reserve * size
+            for limit, size in zip(memory.limit, problem.passing, strict=True)
+        ]
         stash, deferred, needed = problem.stash, problem.deferred, problem.needed
-        messages = (*memory.inputs, *memory.gradients)
+        messages = [rule.reserve * size for size in (*memory.inputs, *memory.gradients)]
     used = [0.0] * p
+    ends = [0.0] * (3 * stride)
     waiting: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # on their way: (arrival, operation)
     forwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # ready: (key, operation)
     backwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]
@@ -215,8 +224,6 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
                         wake[target] = soonest
                     if memory is not None:
                         used[target] += messages[following // m]
-                        if used[target] > limits[target]:
-                            return None
         elif weights[device]:
             operation = weights[device][0]
             if (
@@ -241,8 +248,9 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
             total += now - free[device]
             if max(due) + total / p > limit:
                 return None
-        free[device] = wake[device] = end
-    return Dispatched(rows, free)
+        free[device] = wake[device] = ends[operation] = end
+    dispatched = Dispatched(rows, ends, free)
+    return dispatched if problem.fits(rows, ends) else None
 
 
 def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:

@@ -82,7 +82,7 @@ def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
     """Return the row with W's moved before forwards that have no room; None if that is not enough."""
     if problem.memory is None:
         return row
-    room = problem.stash_limit[device] * SLACK
+    room = problem.memory.limit[device] * SLACK
     taken = problem.taken
     level, highest = 0.0, 0.0
     for operation in row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -27,22 +27,24 @@ class Memory:
     """Bytes of the devices, and what each stage keeps in them for one micro-batch.
 
     Attributes:
-        limit: of each device, for stashes and messages; infinite for no limit.
+        limit: of each device, for all that follows; infinite for no limit.
         stash: of each stage, from F to the end of I.
         deferred: of each stage, from the end of I to the end of W.
         boundary: of each stage, instead of the stash of a micro-batch that is recomputed.
-        besides: of each stage, what it holds besides for a moment: a full stash that is recomputed, or copied.
+        copied: of each stage, what it holds besides while stashes are copied to the host and back.
         inputs, gradients: of each stage, the input and the gradient of the output while they wait on its device; 0 if
             they come from a stage of the same device.
+        workspace: of each stage, what F, I and W need besides while they run; a whole backward counts as I.
     """
 
     limit: Floats
     stash: Floats
     deferred: Floats
     boundary: Floats
-    besides: Floats
+    copied: Floats
     inputs: Floats
     gradients: Floats
+    workspace: Sequence[Floats]
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,15 @@ class Problem:
         return [0.0 if whole else size for whole, size in zip(self.whole, self.memory.deferred, strict=True)]
 
     @cached_property
-    def stash_limit(self) -> list[float]:
-        """[devices]: bytes for what ``stash`` and ``deferred`` count: without what is there for a moment."""
+    def passing(self) -> list[float]:
+        """[devices]: bytes that are there for a moment: workspace, and full stashes that are repeated or copied."""
         assert self.memory is not None
         most = [0.0] * self.devices
-        for device, size in zip(self.device_of, self.memory.besides, strict=True):
-            most[device] = max(most[device], size)
-        return [limit - size for limit, size in zip(self.memory.limit, most, strict=True)]
+        for stage, (device, copied) in enumerate(zip(self.device_of, self.memory.copied, strict=True)):
+            if self.recomputed[stage]:
+                copied = self.memory.stash[stage] - self.stash[stage * self.micro_batches]
+            most[device] = max(most[device], copied + max(self.memory.workspace[stage]))
+        return most
 
     @cached_property
     def needed(self) -> list[float]:
@@ -188,19 +192,63 @@ class Problem:
 
     @property
     def has_room(self) -> bool:
-        """Whether one micro-batch fits on every device."""
+        """Whether the stashes of one micro-batch fit on every device."""
         return self.memory is None or all(
-            size <= self.stash_limit[device] * SLACK
+            size <= self.memory.limit[device] * SLACK
             for size, device in zip(self.needed, self.device_of, strict=True)
         )
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        """Return whether the stashes stay within the memory of every device."""
-        if self.memory is None:
-            return True
-        return all(
-            self._peak(row) <= limit * SLACK for row, limit in zip(rows, self.stash_limit, strict=True)
+    def fits(self, rows: Sequence[Row], ends: Floats) -> bool:
+        """Return whether the memory is enough for an order: stashes, messages that wait, and what runs.
+
+        The moments are those of :func:`schedules.memory_during`.
+
+        Args:
+            rows: of each device.
+            ends: [operations]: when each ends.
+        """
+        return self.memory is None or all(
+            peak <= limit * SLACK
+            for peak, limit in zip(self._peaks(rows, ends), self.memory.limit, strict=True)
         )
+
+    def _peaks(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
+        """Yield the peak bytes of each device."""
+        memory, m, stages, source = self.memory, self.micro_batches, self.stages, self.table.source
+        assert memory is not None
+        sizes = (*memory.inputs, *memory.gradients)
+        for row in rows:
+            sent = sorted(
+                (ends[source[operation]], at, sizes[operation // m])
+                for at, operation in enumerate(row)
+                if source[operation] >= 0 and sizes[operation // m]
+            )
+            arrived, level, waiting, peak = 0, 0.0, 0.0, 0.0
+            counted: dict[int, float] = {}  # the message that waits for the operation at each place
+            for at, operation in enumerate(row):
+                stream = operation // m
+                kind, stage = divmod(stream, stages)
+                if kind == W and self.whole[stage]:
+                    continue
+                again = operation % m < self.recomputed[stage]
+                moment = ends[operation] - (self.seconds[operation] / 2 if kind else 0.0)
+                while arrived < len(sent) and sent[arrived][0] <= moment:
+                    _, place, size = sent[arrived]
+                    arrived += 1
+                    if place > at:
+                        counted[place] = size
+                        waiting += size
+                waiting -= counted.pop(at, 0.0)
+                stash = memory.boundary[stage] if again else memory.stash[stage]
+                full = memory.stash[stage] - stash + memory.copied[stage]  # while the operation runs
+                if kind == F:
+                    level += stash
+                peak = max(peak, level + waiting + memory.workspace[stage][kind] + (full if kind != W else 0.0))
+                if kind == I:
+                    level += self.deferred[stage] - stash
+                elif kind == W:
+                    level -= self.deferred[stage]
+            yield peak
 
     def in_order(self, rows: Sequence[Row]) -> bool:
         """Return whether every stage runs each kind of operation in the order of the micro-batches."""
@@ -246,13 +294,6 @@ class Problem:
 
     def _each(self, per_stream: Sequence[_Number]) -> list[_Number]:
         return [value for value in per_stream for _ in range(self.micro_batches)]
-
-    def _peak(self, row: Row) -> float:
-        level = peak = 0.0
-        for operation in row:
-            level += self.taken[operation]
-            peak = max(peak, level)
-        return peak
 
 
 def make_problem(
@@ -302,7 +343,7 @@ def make_problem(
         delay_backward=[*(_hop(costs, device_of, stage + 1, stage) for stage in range(stages - 1)), 0.0],
         hold_forward=zeros,
         hold_backward=zeros,
-        memory=Memory(limits, costs.stash_bytes, costs.weight_stash_bytes, zeros, zeros, zeros, zeros)
+        memory=Memory(limits, costs.stash_bytes, costs.weight_stash_bytes, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
         if limited
         else None,
     )

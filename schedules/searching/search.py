@@ -193,7 +193,7 @@ class _Search:
     def _add(self, rows: list[Row]) -> bool:
         """Keep an order if it can run and fits; return whether it does."""
         ends, done = play(self.problem.table, rows)
-        fits = done and self.problem.fits(rows)
+        fits = done and self.problem.fits(rows, ends)
         if fits:
             self.orders.append((self.measure(self.problem, rows, ends), rows))
         return fits

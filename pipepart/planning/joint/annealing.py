@@ -164,7 +164,7 @@ class Annealing:
         if dispatched is None:
             return None
         return OrderedLayout(
-            layout, problem, dispatched.rows, dispatched.makespan, dispatched.score, dispatched.ends
+            layout, problem, dispatched.rows, dispatched.makespan, dispatched.score, dispatched.done
         )
 
 

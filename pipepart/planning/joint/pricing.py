@@ -22,12 +22,13 @@ class _Bytes(NamedTuple):
 
     static: float
     replicas: float
-    transient: float
     stash: float
     boundary: float
     deferred: float
     input: float
     gradient: float
+    workspace: tuple[float, float, float]
+    workspace_whole: tuple[float, float, float]
 
 
 class Pricing:
@@ -151,11 +152,7 @@ class Pricing:
         return {"except-last": self.micro_batches - 1, "always": self.micro_batches}.get(mode, 0)
 
     def _memory(self, layout: Layout) -> Memory:
-        """Return the memory by the formula of :mod:`..costs.stage_memory`.
-
-        A device has the largest transient bytes of its stages all the time, and a message counts from the time that its
-        sender begins to make it. When all backwards have run, it has the gradients of the other replicas instead.
-        """
+        """Return the memory by the formula of :mod:`..costs.stage_memory`."""
         edges, devices = (0, *layout.borders, self.layers), layout.devices
         sizes = [self._stage_bytes(start, end) for start, end in pairwise(edges)]
         if self._costs.skips:
@@ -166,24 +163,23 @@ class Pricing:
                 else size
                 for size, more, end in zip(sizes, waiting, edges[1:], strict=True)
             ]
-        limit, transient, replicas = list(self._limits), [0.0] * self.devices, [0.0] * self.devices
+        limit, replicas = list(self._limits), [0.0] * self.devices
         for device, size in zip(devices, sizes, strict=True):
             limit[device] -= size.static
-            transient[device] = max(transient[device], size.transient)
             replicas[device] += size.replicas
-        limit = [room - more for room, more in zip(limit, transient, strict=True)]
-        full = [size.stash - size.boundary for size in sizes]
-        # An offloaded stash is there during its own F or I, and beside one other action.
-        copied = [2 if mode == "offload" else int(mode != "never") for mode in layout.modes]
+        offloads = [mode == "offload" for mode in layout.modes]
         return Memory(
+            # When all backwards have run, a device has the gradients of the other replicas.
             limit=[room if room >= more else -1.0 for room, more in zip(limit, replicas, strict=True)],
             stash=[
-                size.boundary if mode == "offload" else size.stash
-                for size, mode in zip(sizes, layout.modes, strict=True)
+                size.boundary if offload else size.stash for size, offload in zip(sizes, offloads, strict=True)
             ],
             deferred=[size.deferred for size in sizes],
             boundary=[size.boundary for size in sizes],
-            besides=[max(0.0, size) * count for size, count in zip(full, copied, strict=True)],
+            # A stash is there during its own F or I, and while one other operation runs.
+            copied=[
+                2 * (size.stash - size.boundary) * offload for size, offload in zip(sizes, offloads, strict=True)
+            ],
             inputs=[
                 size.input if at and devices[at - 1] != devices[at] else 0.0 for at, size in enumerate(sizes)
             ],
@@ -191,17 +187,23 @@ class Pricing:
                 size.gradient if after != device else 0.0
                 for size, device, after in zip(sizes, devices, (*devices[1:], devices[-1]), strict=True)
             ],
+            workspace=[
+                size.workspace_whole if whole else size.workspace
+                for size, whole in zip(sizes, layout.whole, strict=True)
+            ],
         )
 
     def _bytes_of(self, start: int, end: int) -> _Bytes:
         """Return the bytes of the stage of layers ``start`` to ``end``; what waits for skips is not counted."""
         sizes = self._costs.sizes(slice(start, end))
+        forward, whole, for_input, for_weight, _ = sizes.transient[0, 0].tolist()
         return _Bytes(
             float(sizes.static[0, 0]),
             float((self._replicas - 1) * sizes.version[0, 0]),
-            float(sizes.transient[0, 0, :4].max()),
             *sizes.per_micro_batch[0, 0].tolist(),
             *sizes.messages[0, 0].tolist(),
+            (forward, for_input, for_weight),
+            (forward, whole, 0.0),
         )
 
     def _copy_seconds_of(self, start: int, end: int, device: int) -> tuple[float, float]:
