@@ -50,8 +50,8 @@ _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 _RESERVES = (1.0, 0.6, 0.3, 0.0)
 # The most promising first.
 RULES = [
-    Rule(forward, backward, gap)
-    for forward, backward, gap in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5))
+    Rule(forward, backward, gap, reserve)
+    for forward, backward, (gap, reserve) in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), ((0.0, 1.0), (0.5, 0.3)))
 ]
 
 
