@@ -7,7 +7,6 @@ from pipepart.planning.joint.search import search_jointly
 from pipepart.planning.partition.replica_groups import group_devices
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
-from pipepart.planning.stage_modes import modes_of
 from schedules.searching.allowance import Allowance
 
 
@@ -22,7 +21,6 @@ def joint_request(profile: Profile, cluster: Cluster, replicas: int = 1, **optio
         limits,
         read.asked,
         profile.fingerprint,
-        modes_of(read.mode_choices),
         stages=read.stages if isinstance(read.stages, int) else None,
     )
 

@@ -30,7 +30,8 @@ _REORDERED = (16, 6, 2)  # layouts whose order is annealed, round by round
 # The first temperature: times the mean seconds of a layer in a step, by the root of layers a device.
 _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
-_OPERATIONS_PER_MOVE = 40  # besides those that are dispatched
+# Operations that take as long as to change a layout and to bound it: so many for each stage.
+_OPERATIONS_PER_STAGE = 7
 _MEAN_PART_BEFORE_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow
 # The mean end of the devices is hardly ever less than this part of the layout's bound.
 _LEAST_MEAN_END = 0.98
@@ -92,12 +93,13 @@ class Annealing:
     def _gather(self, given: Sequence[Layout], until: float) -> bool:
         """Dispatch the starts under every rule; return whether all placements are among them."""
         allowance = self._allowance
-        most = int((until - allowance.used) / _OPERATIONS_PER_MOVE / 2)
+        layers = len(self._request.costs.allowed_borders) + 1
+        most = int((until - allowance.used) / _OPERATIONS_PER_STAGE / layers)
         every = every_placement(self._request, self.pricing, most)
         best = math.inf
         starts: Iterator[Layout] | list[Layout] = balanced_layouts(self._request, self.pricing)
         if every is not None:
-            allowance.spend(_OPERATIONS_PER_MOVE * len(every))
+            allowance.spend(_OPERATIONS_PER_STAGE * layers * len(every))
             bounds = [_bound(self.pricing.problem(layout)) for layout in every]
             starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
         for layout in (*given, *starts):
@@ -124,7 +126,7 @@ class Annealing:
         while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not self._is_over:
             temperature = self._first_temperature * _LAST_TEMPERATURE**done
             layout = self._moves.neighbour(here.layout, here.ends)
-            allowance.spend(_OPERATIONS_PER_MOVE)
+            allowance.spend(_OPERATIONS_PER_STAGE * (here.layout.stages + 2))
             if layout is None:
                 continue
             limit = here.score - temperature * math.log(1 - random.random())

@@ -85,7 +85,7 @@ class Moves:
         Each is the change of that sum, the index of the border, its new place, and the seconds that the devices before
         and behind it gain.
         """
-        allowed, seconds = self._borders, self._pricing.seconds
+        allowed, seconds = self._borders, self._pricing.load
         for at, border in enumerate(borders):
             before, behind = devices[at], devices[at + 1]
             if before == behind:

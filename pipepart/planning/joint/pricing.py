@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,17 +18,17 @@ from .request import JointRequest
 
 
 class _Bytes(NamedTuple):
-    """Bytes of one stage; those from the stash on for each micro-batch."""
+    """Bytes of one stage: always, when the gradients of all replicas are added up, and as :class:`Memory` has them."""
 
     static: float
     replicas: float
     stash: float
     boundary: float
     deferred: float
+    copied: float
     input: float
     gradient: float
     workspace: tuple[float, float, float]
-    workspace_whole: tuple[float, float, float]
 
 
 class Pricing:
@@ -53,8 +53,9 @@ class Pricing:
         limits = [device.memory_bytes for device in cluster.devices]
         self._limits = [math.inf if limit is None else float(limit) for limit in limits]
         self.limited = costs.may_exceed(least_memory(cluster))
-        self._stage_bytes = cache(self._bytes_of)
-        self._copy_seconds = cache(self._copy_seconds_of)
+        # Layouts of a search share most of their stages.
+        self._seconds = cache(self._seconds_of)
+        self._bytes = cache(self._bytes_of)
         self._link = cache(self._link_between)
 
     @property
@@ -81,7 +82,7 @@ class Pricing:
         numbers = {key: at for at, key in reversed(list(enumerate(keys)))}
         return [numbers[key] for key in keys]
 
-    def seconds(self, start: int, end: int, device: int) -> float:
+    def load(self, start: int, end: int, device: int) -> float:
         """Return what layers add to the load of a device for one micro-batch."""
         return (self._compute[end] - self._compute[start]) / self.speeds[device]
 
@@ -90,39 +91,17 @@ class Pricing:
         loads, edges = [0.0] * self.devices, (0, *layout.borders, self.layers)
         for at, (device, whole) in enumerate(zip(layout.devices, layout.whole, strict=True)):
             actions = self._action[device] * (2 if whole else 3)
-            loads[device] += self.seconds(edges[at], edges[at + 1], device) + actions
+            loads[device] += self.load(edges[at], edges[at + 1], device) + actions
         return loads
 
     def problem(self, layout: Layout) -> Problem:
         """Return the operations of a layout."""
-        m, stages = self.micro_batches, layout.stages
-        forwards, inputs, weights, again = [], [], [], []
-        edges = (0, *layout.borders, self.layers)
-        for at, device in enumerate(layout.devices):
-            start, end, speed = edges[at], edges[at + 1], self.speeds[device]
-            action = self._action[device]
-            forward = (self._forward[end] - self._forward[start]) / speed + action
-            for_input = (self._input[end] - self._input[start]) / speed
-            for_weight = (self._weight[end] - self._weight[start]) / speed
-            backward = for_input + for_weight
-            if layout.whole[at]:
-                for_input, for_weight = backward + action, 0.0
-            else:
-                extra = (self._split[end] - self._split[start]) / speed
-                factor = max(0.0, 1 + extra / backward) if backward else 1.0
-                for_input, for_weight = for_input * factor + action, for_weight * factor + action
-            again.append(forward)
-            if layout.modes[at] == "offload":
-                # Each copy runs beside one other action of the device, which may take less time.
-                beside, busy = self._copy_seconds(start, end, device)
-                forward += busy + action + max(0.0, beside - forward)
-                for_input += busy + action + max(0.0, beside - for_input)
-            forwards.append(forward)
-            inputs.append(for_input)
-            weights.append(for_weight)
+        stages, homes, edges = layout.stages, layout.devices, (0, *layout.borders, self.layers)
+        parts = zip(edges[:-1], edges[1:], homes, layout.whole, layout.modes, strict=True)
+        forward, inputs, weights, again = zip(*(self._seconds(*part) for part in parts), strict=True)
         ahead, back, hold_ahead, hold_back = ([0.0] * stages for _ in range(4))
         for at in range(1, stages):
-            source, target = layout.devices[at - 1], layout.devices[at]
+            source, target = homes[at - 1], homes[at]
             if source != target:
                 size = self._output[edges[at] - 1]
                 latency, per_byte = self._link(source, target)
@@ -130,31 +109,59 @@ class Pricing:
                 hold_ahead[at], hold_back[at - 1] = size * per_byte, size * per_byte_back
                 ahead[at] = latency + hold_ahead[at]
                 back[at - 1] = latency_back + hold_back[at - 1]
+        repeated = {"except-last": self.micro_batches - 1, "always": self.micro_batches}
         return Problem(
             devices=self.devices,
-            micro_batches=m,
-            device_of=layout.devices,
-            forward=forwards,
+            micro_batches=self.micro_batches,
+            device_of=homes,
+            forward=forward,
             backward_input=inputs,
             backward_weight=weights,
             whole=layout.whole,
             recompute=again,
-            recomputed=[self._recomputed(mode) for mode in layout.modes],
+            recomputed=[repeated.get(mode, 0) for mode in layout.modes],
             delay_forward=ahead,
             delay_backward=back,
             hold_forward=hold_ahead,
             hold_backward=hold_back,
-            memory=self._memory(layout) if self.limited else None,
+            memory=self._memory(layout, edges) if self.limited else None,
         )
 
-    def _recomputed(self, mode: Mode) -> int:
-        """Return how many micro-batches, the first ones, a stage recomputes."""
-        return {"except-last": self.micro_batches - 1, "always": self.micro_batches}.get(mode, 0)
+    def _seconds_of(
+        self, start: int, end: int, device: int, whole: bool, mode: Mode
+    ) -> tuple[float, float, float, float]:
+        """Return the seconds of F, I, W and a recompute of a stage; a whole backward counts as I."""
+        speed, action = self.speeds[device], self._action[device]
+        forward, inputs, weights, split = (
+            (sums[end] - sums[start]) / speed
+            for sums in (self._forward, self._input, self._weight, self._split)
+        )
+        again, backward = forward + action, inputs + weights
+        if whole:
+            inputs, weights = backward + action, 0.0
+        else:
+            factor = max(0.0, 1 + split / backward) if backward else 1.0
+            inputs, weights = inputs * factor + action, weights * factor + action
+        if mode != "offload":
+            return again, inputs, weights, again
+        size = self._bytes(start, end, whole, mode)
+        stage = StagePlan.model_construct(
+            offload="stash", stash_bytes=size.boundary + size.copied / 2, boundary_bytes=size.boundary
+        )
+        beside, busy = copy_seconds(stage, self._cluster.devices[device])
+        # Each copy runs beside one other operation of the device, which may take less time.
+        return (
+            again + busy + action + max(0.0, beside - forward),
+            inputs + busy + action + max(0.0, beside - inputs),
+            weights,
+            again,
+        )
 
-    def _memory(self, layout: Layout) -> Memory:
+    def _memory(self, layout: Layout, edges: Sequence[int]) -> Memory:
         """Return the memory by the formula of :mod:`..costs.stage_memory`."""
-        edges, devices = (0, *layout.borders, self.layers), layout.devices
-        sizes = [self._stage_bytes(start, end) for start, end in pairwise(edges)]
+        homes, limit, replicas = layout.devices, list(self._limits), [0.0] * self.devices
+        parts = zip(edges[:-1], edges[1:], layout.whole, layout.modes, strict=True)
+        sizes = [self._bytes(*part) for part in parts]
         if self._costs.skips:
             waiting = self._costs.skips.waiting_of(np.array([layout.borders], dtype=np.int64))[0].tolist()
             sizes = [
@@ -163,60 +170,47 @@ class Pricing:
                 else size
                 for size, more, end in zip(sizes, waiting, edges[1:], strict=True)
             ]
-        limit, replicas = list(self._limits), [0.0] * self.devices
-        for device, size in zip(devices, sizes, strict=True):
+        for device, size in zip(homes, sizes, strict=True):
             limit[device] -= size.static
             replicas[device] += size.replicas
-        offloads = [mode == "offload" for mode in layout.modes]
+        _, _, stash, boundary, deferred, copied, inputs, gradients, workspace = zip(*sizes, strict=True)
         return Memory(
             # When all backwards have run, a device has the gradients of the other replicas.
             limit=[room if room >= more else -1.0 for room, more in zip(limit, replicas, strict=True)],
-            stash=[
-                size.boundary if offload else size.stash for size, offload in zip(sizes, offloads, strict=True)
-            ],
-            deferred=[size.deferred for size in sizes],
-            boundary=[size.boundary for size in sizes],
-            # A stash is there during its own F or I, and while one other operation runs.
-            copied=[
-                2 * (size.stash - size.boundary) * offload for size, offload in zip(sizes, offloads, strict=True)
-            ],
-            inputs=[
-                size.input if at and devices[at - 1] != devices[at] else 0.0 for at, size in enumerate(sizes)
-            ],
+            stash=stash,
+            deferred=deferred,
+            boundary=boundary,
+            copied=copied,
+            # Within a device nothing is sent.
+            inputs=[size * (at > 0 and homes[at - 1] != homes[at]) for at, size in enumerate(inputs)],
             gradients=[
-                size.gradient if after != device else 0.0
-                for size, device, after in zip(sizes, devices, (*devices[1:], devices[-1]), strict=True)
+                size * (device != behind)
+                for size, device, behind in zip(gradients, homes, (*homes[1:], homes[-1]), strict=True)
             ],
-            workspace=[
-                size.workspace_whole if whole else size.workspace
-                for size, whole in zip(sizes, layout.whole, strict=True)
-            ],
+            workspace=workspace,
         )
 
-    def _bytes_of(self, start: int, end: int) -> _Bytes:
+    def _bytes_of(self, start: int, end: int, whole: bool, mode: Mode) -> _Bytes:
         """Return the bytes of the stage of layers ``start`` to ``end``; what waits for skips is not counted."""
         sizes = self._costs.sizes(slice(start, end))
-        forward, whole, for_input, for_weight, _ = sizes.transient[0, 0].tolist()
+        forward, backward, for_input, for_weight, _ = sizes.transient[0, 0].tolist()
+        stash, boundary, deferred = sizes.per_micro_batch[0, 0].tolist()
+        offloads = mode == "offload"
         return _Bytes(
             float(sizes.static[0, 0]),
             float((self._replicas - 1) * sizes.version[0, 0]),
-            *sizes.per_micro_batch[0, 0].tolist(),
+            boundary if offloads else stash,
+            boundary,
+            deferred,
+            # An offloaded stash is there during its own F or I, and while one other operation runs.
+            2 * (stash - boundary) * offloads,
             *sizes.messages[0, 0].tolist(),
-            (forward, for_input, for_weight),
-            (forward, whole, 0.0),
+            (forward, backward, 0.0) if whole else (forward, for_input, for_weight),
         )
-
-    def _copy_seconds_of(self, start: int, end: int, device: int) -> tuple[float, float]:
-        """Return the seconds that a copy of a stage's stash to the host takes beside the device's work, and of it."""
-        size = self._stage_bytes(start, end)
-        stage = StagePlan.model_construct(
-            offload="stash", stash_bytes=size.stash, boundary_bytes=size.boundary
-        )
-        return copy_seconds(stage, self._cluster.devices[device])
 
     def _link_between(self, source: int, target: int) -> tuple[float, float]:
         """Return the latency of a link, and the seconds that it takes for each byte."""
-        names = [self._cluster.devices[device].name for device in (source, target)]
-        link = self._cluster.link_between(*names)
+        devices = self._cluster.devices
+        link = self._cluster.link_between(devices[source].name, devices[target].name)
         rate = link.message_bandwidth
         return link.latency, 1 / rate if rate else 0.0

@@ -11,6 +11,7 @@ from ..costs.stage_memory import Mode
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
 from ..plans.options import PlanOptions
+from ..stage_modes import mode_choices, modes_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class JointRequest:
         constraints: of the user, by layer index.
         asked: the keywords of the user, for the plan.
         fingerprint: of the profile.
-        modes: that stages may use, the fastest first.
         stages: their number; None for any.
         chunks: the most stages of a device; None for any number.
     """
@@ -35,7 +35,6 @@ class JointRequest:
     constraints: Constraints
     asked: PlanOptions
     fingerprint: str
-    modes: tuple[Mode, ...] = ("never",)
     stages: int | None = None
     chunks: int | None = None
 
@@ -48,6 +47,13 @@ class JointRequest:
     def fixed_stages(self) -> int | None:
         """The number of stages that was asked for, or that cut points make; None for any."""
         return self.stages if self.stages is not None else self.constraints.stages
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What stages may do with their stashes, the fastest first."""
+        return modes_of(
+            mode_choices(self.groups.cluster, self.asked.recompute, self.asked.offload, asynchronous=False)
+        )
 
     @property
     def bound(self) -> float:

@@ -101,7 +101,6 @@ class Part:
             constraints=self.request.constraints,
             asked=self.request.asked,
             fingerprint=self.request.profile.fingerprint,
-            modes=modes_of(self.request.mode_choices),
             stages=None if stages == "auto" else stages,
             chunks=self.request.chunks,
         )
