@@ -29,12 +29,15 @@ class Rule:
             its I's.
         weight_gap: a W runs if the next operation comes after this part of it or later.
         reserve: an F runs if this part of the messages that wait, and of the most workspace, is free besides stashes.
+        forward_gap: an F waits if an I arrives within this part of its seconds; if not 0, also for the I of micro-batch
+            0 if that arrives before the F ends, as all earlier devices wait for it.
     """
 
     forward_spread: float = 2.0
     backward_spread: float = 2.0
     weight_gap: float = 0.0
     reserve: float = 1.0
+    forward_gap: float = 0.0
 
     def varied(self, random: Random) -> Rule:
         """Return a rule near this one."""
@@ -43,6 +46,7 @@ class Rule:
             self.backward_spread + random.gauss(0, 0.4),
             random.choice(_GAPS),
             random.choice(_RESERVES),
+            random.choice((0.0, 0.2)),
         )
 
 
@@ -50,8 +54,10 @@ _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 _RESERVES = (1.0, 0.6, 0.3, 0.0)
 # The most promising first.
 RULES = [
-    Rule(forward, backward, gap, reserve)
-    for forward, backward, (gap, reserve) in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), ((0.0, 1.0), (0.5, 0.3)))
+    Rule(forward, backward, *others)
+    for others, forward, backward in product(
+        ((0.0, 0.3, 0.2), (0.0, 1.0, 0.0), (0.5, 0.3, 0.0)), (2.0, 0.6, -0.5), (2.0, 0.6, -0.5)
+    )
 ]
 
 
@@ -180,6 +186,16 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
         blocked = False
         if ready and memory is not None and used[device] + needed[ready[0][1] // m] > limits[device]:
             blocked, take_forward = True, False
+        if (
+            take_forward
+            and rule.forward_gap
+            and arriving
+            and arriving[0][1] >= stride
+            and arriving[0][0] - now
+            < seconds[ready[0][1]] * (1.0 if arriving[0][1] % m == 0 else rule.forward_gap)
+        ):
+            wake[device] = arriving[0][0]
+            continue
         if take_forward or back:
             operation = heappop(ready if take_forward else back)[1]
             end = now + seconds[operation] + (before[operation] if before else 0.0)

@@ -25,10 +25,10 @@ from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .problem import SLACK, Problem, Row, make_problem
 from .split_critical import split_critical
 
-_OPERATIONS, _OPERATIONS_EACH = 1_000_000, 20  # the allowance: so many, and more for each operation of the step
+_OPERATIONS, _OPERATIONS_EACH = 1_000_000, 60  # the allowance: so many, and more for each operation of the step
 _RULES = 60  # those of the dispatcher, then variations of the best
 _GATHERING = 0.6  # of the allowance, at most
-_FIXED = 4  # what a schedule by name counts as, for each of its operations: to make it, split it and play it
+_FIXED = 1  # what a schedule by name counts as, for each of its operations
 _MOST_STARTS = 4  # orders that annealing starts from
 _ROUNDS_PER_START = 3000
 _TOLERANCE = 1e-9
