@@ -46,7 +46,7 @@ class Rule:
             self.backward_spread + random.gauss(0, 0.4),
             random.choice(_GAPS),
             random.choice(_RESERVES),
-            random.choice((0.0, 0.2)),
+            self.forward_gap,
         )
 
 

@@ -50,7 +50,7 @@ def anneal_order(
     assert done, "the rows to improve must not deadlock"
     value = objective(problem, rows, ends)
     best, best_value = [list(row) for row in rows], value
-    critical = _critical(problem, rows, ends)
+    critical = _critical(problem, rows, ends, objective)
     hottest = _FIRST_TEMPERATURE * sum(problem.table.seconds) / problem.operations
     work = round_work(problem)
     for number in range(rounds):
@@ -72,7 +72,7 @@ def anneal_order(
             rows[device] = old
             continue
         value, ends = after, played
-        critical = _critical(problem, rows, ends)
+        critical = _critical(problem, rows, ends, objective)
         if value < best_value * (1 - _TOLERANCE):
             best, best_value = [list(row) for row in rows], value
     return best
@@ -131,11 +131,14 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
     return [*rest[:target], moving, *rest[target:]]
 
 
-def _critical(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> list[tuple[int, int]]:
-    """Return device and position of the operations on the critical path, last first."""
+def _critical(
+    problem: Problem, rows: Sequence[Row], ends: Sequence[float], objective: Objective
+) -> list[tuple[int, int]]:
+    """Return device and position of the operations on the critical path to the end of the worst device, last first."""
     _, source, delay = problem.table
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
-    device = max((d for d, row in enumerate(rows) if row), key=lambda d: ends[rows[d][-1]])
+    used = [device for device, row in enumerate(rows) if row]
+    device = max(used, key=lambda device: objective(problem, [rows[device]], ends))
     position = len(rows[device]) - 1
     tolerance = _TOLERANCE * ends[rows[device][-1]]
     path = []
