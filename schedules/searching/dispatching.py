@@ -270,7 +270,10 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
 
 
 def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
-    """Return when each device is done if it runs its row in order; None if the devices wait for each other for ever."""
+    """Return when each operation ends if every device runs its row in order; None if the devices would never end.
+
+    Unlike the event loop it knows that a link carries one message at a time, and that a recompute needs no input.
+    """
     m, stages, seconds, before = (
         problem.micro_batches,
         problem.stages,
@@ -278,20 +281,15 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
         problem.recompute_before,
     )
     stride = stages * m
-    source_of, delays = problem.table.source, problem.table.delay
-    holds = (*problem.hold_forward, *problem.hold_backward)
+    delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
+    # The operation that needs the result of each; the last stage turns round.
+    following = [*range(m, stride), *range(2 * stride - m, 2 * stride), *[-1] * m, *range(stride, 2 * stride - m)]
     arrival = [_NEVER] * (2 * stride)  # of the input of each F and I
     arrival[:m] = [0.0] * m
     awaited = [False] * (2 * stride)
     links: dict[tuple[int, int], float] = {}
-    position, clock = [0] * problem.devices, [0.0] * problem.devices
+    ends, position, clock = [0.0] * (3 * stride), [0] * problem.devices, [0.0] * problem.devices
     able = list(range(problem.devices))
-    following = [-1] * (3 * stride)
-    for operation, source in enumerate(source_of):
-        if source >= 0:
-            following[source] = operation
-    for operation in range(stride - m, stride):
-        following[operation] = operation + stride  # the last stage turns round
     while able:
         device = able.pop()
         row, now, at = rows[device], clock[device], position[device]
@@ -303,8 +301,9 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
                     break
                 now = max(now + (before[operation] if before else 0.0), arrival[operation])
             now += seconds[operation]
+            ends[operation] = now
             at += 1
-            needs = following[operation]
+            needs = following[operation] if operation < 2 * stride else -1
             if needs >= 0:
                 leaves, target = now, problem.device_of[needs // m % stages]
                 if hold := holds[needs // m]:
@@ -314,4 +313,4 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
                 if awaited[needs]:
                     able.append(target)
         position[device], clock[device] = at, now
-    return clock if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None
+    return ends if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None

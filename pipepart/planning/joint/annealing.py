@@ -108,15 +108,13 @@ class Annealing:
             for whole in (False, True)[: 1 + self.pricing.whole_helps]:
                 problem = self.pricing.problem(replace(layout, whole=(whole,) * layout.stages))
                 for rule in RULES:
-                    if self._ordered and (self._is_over or allowance.used > until):
+                    if self._is_over or (self._ordered and allowance.used > until):
                         return every is not None
                     variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)
                     ordered = self._dispatch(variant, problem)
                     if ordered is not None:
                         self._ordered.append(ordered)
                         best = min(best, ordered.seconds)
-                    elif allowance.is_over:
-                        return every is not None
         return every is not None
 
     def _anneal(self, start: OrderedLayout, operations: float) -> None:
@@ -155,7 +153,7 @@ class Annealing:
                     problem, ordered.rows, makespan, rounds, self._random, bound, self._allowance
                 )
                 ends = play_rows(problem, rows)
-                if ends is not None and max(ends) < ordered.seconds:
+                if ends is not None and max(ends) < ordered.seconds and problem.fits(rows, ends):
                     self._ordered.append(replace(ordered, seconds=max(ends), rows=rows))
 
     def _dispatch(self, layout: Layout, problem: Problem, limit: float = math.inf) -> OrderedLayout | None:
