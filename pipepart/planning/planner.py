@@ -19,7 +19,7 @@ from .infeasible import DoesNotFit
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import check_arguments, read_request
-from .search.strategies import infeasible_candidates, search, seconds_for
+from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
 
@@ -120,7 +120,7 @@ def plan(
     )
     check_arguments(profile, cluster, options)
     cluster = compress_links(cluster, options.compress, profile)
-    clock = Clock(seconds_for(len(profile.layers), len(cluster)) if seconds is None else seconds)
+    clock = Clock(SECONDS if seconds is None else seconds)
     try:
         return _made(profile, cluster, options)
     except DoesNotFit as error:
@@ -146,7 +146,7 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
 
 def _plan_chain(profile: Profile, cluster: Cluster, options: PlanOptions, share: int = 1) -> Plan:
     request = read_request(profile, cluster, options)
-    seconds = seconds_for(len(profile.layers), len(cluster)) if options.seconds is None else options.seconds
+    seconds = SECONDS if options.seconds is None else options.seconds
     clock = Clock(seconds / share)
     with progress_bar(None, "planning", after=1.0) as progress:
         found = search(request, clock, progress)
