@@ -132,7 +132,7 @@ class _Search:
         for number in range(_RULES):
             if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
                 break
-            rule = RULES[number] if number < len(RULES) else best.varied(self.random)
+            rule = RULES[number] if number < len(RULES) else best.varied(self.random, self.problem.memory is not None)
             allowance.spend(dispatching_work(self.problem))
             dispatched = dispatch(self.problem, rule)
             if dispatched is not None and self._add(dispatched.rows) and dispatched.makespan < shortest:
