@@ -287,14 +287,18 @@ class PlanRecord(Document):
 
     def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
         """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
-        replicas = None if classes.all_differ else classes.firsts
-        schedule = shown.build_schedule()
-        costs = step_costs(shown.all_stages, schedule, self.cluster, self._devices, replicas)
-        return schedules.simulate(schedule, costs, contention=True)
+        costs = self._costs(shown, None if classes.all_differ else classes.firsts)
+        return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
     def stage_costs(self) -> schedules.StageCosts:
         """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
-        return step_costs(self.all_stages, self.build_schedule(), self.cluster, self._devices)
+        return self._costs(self, None)
+
+    def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
+        """The costs of a plan of some replicas of this plan; ``None`` for all."""
+        return step_costs(
+            shown.all_stages, shown.build_schedule(), self.cluster, self._devices, shown=replicas
+        )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """Return the peak memory of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
