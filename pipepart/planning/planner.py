@@ -16,6 +16,7 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit, Infeasible, exceeds_memory
+from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
@@ -124,6 +125,7 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
+    profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
     limit = seconds_for(len(profile.layers), len(cluster)) if seconds is None else seconds
     clock = Clock(limit)

@@ -21,6 +21,7 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import profile_edges, step_bound
+from ..overhead import with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from ..partition.replicas import all_stages, stage_devices
@@ -233,6 +234,10 @@ class PlanRecord(Document):
             bottleneck_bound: no cut has a smaller bottleneck.
         """
         assert self.profile is not None
+        profile, cluster = with_overhead(self.profile, self.cluster)
+        if profile is not self.profile:
+            update = {"profile": profile, "cluster": cluster}
+            return self.model_copy(update=update).predict(bottleneck_bound=bottleneck_bound)
         if costs is None:
             gathers = self.constraints.reduction == "batch"
             measured = self.profile.at(self.micro_batches)
@@ -297,7 +302,12 @@ class PlanRecord(Document):
     def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
         """The costs of a plan of some replicas of this plan; ``None`` for all."""
         return step_costs(
-            shown.all_stages, shown.build_schedule(), self.cluster, self._devices, shown=replicas
+            shown.all_stages,
+            shown.build_schedule(),
+            self.cluster,
+            self._devices,
+            replicas,
+            self._micro_batch_scale,
         )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
@@ -344,6 +354,12 @@ class PlanRecord(Document):
         """The replicas whose gradients the devices of the first one fetch and add up."""
         others = 1 if runs_all_reduce(self.cluster) else self.replicas
         return others * self.first_replica.build_schedule().replicas
+
+    @property
+    def _micro_batch_scale(self) -> tuple[float, ...]:
+        """Seconds of each micro-batch relative to their mean; empty if they are equal, or shared out to replicas."""
+        costs = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
+        return next((one.scale for one in costs if one.micro_batches == self.micro_batches), ())
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:

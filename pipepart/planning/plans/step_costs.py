@@ -26,6 +26,7 @@ def step_costs(
     cluster: Cluster,
     devices: Sequence[Sequence[str]],
     shown: Sequence[int] | None = None,
+    scale: Sequence[float] = (),
 ) -> schedules.StageCosts:
     """Return the costs of a step. This is the only place that reads seconds of devices and links for a simulation.
 
@@ -36,6 +37,7 @@ def step_costs(
         devices: the device of each stage, for each replica of the plan.
         shown: the replicas that the schedule runs, if it runs some only: each then has its part of the ports between
             hosts. None for all replicas, which share the ports in the simulation.
+        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
     """
     model = stages[: schedule.model_stages]
     homes = [cluster.device(stage.device) for stage in stages]
@@ -68,6 +70,7 @@ def step_costs(
             for copy in reductions[replica]
             for seconds in copy
         ],
+        micro_batch_scale=scale if len(scale) == schedule.micro_batches else (),
     )
 
 
