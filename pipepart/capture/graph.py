@@ -22,17 +22,9 @@ class LayerGraph(nx.DiGraph):
     @classmethod
     def chain(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
         """Build a chain graph: layer i feeds layer i + 1. ``inputs`` are the specs of the model's inputs."""
-        return cls.branched(layers, itertools.pairwise(layer.name for layer in layers), inputs)
-
-    @classmethod
-    def branched(
-        cls, layers: list[LayerInfo], edges: Iterable[tuple[str, str]], inputs: tuple[TensorSpec, ...]
-    ) -> LayerGraph:
-        """Build a graph with branches: for each pair ``(a, b)`` of names, layer b uses all outputs of layer a."""
         graph = cls._of_layers(layers, inputs)
-        for before, after in edges:
-            layer: LayerInfo = graph.nodes[before]["layer"]
-            graph.add_edge(before, after, tensors=layer.outputs, bytes=layer.output_bytes)
+        for before, after in itertools.pairwise(layers):
+            graph.add_edge(before.name, after.name, tensors=before.outputs, bytes=before.output_bytes)
         return graph
 
     @classmethod

@@ -106,7 +106,6 @@ def _with(plan: Plan, stages: Sequence[StagePlan], *, micro_batches: int, **orde
             stages=tuple(stages),
             cluster=plan.cluster,
             replica_devices=plan.replica_devices,
-            edges=plan.edges,
             constraints=plan.constraints,
             profile=plan.profile.model_copy(update={"costs": (costs,)}),
             micro_batches=micro_batches,

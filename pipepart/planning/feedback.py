@@ -38,10 +38,9 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
         ValueError: no trace, one that is empty or of another schedule, or a profile of other layers or without costs
             for the plan's number of micro-batches.
     """
-    ordered = _in_order_of(plan, profile)
-    _check_layers(ordered, plan)
+    _check_layers(profile, plan)
     measured = _stage_seconds(plan, _checked_traces(plan, trace))
-    costs = ChainCosts(ordered, ordered.at(plan.micro_batches))
+    costs = ChainCosts(profile, profile.at(plan.micro_batches))
     # Where a stage splits most of its backwards, its measured seconds include the splitting.
     rows = plan.build_schedule().actions
     weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
@@ -56,9 +55,7 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
             one / other if other else 1.0 for one, other in zip(seconds, map(float, predicted), strict=True)
         )
         factors += [(forward_factor, backward_factor)] * len(stage.layers)
-    of_layer = dict(zip((info.name for info in ordered.layers), factors, strict=True))
-    of_layers, of_loss = [of_layer[info.name] for info in profile.layers], factors[-1]
-    found = {"costs": tuple(_scaled(each, of_layers, of_loss) for each in profile.costs)}
+    found = {"costs": tuple(_scaled(each, factors, factors[-1]) for each in profile.costs)}
     if profile.roofline is not None:  # the times were estimates
         found |= {
             "roofline": None,
@@ -99,9 +96,7 @@ def replan(
     asked = vars(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
     if options.get("schedule", asked["schedule"]) != asked["schedule"]:
         asked["chunks"] = None  # those of the other schedule
-    made = make_plan(refined, cluster or plan.cluster, **{**asked, **options})
-    # The plan's own profile has the layers of a branched model in one order, as a chain.
-    return made if refined.edges else made.model_copy(update={"edges": plan.edges})
+    return make_plan(refined, cluster or plan.cluster, **{**asked, **options})
 
 
 def _by_hand(plan: Plan) -> dict[str, Any]:
@@ -113,17 +108,6 @@ def _by_hand(plan: Plan) -> dict[str, Any]:
         "replicas": plan.replicas,
         "compress": plan.cluster.compressed or None,
     }
-
-
-def _in_order_of(plan: Plan, profile: Profile) -> Profile:
-    """The profile with its layers in the order of the plan, which is one of several for a model with branches."""
-    place = {info.name: position for position, info in enumerate(profile.layers)}
-    order = [place[name] for stage in plan.stages for name in stage.layers if name in place]
-    if not profile.edges or len(order) != len(place):
-        return profile
-    from .branched import linearized  # which needs scipy
-
-    return linearized(profile, order)
 
 
 def _check_layers(profile: Profile, plan: Plan) -> None:

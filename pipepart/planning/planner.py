@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
 from schedules.searching.clock import Clock
@@ -148,22 +147,11 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
-    if not profile.edges:
-        return _plan_chain(profile, cluster, options, clock)
-    from .branched import MOST_ORDERS, plan_branched  # which needs scipy
-
-    chain = partial(_plan_chain, cluster=cluster, options=options, clock=clock, share=MOST_ORDERS)
-    return plan_branched(profile, cluster, chain, options.colocate, options.allow_split_ties)
-
-
-def _plan_chain(
-    profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock, share: int = 1
-) -> Plan:
     request = read_request(profile, cluster, options)
     if exceeds_memory(request):
         raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
-        fastest = search(request, clock.part(1 / share), progress)
+        fastest = search(request, clock, progress)
     if fastest is None:
         raise DoesNotFit(request)
     return fastest

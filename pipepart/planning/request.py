@@ -40,6 +40,7 @@ CHUNKS: dict[str, int | None] = {
 }
 # Those that exist for other numbers of stages a device, too.
 ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
+MOST_CHUNKS = 4  # stages a device that are tried under these; the joint search tries more
 # Those that put off weight gradients to fill idle time.
 DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
 # Planned for only if named: their training differs from plain training.
@@ -99,14 +100,14 @@ class Request:
         """True if the order of actions may be one that has no name."""
         return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
 
-    def chunks_of(self, schedule: str, devices: int) -> tuple[int, ...]:
-        """Return the numbers of stages a device to choose from under one of the schedules on so many devices."""
+    def chunks_of(self, schedule: str) -> tuple[int, ...]:
+        """Return the numbers of stages a device to choose from under one of the schedules, its default first."""
         own = CHUNKS.get(schedule) or 1
         if self.chunks is not None:
             return (self.chunks,) if self.chunks == own or schedule in ANY_CHUNKS else ()
         if self.schedule == schedule or schedule not in ANY_CHUNKS:
             return (own,)
-        return tuple(range(own, max(len(self.profile.layers) // max(devices, 2), own) + 1))
+        return tuple(range(own, MOST_CHUNKS + 1))
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:

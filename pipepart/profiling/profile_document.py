@@ -29,8 +29,6 @@ class Profile(Document):
         batch: samples in the mini-batch.
         inputs, outputs: specs of the model's inputs and outputs for one micro-batch of ``costs[0].samples``.
         layers: in execution order.
-        edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a. Empty for a
-            chain, in which each layer feeds the next one.
         costs: one entry for each number of micro-batches that was measured.
         writes_statistics: layers with a BatchNorm that updated its running statistics. The plan has one replica then,
             unless another number is asked for.
@@ -50,7 +48,6 @@ class Profile(Document):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     layers: tuple[LayerInfo, ...] = Field(min_length=1)
-    edges: tuple[tuple[str, str], ...] = ()
     costs: tuple[Costs, ...] = Field(min_length=1)
     writes_statistics: tuple[str, ...] = ()
     optimizer: str
@@ -64,7 +61,7 @@ class Profile(Document):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         faults = [] if self.optimizer in STATE_PER_GRADIENT else [_unknown_optimizer(self.optimizer)]
-        faults += _faults(self.layers, self.costs, self.edges)
+        faults += _faults(self.layers, self.costs)
         if faults:
             raise InputError("\n  ".join(faults))
         return self
@@ -75,8 +72,6 @@ class Profile(Document):
         from ..capture import LayerGraph  # networkx takes half a second to import
 
         layers, values = list(self.layers), self.costs[0].values
-        if self.edges:
-            return LayerGraph.branched(layers, self.edges, self.inputs)
         if values:
             made = [(value.layers, value.bytes, None) for value in values if not value.is_argument]
             return LayerGraph.recorded(layers, made, self.inputs)
@@ -84,12 +79,11 @@ class Profile(Document):
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of the layers (names, classes, arguments, parameters, buffers and dtypes) and the edges.
+        """A short hash of the layers: names, classes, arguments, parameters, buffers and dtypes.
 
         It does not depend on the sample, on the micro-batch size or on any time.
         """
-        layers = [layer.model_dump_json(exclude={"outputs"}) for layer in self.layers]
-        text = "\n".join([*layers, *(f"{one} -> {other}" for one, other in self.edges)])
+        text = "\n".join(layer.model_dump_json(exclude={"outputs"}) for layer in self.layers)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, micro_batches: int) -> Costs:
@@ -147,11 +141,9 @@ def _unknown_optimizer(name: str) -> str:
     return f"the state of optimizer {name!r} is not known: choose one of {known}"
 
 
-def _faults(
-    layers: Sequence[LayerInfo], costs: Sequence[Costs], edges: Sequence[tuple[str, str]]
-) -> list[str]:
+def _faults(layers: Sequence[LayerInfo], costs: Sequence[Costs]) -> list[str]:
     """Return contradictions in a profile that was written or edited by hand, one text for each."""
-    faults = [*_layer_faults(layers), *_edge_faults(layers, edges)]
+    faults = [*_layer_faults(layers)]
     for index, entry in enumerate(costs):
         faults += [f"costs.{index}: {fault}" for fault in _cost_faults(entry, len(layers))]
     counts = [entry.micro_batches for entry in costs]
@@ -174,18 +166,6 @@ def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
                 f"layer {info.name!r} has {info.gradient_bytes} bytes of gradients, which is more than its "
                 f"{info.parameter_bytes} bytes of parameters"
             )
-
-
-def _edge_faults(layers: Sequence[LayerInfo], edges: Sequence[tuple[str, str]]) -> Iterator[str]:
-    place = {info.name: index for index, info in enumerate(layers)}
-    for edge in _repeated(edges):
-        yield f"edge {edge} is given twice"
-    for one, other in edges:
-        unknown = [name for name in (one, other) if name not in place]
-        if unknown:
-            yield f"edge {(one, other)} names {unknown[0]!r}, which is no layer"
-        elif place[one] >= place[other]:
-            yield f"edge {(one, other)} goes against the execution order: {one!r} does not run before {other!r}"
 
 
 def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:

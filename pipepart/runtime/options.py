@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from ..capture import Verify
 from ..data.gather import Merger
-from ..input_error import InputError, InputTypeError
+from ..input_error import InputTypeError
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout
@@ -72,18 +72,12 @@ def check_runs(
 
     Raises:
         TypeError: ``plan`` is no Plan, or ``optimizer`` cannot be called.
-        ValueError: the plan has branches, or does not go with the optimizers or the reduction; or ``timeout`` is no
+        ValueError: the plan does not go with the optimizers or the reduction; or ``timeout`` is no
             positive, finite number.
     """
     if not isinstance(plan, Plan):
         hint = f": load it, pipepart.Plan.load({str(plan)!r})" if isinstance(plan, str | PathLike) else ""
         raise InputTypeError(f"plan must be a pipepart.Plan, got a {type(plan).__name__}{hint}")
-    if plan.edges:
-        raise InputError(
-            f"the plan is for a model with branches ({len(plan.edges)} edges between layers) whose profile was made by "
-            "hand, and a Pipeline runs the layers of a model as they were profiled: make the plan with "
-            "pipepart.profile(model, ...); this one can be printed, saved and simulated"
-        )
     check_optimizer(optimizer, plan)
     check_timeout(timeout)
     if reduction == "batch":

@@ -9,7 +9,6 @@ from typing import Any
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.cluster import PairLink
 from pipepart.profiling import Costs, LiveValue
-from tests.planning.branched import branched
 from tests.planning.problems import Layer, profile_of
 
 
@@ -23,17 +22,13 @@ class Request:
 
 
 def drawn_request(seed: int, most_layers: int = 8, most_devices: int = 3) -> Request:
-    """A chain, a chain with values that skip layers, or a graph, on devices that may be unlike or far too small."""
+    """A chain, or a chain with values that skip layers, on devices that may be unlike or far too small."""
     choose = random.Random(seed)
     layers = _layers(choose, choose.randint(1, most_layers))
     counts = sorted(choose.sample([1, 2, 3, 4, 8], choose.randint(1, 2)))
-    kind = choose.choice(["chain", "skips", "graph"]) if len(layers) > 2 else "chain"
+    kind = choose.choice(["chain", "skips"]) if len(layers) > 2 else "chain"
     profile = profile_of(layers, counts, choose.choice([0.0, 3.0]), optimizer=choose.choice(["sgd", "adam"]))
-    if kind == "graph":
-        edges = {(choose.randrange(max(0, later - 3), later), later) for later in range(1, len(layers))}
-        profile = branched(layers, sorted(edges), counts[-1])
-        counts = counts[-1:]
-    elif kind == "skips":
+    if kind == "skips":
         profile = _with_skips(choose, profile, layers)
     needed = sum(4 * layer.parameters + layer.saved + layer.output for layer in layers) + 50
     cluster = _cluster(choose, choose.randint(1, most_devices), needed)

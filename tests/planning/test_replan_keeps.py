@@ -9,7 +9,6 @@ import pytest
 import pipepart
 from pipepart import Cluster, Plan
 from pipepart.planning import PlanOptions, refine, replan
-from pipepart.profiling import Timing
 from tests.planning.measured_steps import cluster_of, measured, true_layers
 from tests.planning.problems import Layer, profile_of
 
@@ -137,30 +136,3 @@ def test_sets_of_layers_are_kept_in_order():
     assert plan.constraints.colocate == (("layer1", "layer2", "layer3"),)
     assert plan.constraints.no_cut_before == ("layer4", "layer5")
     assert list(plan.constraints.given) == ["colocate", "no_cut_before"]
-
-
-def test_the_order_of_a_branched_model_is_chosen_again():
-    """The plan has the layers in another order than the profile; its own profile has that order only."""
-    layers = true_layers(8)
-    profile = profile_of(layers, [4, 8], loss_seconds=3)
-    pairs = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 5), (3, 6), (4, 7), (5, 7), (6, 7)]
-    edges = tuple((f"layer{one}", f"layer{other}") for one, other in pairs)
-    profile = profile.model_copy(update={"edges": edges})
-    cluster = cluster_of(1, 1, latency=0.1, bandwidth=10.0)
-    first = pipepart.plan(profile, cluster, schedule="1f1b")
-    assert first.profile is not None
-    assert first.profile.layers != profile.layers
-    assert replan(first, first.simulate(), profile).predicted.step_seconds == pytest.approx(
-        first.predicted.step_seconds, rel=1e-9
-    )
-    slow = {"layer1": 3.0, "layer4": 3.0}
-    costs = [
-        cost.model_copy(update={"forward": Timing(seconds=slow.get(info.name, 1.0) * cost.forward.seconds)})
-        for info, cost in zip(first.profile.layers, first.profile.costs[0].layers, strict=True)
-    ]
-    true = first.profile.costs[0].model_copy(update={"layers": tuple(costs)})
-    trace = measured(first, first.profile.model_copy(update={"costs": (true,)}))
-    again = replan(first, trace, profile)
-    assert again == pipepart.plan(refine(profile, first, trace), cluster, schedule="1f1b")
-    assert again.edges == edges
-    assert again.predicted.step_seconds <= trace.makespan * (1 + 1e-9)

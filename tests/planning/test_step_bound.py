@@ -214,14 +214,6 @@ def test_each_action_takes_time_beside_its_layers():
     assert plan.step_gap < 1e-9
 
 
-def test_branches_begin_together():
-    """Two branches behind a layer: two more devices may begin as soon as it has run once."""
-    (costs,) = profile_of([Layer(4, 4, 4)] * 4, [4]).costs
-    diamond = [(0, 1), (0, 2), (1, 3), (2, 3)]
-    assert step_bound(costs, [1] * 3, edges=diamond) == (4 * 4 * 3 + 1 + 1) / 3
-    assert step_bound(costs, [1] * 3) == (4 * 4 * 3 + 1 + 2) / 3
-
-
 def test_a_plan_says_how_far_it_may_be_above_the_best():
     plan = pipepart.plan(profile_of([Layer(4, 4, 4)] * 4, [4]), cluster_of(1, 1), schedule="1f1b")
     assert plan.predicted.step_seconds == 30

@@ -144,16 +144,6 @@ def test_one_layer_that_fits_nowhere_needs_larger_devices():
     pasted(error, profile, cluster, schedule="1f1b")
 
 
-def test_a_branched_model_is_planned_whole_for_each_suggestion():
-    profile = profile_of(LAYERS, [4])
-    names = [info.name for info in profile.layers]
-    pairs = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 5), (4, 6), (5, 6), (6, 7)]
-    profile = profile.model_copy(update={"edges": tuple((names[a], names[b]) for a, b in pairs)})
-    cluster = Cluster.parse(["400B", "400B"])
-    error = refused(profile, cluster, schedule="gpipe", recompute="never")
-    assert pasted(error, profile, cluster, schedule="gpipe", recompute="never")
-
-
 def test_more_devices_and_memory_leave_the_rest_of_the_cluster():
     cluster = Cluster.parse(["1GiB", "2GiB@0.5", "2GiB"], link="1GB/s")
     more = cluster.with_more(2)

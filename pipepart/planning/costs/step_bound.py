@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from ...profiling import Costs, LayerCost, Profile
+from ...profiling import Costs, LayerCost
 from .stage_memory import Floats
-
-Edge = tuple[int, int]
 
 
 def step_bound(
     costs: Costs,
     speeds: Sequence[float],
     replicas: int = 1,
-    edges: Iterable[Edge] | None = None,
     action_seconds: float = 0.0,
 ) -> float:
     """Return a lower bound in seconds of every step of these layers on these devices.
@@ -36,12 +33,11 @@ def step_bound(
         costs: of the layers for one micro-batch, in an order in which they can run.
         speeds: of the devices; a plan may leave some out.
         replicas: of the model, which share the micro-batches.
-        edges: pairs of layers (a, b), a before b, such that b uses the output of a; None for a chain.
         action_seconds: what every device takes for each action beside its layers, at the least.
     """
     layers = len(costs.layers)
     before: list[list[int]] = [[] for _ in range(layers)]
-    for source, target in pairwise(range(layers)) if edges is None else edges:
+    for source, target in pairwise(range(layers)):
         before[target].append(source)
     trip = _Trip(costs, before)
     fastest = max(speeds)
@@ -49,12 +45,6 @@ def step_bound(
     return max(
         together, trip.longest(-(-costs.micro_batches // replicas), action_seconds * fastest) / fastest
     )
-
-
-def profile_edges(profile: Profile, names: Iterable[tuple[str, str]]) -> list[Edge] | None:
-    """Return edges between layers, given by name, as :func:`step_bound` takes them; None if there are none."""
-    index = {info.name: position for position, info in enumerate(profile.layers)}
-    return [(index[one], index[other]) for one, other in names] or None
 
 
 def _together(

@@ -57,10 +57,6 @@ def recomputes(plan: PlanRecord) -> bool:
 
 def _faults_for_all(plan: PlanRecord) -> Iterator[str]:
     """Yield the reasons why no other engine runs a plan."""
-    if plan.edges:
-        yield (
-            "its layers are a graph with branches, whose order is not that of the model: plan a profile without edges"
-        )
     if plan.asynchronous:
         yield (
             f"schedule {plan.schedule!r} is asynchronous (it updates weights within a step): plan with schedule='1f1b'"

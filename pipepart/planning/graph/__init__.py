@@ -1,7 +1,6 @@
 """Partitions any layer graph over devices of several types, with a proof of optimality or a lower bound."""
 
 from .infeasible import CutDoesNotFit
-from .orders import thin_orders
 from .partition import Cut, cut
 
-__all__ = ["Cut", "CutDoesNotFit", "cut", "thin_orders"]
+__all__ = ["Cut", "CutDoesNotFit", "cut"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from schedules.searching.clock import Clock
+
 from ...cluster import Cluster
 from ...input_error import InputError
 from ...units import format_bytes
-from .gap_search import Budget
 from .parse import ParsedGraph
 from .problem import UNLIMITED, Problem, Split
 from .search import Effort, SearchResult, search
@@ -63,10 +64,10 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
         )
 
 
-def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNotFit:
+def nearest(parsed: ParsedGraph, cluster: Cluster, clock: Clock) -> CutDoesNotFit:
     """Return the error for the cut with the smallest largest shortage.
 
-    Bisects the additional bytes that each device would need. When the budget is spent, the error describes the nearest
+    Bisects the additional bytes that each device would need. When the clock is over, the error describes the nearest
     cut found so far and says that another may be nearer.
     """
     problem = parsed.problem
@@ -76,7 +77,7 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNot
             replace(device_type, memory=min(device_type.memory + extra, UNLIMITED))
             for device_type in problem.types
         )
-        return search(replace(problem, types=types), Effort(budget=budget), any_will_do=True)
+        return search(replace(problem, types=types), Effort(clock=clock), any_will_do=True)
 
     low, high = 0, int(problem.bytes.sum())
     found = attempt(high)
@@ -93,7 +94,7 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, budget: Budget) -> CutDoesNot
             0,
         )
     high = max(_shortages(problem, split))
-    while high - low > 1 and not budget.spent:
+    while high - low > 1 and not clock.is_over:
         middle = (low + high) // 2
         found = attempt(middle)
         if found.split:

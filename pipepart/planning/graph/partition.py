@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import networkx as nx
 
+from schedules.searching.clock import Clock
+
 from ...cluster import Cluster, Device
 from ...pages import notebook_html
-from .gap_search import Budget
 from .infeasible import CutDoesNotFit, check_memory, nearest
 from .parse import ParsedGraph, Tensors, parse
 from .presolve import presolve
@@ -80,9 +82,9 @@ def cut(
             expresses what the backward pass moves, and outputs without a gradient.
         host: kind of the devices that pay nothing for transfers, beside devices of other kinds. If all devices are of
             this kind they pay as usual. None for no such kind.
-        seconds: time budget, checked between steps of the search, so a call may take somewhat longer. The result may
-            then differ between runs. By default the effort is counted instead, so equal arguments give equal cuts;
-            this takes up to half a minute if the graph has too many downsets.
+        seconds: time that the call may take; the result may then differ between runs. By default the effort is counted
+            instead, so equal arguments give equal cuts. This takes up to half a minute if the graph has too many
+            downsets.
 
     Returns:
         The cut. ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` is what
@@ -109,16 +111,16 @@ def cut(
     >>> found.stages, found.bottleneck, found.optimal
     ((['conv', 'norm'], ['head']), 3.5, True)
     """
-    budget = Budget.of(seconds)
+    clock = Clock(math.inf if seconds is None else seconds)
     parsed = parse(graph, cluster, tensors, host)
     check_memory(parsed, cluster)
     smaller = presolve(parsed.problem)
-    found = search(smaller.problem, Effort(budget=budget))
+    found = search(smaller.problem, Effort(clock=clock))
     if found.split is not None:
         return _cut(parsed, cluster, smaller.restore(found.split), found)
     if found.optimal:
-        raise nearest(parsed, cluster, budget)
-    limit = f"within {seconds} seconds" if budget.spent else "with the effort that a search may take"
+        raise nearest(parsed, cluster, clock)
+    limit = f"within {seconds} seconds" if clock.cut_short else "with the effort that a search may take"
     raise CutDoesNotFit(
         f"no cut was found {limit} that fits the memory of the devices, nor a proof that there is none: give the "
         "devices more memory, allow more seconds, or tie nodes with the attribute 'together'",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .problem import Net, Problem, Split, tidy_nets
-
-Pins = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -44,59 +43,47 @@ def presolve(problem: Problem) -> Presolved:
 
     A source whose tensors each go to all its successors goes with the first of them, a sink likewise with the last of
     its predecessors: then no further stage touches these tensors, and no load rises. A zero-time node with bytes is
-    removed only if all bytes of the graph fit any one device. Repeats until no node is left to remove:
-    O(nodes + edges + pins) for each round.
+    removed only if all bytes of the graph fit any one device. A node whose neighbour was removed is looked at again.
+    O(nodes + edges + pins) for each time that a node is looked at.
 
     This takes the published GNMT graphs from 17,914 downsets to 100. A rule for nodes between two others left 82, and
     no graph took longer without it.
     """
     after = [set(others) for others in problem.successors]
     before = [set(others) for others in problem.predecessors]
-    seconds: dict[Pins, float] = {frozenset(net.pins): net.seconds for net in problem.nets}
-    nets: list[set[Pins]] = [set() for _ in after]
-    for pins in seconds:
-        for pin in pins:
-            nets[pin].add(pins)
+    pins = [set(net.pins) for net in problem.nets]
     costs_nothing = np.all([device_type.seconds == 0 for device_type in problem.types], axis=0)
     if problem.bytes.sum() > min(device_type.memory for device_type in problem.types):
         costs_nothing &= problem.bytes == 0
-    candidates = np.nonzero(costs_nothing)[0].tolist()
-    steps: list[tuple[int, tuple[int, ...], Callable[[list[int]], int]]] = []
-    changed = True
-    while changed:
-        changed = False
-        for node in list(candidates):
-            neighbours = before[node] | after[node]
-            if not neighbours or (before[node] and after[node]):
-                continue
-            if not all(neighbours <= pins for pins in nets[node]):
-                continue
-            steps.append((node, tuple(sorted(neighbours)), min if after[node] else max))
-            for pins in list(nets[node]):
-                _without(node, pins, seconds, nets)
-            for other in neighbours:
-                before[other].discard(node)
-                after[other].discard(node)
-            candidates.remove(node)
-            changed = True
-    removed = {node for node, _, _ in steps}
-    kept = [node for node in range(len(problem)) if node not in removed]
-    number = {node: index for index, node in enumerate(kept)}
+    steps: dict[int, tuple[int, tuple[int, ...], Callable[[list[int]], int]]] = {}
+    waiting = deque(np.nonzero(costs_nothing)[0].tolist())
+    while waiting:
+        node = waiting.popleft()
+        neighbours = before[node] | after[node]
+        if node in steps or not neighbours or (before[node] and after[node]):
+            continue
+        nets = [pins[number] for number in problem.nets_of[node]]
+        if not all(neighbours <= net for net in nets if len(net) > 1):
+            continue
+        steps[node] = node, tuple(sorted(neighbours)), min if after[node] else max
+        for net in nets:
+            net.discard(node)
+        for other in neighbours:
+            before[other].discard(node)
+            after[other].discard(node)
+            if costs_nothing[other]:
+                waiting.append(other)
+    if not steps:
+        return Presolved(problem, tuple(range(len(problem))), (), len(problem))
+    kept = [node for node in range(len(problem)) if node not in steps]
+    number_of = {node: index for index, node in enumerate(kept)}
     smaller = Problem(
-        successors=tuple(tuple(sorted(number[other] for other in after[node])) for node in kept),
+        successors=tuple(tuple(sorted(number_of[other] for other in after[node])) for node in kept),
         bytes=problem.bytes[kept],
-        nets=tidy_nets(Net(cost, tuple(number[pin] for pin in pins)) for pins, cost in seconds.items()),
+        nets=tidy_nets(
+            Net(net.seconds, tuple(number_of[pin] for pin in left))
+            for net, left in zip(problem.nets, pins, strict=True)
+        ),
         types=tuple(replace(device_type, seconds=device_type.seconds[kept]) for device_type in problem.types),
     )
-    return Presolved(smaller, tuple(kept), tuple(steps), len(problem))
-
-
-def _without(node: int, pins: Pins, seconds: dict[Pins, float], nets: list[set[Pins]]) -> None:
-    """Take a node out of a net; the net becomes one with another of the same pins."""
-    rest, cost = pins - {node}, seconds.pop(pins)
-    for pin in pins:
-        nets[pin].discard(pins)
-    if len(rest) > 1:
-        seconds[rest] = seconds.get(rest, 0.0) + cost
-        for pin in rest:
-            nets[pin].add(rest)
+    return Presolved(smaller, tuple(kept), tuple(steps.values()), len(problem))

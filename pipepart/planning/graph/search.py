@@ -31,20 +31,18 @@ Invariants:
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from schedules.searching.clock import Clock, OutOfTime
 
-from .crossing_bound import CrossingBound
-from .exact.capacity import SLACK, Capacity
+from .bracket import RESOLUTION, Bracket
+from .exact.capacity import Capacity
 from .exact.decision import Decider
-from .exact.downsets import blocks, downsets
+from .exact.downsets import Downsets, blocks, downsets
 from .exact.intervals import best_order_split
-from .gap_search import RESOLUTION, Budget, GapSearch
-from .heuristics.beam import beam, raise_bound
-from .heuristics.local_moves import improve_by_moves
-from .heuristics.thin_places import thin_order
+from .heuristics.beam import raise_bound, search_beam
+from .heuristics.even_split import even_split
 from .heuristics.topological_orders import topological_orders
 from .problem import Problem, Split
 
@@ -52,11 +50,8 @@ from .problem import Problem, Split
 FEW = 3000
 ENOUGH = 5e-4
 
-# Borders of an order through thin places times nodes.
-MOST_MINIMUM_CUTS = 16_000
-
-# Bits of the downsets kept at once: 512 MB.
-MOST_BITS = 2**32
+# Bits of the downsets kept at once: 128 MB.
+MOST_BITS = 2**30
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,12 @@ class Effort:
     Attributes:
         sets: downsets kept at once.
         pairs: pairs of borders checked.
-        budget: time limit. With one, results may differ between runs.
+        clock: time limit. With one, results may differ between runs.
     """
 
     sets: int = 400_000
     pairs: int = 200_000_000
-    budget: Budget = field(default_factory=Budget)
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)
@@ -85,109 +80,68 @@ class SearchResult:
 
 def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> SearchResult:
     """Return the cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
-    low = simple_lower_bound(problem)
-    one_order = all(high - start == 1 for start, high in blocks(problem))
-    split = initial_split(problem, low, effort.budget, one_order=one_order)
-    if split and any_will_do:
-        return SearchResult(split, low, optimal=False)
-    if one_order:
-        # Each downset is a prefix of one order, so every cut is a cut of that order into intervals.
-        value = split.bottleneck(problem) if split else math.inf
-        return SearchResult(split, value if problem.orders.complete else low, optimal=problem.orders.complete)
-    if split and split.bottleneck(problem) * (1 - RESOLUTION) <= low:
-        return SearchResult(split, split.bottleneck(problem), optimal=True)
-    if effort.budget.spent:
-        return SearchResult(split, low, optimal=False)
-    return _close_gap(problem, split, low, effort)
+    bracket = Bracket.of(problem, effort.clock)
+    try:
+        proven = _search(bracket, effort, any_will_do)
+    except OutOfTime:
+        proven = False
+    if bracket.split is None and not proven and (fallback := even_split(problem)):
+        bracket.offer(fallback)
+    proven = proven and problem.orders.complete
+    low = bracket.high if proven else min(bracket.low, bracket.high)
+    return SearchResult(bracket.split, low, optimal=proven)
 
 
-def simple_lower_bound(problem: Problem) -> float:
-    """Return a lower bound in seconds: the largest node, or all work spread evenly over the devices."""
-    each = zip(problem.types, problem.device_weights, strict=True)
-    total = sum(len(device_type.devices) * float(weight) for device_type, weight in each)
-    largest = np.min([device_type.seconds for device_type in problem.types], axis=0).max()
-    return max(float(largest), math.fsum(problem.work) / total * (1 - SLACK))
+def _search(bracket: Bracket, effort: Effort, any_will_do: bool) -> bool:
+    """Bring the bracket together. Return whether its cut is proven best, or that there is none."""
+    problem = bracket.problem
+    # If each downset is a prefix of one order, every cut is a cut of that order into intervals.
+    is_one_order = all(high - start == 1 for start, high in blocks(problem))
+    _cut_orders(bracket, [range(len(problem))] if is_one_order else topological_orders(problem))
+    if is_one_order or (any_will_do and bracket.split):
+        return is_one_order
+    if bracket.split and bracket.is_closed():
+        return True
+    return _close_gap(bracket, effort)
 
 
-def simple_upper_bound(problem: Problem) -> float:
-    """Return an upper bound in seconds: all nodes on their slowest device, and all transfers."""
-    slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
-               zip(*(device_type.seconds.tolist() for device_type in problem.types), strict=True)]  # fmt: skip
-    return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)
-
-
-def initial_split(problem: Problem, low: float, budget: Budget, *, one_order: bool = False) -> Split | None:
-    """A good cut, or None if no intervals of the orders tried fit."""
-    best: Split | None = None
-    # Loads are differences of running sums, which can round to a little more than the bound.
-    limit, most = math.inf, simple_upper_bound(problem) * (1 + RESOLUTION)
-    tried: set[tuple[int, ...]] = set()
-    for order in [range(len(problem))] if one_order else topological_orders(problem):
-        if tuple(order) in tried:
-            continue
-        tried.add(tuple(order))
+def _cut_orders(bracket: Bracket, orders: Iterable[Sequence[int]]) -> None:
+    """Find the best cut into intervals of each order, improved by moves of single nodes."""
+    problem, most = bracket.problem, bracket.high
+    for order in orders:
+        # Loads are differences of running sums, which can round to a little more than the bound.
+        limit = bracket.high * (1 - RESOLUTION) if bracket.split else min(1.25 * bracket.low, most)
         # A small limit first: short intervals are quick to check and usually enough.
-        guess = min(1.25 * low, most) if best is None else limit
-        while True:
-            found = best_order_split(problem, order, guess)
-            if found or guess >= most or best:
+        while not (found := best_order_split(problem, order, bracket.clock, limit)):
+            if bracket.split or limit >= most:
                 break
-            guess = min(2 * guess, most) if guess else most
-        if not found:
-            continue
-        better = found if one_order else improve_by_moves(problem, found)
-        value = better.bottleneck(problem)
-        if value < limit:
-            best, limit = better, value * (1 - RESOLUTION)
-        if budget.spent or value <= low * (1 + RESOLUTION):
-            break
-    return best
+            limit = min(2 * limit, most) if limit else most
+        if found:
+            bracket.offer(found)
+        if bracket.split and bracket.is_closed():
+            return
 
 
-def _close_gap(problem: Problem, split: Split | None, low: float, effort: Effort) -> SearchResult:
-    high = split.bottleneck(problem) if split else simple_upper_bound(problem) * (1 + RESOLUTION)
+def _close_gap(bracket: Bracket, effort: Effort) -> bool:
+    problem, clock = bracket.problem, bracket.clock
     most = min(effort.sets, max(1, MOST_BITS // len(problem)))
-    sets = downsets(problem, Capacity(problem, high * (1 - RESOLUTION)), most)
-    if sets is None:
-        split = _through_thin_places(problem, split, effort.budget)
-        if split and split.bottleneck(problem) < high:
-            high = split.bottleneck(problem)
-            sets = downsets(problem, Capacity(problem, high * (1 - RESOLUTION)), most)
-    if sets is None:
-        return _bound_gap(problem, effort.budget, split, low)
-    if split and len(sets) > FEW:
-        # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
-        likely = GapSearch(problem, split, high, low)
-        likely.close(Decider(problem, sets.thinned(FEW), effort.pairs), effort.budget, ENOUGH)
-        split, high = likely.split, likely.high
-    gap = GapSearch(problem, split, high, low)
-    if not gap.close(Decider(problem, sets, effort.pairs), effort.budget):
-        return _bound_gap(problem, effort.budget, gap.split, gap.low)
-    if gap.split is None:
-        return SearchResult(None, math.inf, optimal=problem.orders.complete)
-    return SearchResult(gap.split, gap.high, optimal=problem.orders.complete)
+    sets = _borders_below(bracket, most)
+    if sets is None and bracket.split:
+        search_beam(bracket)
+        sets = _borders_below(bracket, most)
+    if sets is not None:
+        if bracket.split and len(sets) > FEW:
+            # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
+            likely = Decider(problem, sets.thinned(FEW), clock, effort.pairs)
+            bracket.close(likely, ENOUGH, complete=False)
+        if bracket.close(Decider(problem, sets, clock, effort.pairs)):
+            return True
+    if bracket.split:
+        raise_bound(bracket)
+    return bracket.split is not None and bracket.is_closed()
 
 
-def _through_thin_places(problem: Problem, split: Split | None, budget: Budget) -> Split | None:
-    """Return the best of a cut and of those into intervals of orders through thin places."""
-    for parts in (problem.device_count, 2 * problem.device_count):
-        if budget.spent or parts * len(problem) > MOST_MINIMUM_CUTS:
-            break
-        limit = split.bottleneck(problem) * (1 - RESOLUTION) if split else math.inf
-        found = best_order_split(problem, thin_order(problem, parts), limit)
-        split = improve_by_moves(problem, found) if found else split
-    return split
-
-
-def _bound_gap(problem: Problem, budget: Budget, split: Split | None, low: float) -> SearchResult:
-    """Return the best cut and bound if there are too many downsets, or the effort is spent."""
-    if split is None:
-        return SearchResult(None, low, optimal=False)
-    if not budget.spent:
-        low = CrossingBound(problem).bound(low, split.bottleneck(problem))
-    split = beam(problem, budget, split, low)
-    split, low = raise_bound(problem, budget, split, low)
-    high = split.bottleneck(problem)
-    return SearchResult(
-        split, min(low, high), optimal=problem.orders.complete and low >= high * (1 - RESOLUTION)
-    )
+def _borders_below(bracket: Bracket, most: int) -> Downsets | None:
+    """Return the downsets that can be borders of a better cut, or None if there are more than ``most``."""
+    capacity = Capacity(bracket.problem, bracket.high * (1 - RESOLUTION))
+    return downsets(bracket.problem, capacity, most, bracket.clock)

@@ -35,8 +35,6 @@ class Plan(PlanRecord):
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
         profile: the layers and their costs at this micro-batch size; None for a plan written by hand.
-        edges: of a model with branches, the pairs of layers ``(a, b)`` such that b uses the output of a; empty for a
-            chain. ``profile`` then has what crosses the border behind each layer as that layer's output.
         alternatives: the other plans that were considered, the fastest first.
         out_of_time: whether ``seconds`` ended the search. With more of them, or on an idle machine, it may find a plan
             with a shorter step.

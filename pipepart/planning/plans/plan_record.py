@@ -20,7 +20,7 @@ from ...profiling import Profile
 from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
-from ..costs.step_bound import profile_edges, step_bound
+from ..costs.step_bound import step_bound
 from ..overhead import with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
@@ -55,7 +55,6 @@ class PlanRecord(Document):
     fingerprint: str = ""
     outputs: tuple[TensorSpec, ...] = ()
     profile: Profile | None = None
-    edges: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     out_of_time: bool = False
     constraints: PlanOptions = PlanOptions()
@@ -145,9 +144,8 @@ class PlanRecord(Document):
         costs = self.profile.at(self.micro_batches)
         speeds = [device.speed for device in self.cluster.devices]
         action = min(device.action_seconds for device in self.cluster.devices)
-        edges = profile_edges(self.profile, self.edges or self.profile.edges)
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return step_bound(costs, speeds, copies, edges, action)
+        return step_bound(costs, speeds, copies, action)
 
     @property
     def step_gap(self) -> float:

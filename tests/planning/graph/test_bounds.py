@@ -9,12 +9,12 @@ import pytest
 from benchmarks.planning import inception, nasnet, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
-from pipepart.planning.graph.crossing_bound import CrossingBound
 from pipepart.planning.graph.exact.reachability import Reachability
 from pipepart.planning.graph.parse import parse
-from pipepart.planning.graph.search import Effort, search, simple_lower_bound
+from pipepart.planning.graph.search import Effort, search
+from schedules.searching.clock import Clock
 from tests.planning.graph import oracle
-from tests.planning.graph.problems import random_graph, random_problem
+from tests.planning.graph.problems import random_problem
 
 
 @pytest.mark.parametrize("seed", range(75))
@@ -29,40 +29,16 @@ def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
     assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_minimum_cuts_bound_what_the_search_proves(seed: int):
-    graph, cluster = random_graph(2 * seed + 1, 40), Cluster.parse(["1GB"] * (2 + seed % 4))
-    found = cut(graph, cluster)
-    problem = parse(graph, cluster, None, "cpu").problem
-    low = simple_lower_bound(problem)
-    bound = CrossingBound(problem).bound(low, 2 * found.bottleneck)
-    assert found.optimal
-    assert low <= bound <= found.bottleneck * (1 + 1e-9)
-
-
-def test_minimum_cuts_know_that_each_border_is_crossed():
-    # Twenty diamonds in a row, 30 seconds of work; whatever the border, a tensor of 1 second crosses it.
-    graph = nx.DiGraph()
-    for index in range(60):
-        graph.add_node(index, seconds=0.5, transfer_seconds=1.0)
-    for start in range(0, 58, 3):
-        graph.add_edges_from([(start, start + 1), (start, start + 2), (start + 1, start + 2)])
-        graph.add_edges_from([(start + 2, start + 3)] if start + 3 < 60 else [])
-    problem = parse(graph, Cluster.parse(["1GB"] * 2), None, "cpu").problem
-    bound = CrossingBound(problem).bound(simple_lower_bound(problem), 100.0)
-    assert 15.5 < bound <= 16.0
-
-
 def test_reachability_of_a_large_graph_is_kept_as_bits():
     layers = 4000
     problem = parse(inception(layers), Cluster.parse(["1GB"] * 4), None, "cpu").problem
     tracemalloc.start()
-    before, _ = Reachability(problem, 0, len(problem)).summed(problem.work)
+    behind = Reachability(problem, 0, len(problem)).work_behind(problem.work, Clock())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < layers**2 / 2  # a byte a pair would be twice that, a float 16 times
-    ancestors = nx.ancestors(inception(layers), layers // 2)
-    assert before[layers // 2] == pytest.approx(sum(problem.work[node] for node in (layers // 2, *ancestors)))
+    later = nx.descendants(inception(layers), layers // 2)
+    assert behind[layers // 2] == pytest.approx(sum(problem.work[node] for node in (layers // 2, *later)))
 
 
 def topological_orders(graph: nx.DiGraph) -> list[list]:
@@ -93,7 +69,7 @@ def check_on_a_huge_lattice(graph: nx.DiGraph, devices: int) -> Cut:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "gap"), [(2, 0.01), (4, 0.06), (8, 0.25)])
+@pytest.mark.parametrize(("devices", "gap"), [(2, 0.0001), (4, 0.25), (8, 0.8)])
 def test_a_network_of_cells_is_cut_better_than_any_of_its_orders(devices: int, gap: float):
     assert check_on_a_huge_lattice(nasnet(18), devices).gap < gap
 
@@ -109,3 +85,51 @@ def test_without_time_there_is_a_cut_and_its_gap():
     assert oracle.check(graph, cluster, None, found) == pytest.approx(found.bottleneck, rel=1e-12)
     assert not found.optimal
     assert found.gap == pytest.approx(found.bottleneck / found.lower_bound - 1)
+
+
+class StepClock(Clock):
+    """A clock that is over after a number of looks at it, so that the test does not depend on the machine."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def has(self, seconds: float) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whenever_the_clock_stops_the_search_its_cut_and_bound_are_honest(seed: int):
+    graph, cluster, tensors = random_problem(2 * seed)
+    best = oracle.best(graph, cluster, tensors)
+    if math.isinf(best):
+        return
+    problem = parse(graph, cluster, tensors, "cpu").problem
+    for looks in range(0, 40, 3):
+        found = search(problem, Effort(clock=StepClock(looks)))
+        assert found.lower_bound <= best * (1 + 1e-9)
+        assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
+        if found.optimal:
+            assert found.split is not None
+            assert found.split.bottleneck(problem) == pytest.approx(best)
+
+
+def grid(side: int) -> nx.DiGraph:
+    graph = nx.DiGraph(nx.grid_2d_graph(side, side).to_directed().edges)
+    graph.remove_edges_from([edge for edge in graph.edges if edge[0] > edge[1]])
+    return graph
+
+
+@pytest.mark.parametrize(
+    "graph", [nx.empty_graph(200, nx.DiGraph), nx.path_graph(200, nx.DiGraph), grid(15)], ids=str
+)
+def test_every_step_of_the_search_looks_at_the_clock(graph: nx.DiGraph):
+    # Between two looks there is no loop over more than the nodes of the graph.
+    for number, node in enumerate(graph):
+        graph.nodes[node].update(seconds=1 + number % 7 / 10, transfer_seconds=number % 5 / 10)
+    problem = parse(graph, Cluster.parse(["1GB"] * 4), None, "cpu").problem
+    clock = StepClock(300)
+    found = search(problem, Effort(clock=clock))
+    assert found.split is not None
+    assert clock.looks > -20  # once the clock is over the search ends; it does not go on to another step

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from schedules.searching.clock import Clock
+
 from ..problem import Floats, Ints, Problem, Split
 from .capacity import SLACK, Capacity
 from .dominance import Dominance
@@ -61,11 +63,12 @@ class Decider:
     Takes O(states x pairs of borders that capacity allows); dominance makes these few.
     """
 
-    def __init__(self, problem: Problem, sets: Downsets, most_pairs: int = 10**12) -> None:
+    def __init__(self, problem: Problem, sets: Downsets, clock: Clock, most_pairs: int) -> None:
         self._problem, self._orders, self._sets = problem, problem.orders, sets
         self._incidence = Incidence(problem, sets)
         self._dominance = Dominance(problem, sets, self._incidence)
         self._left_pairs = most_pairs
+        self._clock = clock
         # Of the available devices of each state in total; Python's integers, since sums may not fit 64 bits.
         self._memory = [
             sum(int(count) * kind.memory for count, kind in zip(row, problem.types, strict=True))
@@ -77,6 +80,7 @@ class Decider:
 
         Raises:
             TooMuchWork: the limit on pairs of borders is reached.
+            OutOfTime: the clock is over.
         """
         orders, capacity = self._orders, Capacity(self._problem, seconds)
         reached = np.zeros((len(orders.available), len(self._sets)), dtype=bool)
@@ -87,7 +91,7 @@ class Decider:
             if not found[state].rows:
                 continue
             news = np.concatenate(found[state].rows)
-            sources = self._dominance.undominated(news, np.nonzero(reached[state])[0])
+            sources = self._dominance.undominated(news, np.nonzero(reached[state])[0], self._clock)
             for edge in np.nonzero(orders.state == state)[0]:
                 device_type, target = int(orders.type[edge]), int(orders.rest[edge])
                 reached[target] |= reached[state]
@@ -125,7 +129,14 @@ class Decider:
         if self._left_pairs < 0:
             raise TooMuchWork
         origin = _origins(
-            self._problem, self._sets, self._incidence, (sources, low, counts), targets, device_type, capacity
+            self._problem,
+            self._sets,
+            self._incidence,
+            (sources, low, counts),
+            targets,
+            device_type,
+            capacity,
+            self._clock,
         )
         return targets[origin >= 0], origin[origin >= 0]
 
@@ -150,6 +161,7 @@ def _origins(
     targets: Ints,
     device_type: int,
     capacity: Capacity,
+    clock: Clock,
 ) -> Ints:
     """Return for each target a source such that the nodes between are a feasible stage, or -1.
 
@@ -164,6 +176,7 @@ def _origins(
         targets: borders.
         device_type: of the stage.
         capacity: of T seconds.
+        clock: raises OutOfTime between chunks of pairs.
     """
     device, limit = problem.types[device_type], capacity.seconds * (1 + SLACK)
     seconds = sets.seconds[device_type]
@@ -175,6 +188,7 @@ def _origins(
     ends = np.cumsum(counts)
     start = 0
     while start < len(all_sources):
+        clock.check()
         done = ends[start - 1] if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
         amount = counts[start:stop]
@@ -201,6 +215,7 @@ def _origins(
         kept = ~sure & (origin[places] < 0)
         sources, places, load = sources[kept], places[kept], load[kept]
         for begin, end in itertools.pairwise(_groups(sources)):
+            clock.check()
             todo = begin + np.nonzero(origin[places[begin:end]] < 0)[0]
             if len(todo):
                 source = int(sources[begin])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
+from schedules.searching.clock import Clock
+
 from ..problem import Floats, Ints, Problem
 from .downsets import Downsets, blocks
 from .incidence import Incidence
@@ -51,13 +53,14 @@ class Dominance:
         paying = [device_type.seconds for device_type in problem.types if device_type.pays]
         self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
 
-    def undominated(self, rows: Ints, reached: Ints) -> Ints:
+    def undominated(self, rows: Ints, reached: Ints, clock: Clock) -> Ints:
         """Return the ``rows`` that no set in ``reached`` dominates. ``reached`` contains ``rows``."""
         order = reached[np.argsort(self._sets.key[reached], kind="stable")]
         keys = self._sets.key[order]
         rows = np.sort(rows)
         kept = np.ones(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
+            clock.check()
             part = rows[start : start + CHUNK]
             index, nodes = self._profitable(part)
             wanted = self._sets.key[part[index]] + self._sets.keys[nodes]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from schedules.searching.clock import Clock
+
 from ..problem import Floats, Ints, Problem
 from .capacity import Capacity
 from .enumeration import Block, Words, columns_of, least_crossed
@@ -82,7 +84,9 @@ class Downsets:
         )
 
 
-def downsets(problem: Problem, capacity: Capacity, most: int, *, thin: bool = False) -> Downsets | None:
+def downsets(
+    problem: Problem, capacity: Capacity, most: int, clock: Clock, *, thin: bool = False
+) -> Downsets | None:
     """Return the downsets that can be borders, or None if more than ``most`` would have to be kept.
 
     Nodes are taken in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
@@ -100,7 +104,7 @@ def downsets(problem: Problem, capacity: Capacity, most: int, *, thin: bool = Fa
     columns = columns_of(problem)
     start = np.zeros(columns.shape[1])
     for low, high in blocks(problem):
-        block = Block(problem, capacity, keys, columns, start, low, high)
+        block = Block(problem, capacity, keys, columns, start, low, high, clock)
         for node in range(low, high):
             start = start + columns[node]
         if not block.enumerate(most if thin else most - kept, thin=thin):

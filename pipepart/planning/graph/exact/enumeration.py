@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from schedules.searching.clock import Clock
+
 from ..problem import Floats, Problem
 from .capacity import Capacity
 from .reachability import Reachability
@@ -33,8 +35,9 @@ class Block:
         start: Floats,
         low: int,
         high: int,
+        clock: Clock,
     ) -> None:
-        self._problem, self._capacity, self._keys = problem, capacity, keys
+        self._problem, self._capacity, self._keys, self._clock = problem, capacity, keys, clock
         self.low, self.high = low, high
         self.first_word = low >> 6
         base = np.zeros((1, ((high - 1) >> 6) - self.first_word + 1), dtype=np.uint64)
@@ -50,10 +53,10 @@ class Block:
         # For each set, the excluded node whose descendants have the most work; ``high - low`` means none.
         self._excluded = np.full(1, high - low)
         self._reachable = Reachability(problem, low, high)
-        after = problem.work[
-            high:
-        ].sum()  # a separator follows: all of it descends from every node of the block
-        self._excluded_work = np.append(self._reachable.summed(problem.work[low:high])[1] + after, 0.0)
+        # A separator follows, so all work after the block descends from every node of it.
+        after = float(problem.work[high:].sum())
+        behind = self._reachable.work_behind(problem.work[low:high], clock)
+        self._excluded_work = np.append(behind + after, 0.0)
         self._excluded_rest = self._excluded_work.copy()
 
     def _local_nets(self, problem: Problem, low: int, high: int) -> None:
@@ -78,6 +81,7 @@ class Block:
     def enumerate(self, most: int, *, thin: bool) -> bool:
         """Fill the columns. Return False if they would be longer than ``most`` and ``thin`` does not shorten them."""
         for node in range(self.low, self.high):
+            self._clock.check()
             self._take(node)
             if len(self.work) > most:
                 if not thin:

@@ -8,17 +8,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from schedules.searching.clock import Clock
+
 from ...partition.intervals import best_intervals
 from ..problem import Floats, Ints, Problem, Split
 
 
-def best_order_split(problem: Problem, order: Sequence[int], ceiling: float = math.inf) -> Split | None:
+def best_order_split(
+    problem: Problem, order: Sequence[int], clock: Clock, ceiling: float = math.inf
+) -> Split | None:
     """Return the cut of ``order`` into intervals with the smallest bottleneck, or None if all exceed ``ceiling``.
 
     Exact among intervals, by dynamic programming in O(nodes × width × device states × types), where width is how many
     nodes a stage of ``ceiling`` seconds can hold.
     """
-    found = best_intervals(problem.orders, len(order), _stage_loads(problem, order, ceiling))
+    found = best_intervals(problem.orders, len(order), _stage_loads(problem, order, clock, ceiling))
     if found.value > ceiling or not math.isfinite(found.value):
         return None
     firsts, types = found.stages()
@@ -28,7 +32,9 @@ def best_order_split(problem: Problem, order: Sequence[int], ceiling: float = ma
     return Split(tuple(stage_of.tolist()), types)
 
 
-def _stage_loads(problem: Problem, order: Sequence[int], ceiling: float) -> Iterator[tuple[int, Floats]]:
+def _stage_loads(
+    problem: Problem, order: Sequence[int], clock: Clock, ceiling: float
+) -> Iterator[tuple[int, Floats]]:
     """Yield, for each start from the last to the first, the loads of the stages from it to each end.
 
     Shape (edges, ends); the nodes alone take no more than ``ceiling``. Infinite if a node is banned from the device or
@@ -44,6 +50,7 @@ def _stage_loads(problem: Problem, order: Sequence[int], ceiling: float) -> Iter
     walls = [np.where(ok, len(nodes), np.arange(len(nodes))) for ok in allowed]
     walls = [np.minimum.accumulate(wall[::-1])[::-1] for wall in walls]
     for start, steps in zip(range(len(nodes) - 1, -1, -1), _transfer_steps(problem, nodes), strict=True):
+        clock.check()
         loads = []
         for kind, seconds, wall in zip(types, compute, walls, strict=True):
             end = min(

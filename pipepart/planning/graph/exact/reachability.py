@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import Floats, Ints, Problem
+from schedules.searching.clock import Clock
+
+from ..problem import Floats, Problem
 
 # Rows that are unpacked at once.
 CHUNK = 64
@@ -31,15 +33,10 @@ class Reachability:
         """Return whether each node equals or is an ancestor of ``nodes``; bool, shape (nodes,) or (rows, nodes)."""
         return np.unpackbits(self._bits[nodes], axis=-1, count=self._size, bitorder="little").astype(bool)
 
-    def leads_to(self, first: int, others: Ints) -> NDArray[np.bool_]:
-        """Return whether ``first`` equals or is an ancestor of each of the others."""
-        return (self._bits[others, first >> 3] >> (first & 7) & 1).astype(bool)
-
-    def summed(self, work: Floats) -> tuple[Floats, Floats]:
-        """Return for each node the work of its ancestors and the work of its descendants, each with its own work."""
-        ahead, behind = np.zeros((2, self._size))
+    def work_behind(self, work: Floats, clock: Clock) -> Floats:
+        """Return for each node its work and that of its descendants."""
+        behind = np.zeros(self._size)
         for start in range(0, self._size, CHUNK):
-            part = self.ancestors(slice(start, start + CHUNK)).astype(np.float64)
-            ahead[start : start + CHUNK] = part @ work
-            behind += work[start : start + CHUNK] @ part
-        return ahead, behind
+            clock.check()
+            behind += work[start : start + CHUNK] @ self.ancestors(slice(start, start + CHUNK))
+        return behind

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from ..bracket import RESOLUTION, Bracket
 from ..exact.capacity import Capacity
 from ..exact.decision import Decider, TooMuchWork
 from ..exact.downsets import downsets
-from ..gap_search import Budget, GapSearch
-from ..problem import Problem, Split
-from .local_moves import improve_by_moves
+from ..problem import Split
 
 # Borders kept by a beam, and that number times the nodes of the graph; pairs of borders checked; number of restarts
 # below the cut that was found.
@@ -24,61 +23,51 @@ PROOF_SETS = 30_000
 PROOFS = 6
 
 
-def beam(problem: Problem, budget: Budget, split: Split, low: float) -> Split:
-    """Return a cut at least as good as ``split``, searched among borders that few tensors cross.
+def search_beam(bracket: Bracket) -> None:
+    """Improve the cut by a search among borders that few tensors cross.
 
-    For each amount of work, only the downsets with the least crossing are kept. A gap search finds the best cut among
+    For each amount of work, only the downsets with the least crossing are kept. Decisions find the best cut among
     these borders. A better cut allows fewer borders, so the next beam keeps more of the relevant ones.
     """
+    problem, clock = bracket.problem, bracket.clock
     most = min(BEAM_SETS, BEAM_CELLS // len(problem))
     for _ in range(BEAMS):
-        if budget.spent:
-            break
-        high = split.bottleneck(problem)
-        sets = downsets(problem, Capacity(problem, high), most, thin=True)
+        high = bracket.high
+        sets = downsets(problem, Capacity(problem, high), most, clock, thin=True)
         if sets is None:
-            return split
-        search = GapSearch(problem, split, high, low)
-        search.close(Decider(problem, sets, BEAM_PAIRS), budget, ENOUGH)
-        split = search.split or split
-        if search.high > high * (1 - ENOUGH):
-            break
-    return split
+            return
+        bracket.close(Decider(problem, sets, clock, BEAM_PAIRS), ENOUGH, complete=False)
+        if bracket.high > high * (1 - ENOUGH):
+            return
 
 
-def raise_bound(problem: Problem, budget: Budget, split: Split, low: float) -> tuple[Split, float]:
-    """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them.
-
-    Returns:
-        The cut and the bound. The cut is a better one if a proof failed because there is one.
-    """
-    high = split.bottleneck(problem)
-    step = (high - low) / 8
+def raise_bound(bracket: Bracket) -> None:
+    """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them."""
+    step = (bracket.high - bracket.low) / 8
     for _ in range(PROOFS):
-        ask = min(low + step, high * (1 - 1e-9))
-        if budget.spent or ask <= low * (1 + 1e-5):
-            break
-        found = _decided(problem, ask)
+        ask = min(bracket.low + step, bracket.high * (1 - RESOLUTION))
+        if ask <= bracket.low * (1 + 1e-5):
+            return
+        found = _decided(bracket, ask)
         if found is None:
             step /= 4  # Too many downsets are open.
         elif found:
-            split = improve_by_moves(problem, found[0])
-            high = split.bottleneck(problem)
-            step = (high - low) / 2
+            bracket.offer(found[0])
+            step = (bracket.high - bracket.low) / 2
         else:
-            low = high if ask >= high * (1 - 1e-9) else ask
-            if low >= high:
-                break
-    return split, low
+            bracket.low = bracket.high if ask >= bracket.high * (1 - RESOLUTION) else ask
+            if bracket.is_closed():
+                return
 
 
-def _decided(problem: Problem, seconds: float) -> list[Split] | None:
+def _decided(bracket: Bracket, seconds: float) -> list[Split] | None:
     """Return [a cut of at most ``seconds``], [] if there is none, or None if deciding takes too much work."""
-    sets = downsets(problem, Capacity(problem, seconds), PROOF_SETS)
+    problem, clock = bracket.problem, bracket.clock
+    sets = downsets(problem, Capacity(problem, seconds), PROOF_SETS, clock)
     if sets is None:
         return None
     try:
-        found = Decider(problem, sets, BEAM_PAIRS).split(seconds)
+        found = Decider(problem, sets, clock, BEAM_PAIRS).split(seconds)
     except TooMuchWork:
         return None
     return [found] if found else []

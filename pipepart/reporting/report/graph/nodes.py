@@ -83,15 +83,7 @@ def edges_of(plan: Plan, profile: Profile, nodes: Sequence[Node]) -> list[Edge]:
 def _values(plan: Plan, profile: Profile) -> Iterator[tuple[int, list[int], int]]:
     """Yield what goes between layers: the layer that makes it, those that use it, and its bytes."""
     costs = profile.at(plan.micro_batches)
-    pairs = plan.edges or profile.edges
-    if pairs:
-        index = {info.name: place for place, info in enumerate(profile.layers)}
-        users: dict[int, list[int]] = defaultdict(list)
-        for one, other in pairs:
-            users[index[one]].append(index[other])
-        for maker, own in users.items():
-            yield maker, own, profile.layers[maker].output_bytes
-    elif costs.values:
+    if costs.values:
         for value in costs.values:
             if not value.is_argument:
                 maker, *own = value.layers
