@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
-from ..joint.allowance import OPERATIONS_PER_SECOND, Allowance
 from ..joint.search import search_jointly
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
@@ -24,7 +23,6 @@ from .search_order import as_searched
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
-_MOST_DEVICES = 512  # of one replica that the joint search places on: it looks at each pair of them
 SECONDS = 10.0  # for a larger one
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 _SHORT_SECONDS, _SHORT_LAYERS, _SHORT_DEVICES = 2.5, 50, 16  # of a request with no more layers and devices
@@ -133,19 +131,15 @@ def _joint(
     request = part.request
     if not request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
         return None
-    if len(part.groups.cluster) > _MOST_DEVICES:
-        return None
-    if request.mode_choices == ("stash",):  # the joint search only recomputes
-        return None
     together, costs = part.costs[0], part.costs[-1]
     most_together = len(together.allowed_borders) + 1  # stages of a cut that keeps tied layers together
     if most_together >= part.most_devices:
         costs = together
     starts: dict[tuple[int, ...], Plan] = {}
     for candidate, plan in sorted(named.plans, key=lambda pair: pair[1].predicted.step_seconds):
-        if candidate.costs is costs and all(stage.mode != "offload" for stage in plan.stages):
+        if candidate.costs is costs:
             starts.setdefault(plan.build_schedule().device_of, plan)
-    allowance = Allowance(_operations(request, parts), time.monotonic() + clock.seconds_left, tell)
+    allowance = Allowance(_operations(request, parts), clock, tell)
     plan = search_jointly(part.joint(costs), list(starts.values())[:_STARTS], allowance)
     if plan is None or plan.predicted.step_seconds >= named.fastest * (1 - TOLERANCE):
         return None
