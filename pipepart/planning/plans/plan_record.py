@@ -290,17 +290,22 @@ class PlanRecord(Document):
 
     def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
         """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
-        replicas = None if classes.all_differ else classes.firsts
-        schedule = shown.build_schedule()
-        costs = step_costs(
-            shown.all_stages, schedule, self.cluster, self._devices, replicas, self._micro_batch_scale
-        )
-        return schedules.simulate(schedule, costs, contention=True)
+        costs = self._costs(shown, None if classes.all_differ else classes.firsts)
+        return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
     def stage_costs(self) -> schedules.StageCosts:
         """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
+        return self._costs(self, None)
+
+    def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
+        """The costs of a plan of some replicas of this plan; ``None`` for all."""
         return step_costs(
-            self.all_stages, self.build_schedule(), self.cluster, self._devices, scale=self._micro_batch_scale
+            shown.all_stages,
+            shown.build_schedule(),
+            self.cluster,
+            self._devices,
+            replicas,
+            self._micro_batch_scale,
         )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
