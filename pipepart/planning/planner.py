@@ -120,7 +120,6 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
-    profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
     clock = Clock(SECONDS if seconds is None else seconds)
     try:
@@ -138,6 +137,7 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
+    profile, cluster = with_overhead(profile, cluster)
     if not profile.edges:
         return _plan_chain(profile, cluster, options)
     from .branched import MOST_ORDERS, plan_branched  # which needs scipy

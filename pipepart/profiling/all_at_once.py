@@ -19,7 +19,7 @@ from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
 _ALONE = 0.3  # of the time, to measure without other devices
-_FEW_PASSES = (2, PASSES[1])
+_FEW_PASSES = (3, PASSES[1])
 
 
 class AllAtOnce(Method):
