@@ -89,6 +89,11 @@ def test_layers_are_slower_beside_more_devices_and_share_the_cores(devices, thre
 def test_layers_of_one_device_are_as_fast_as_alone():
     plan = pipepart.plan(measured(), Cluster.virtual(1, threads=1))
     assert plan.predicted.step_seconds == pytest.approx(4 * 4 * 3 + 8 * 0.5)
+    assert plan.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
+    several = pipepart.plan(measured(), Cluster.virtual(2, threads=1), schedule="1f1b", stages=2)
+    assert several.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
+    described = pipepart.plan(measured(), Cluster.parse(["1GiB"] * 2), schedule="1f1b", stages=2)
+    assert described.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
 
 
 def test_cutting_stops_where_actions_and_messages_cost_more_than_it_gains():
