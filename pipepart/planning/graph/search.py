@@ -11,13 +11,13 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 
 1. **Upper bound.** The best cut of the execution order into intervals, by dynamic programming (``exact/intervals.py``).
    For a chain this is the best cut, and the search ends.
-2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``). The downsets that can be borders of a better cut than the
-   best so far; ``capacity.py`` rules out most.
-3. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached with
-   one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached. *Dominance*
-   leaves out borders to which a node can be added at no cost.
-4. **Closing the gap** (``bracket.py``). First T just below the upper bound: mostly the answer is no, which proves the cut
-   optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
+2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``): the downsets that can be borders of a cut that is better
+   than the best so far; ``capacity.py`` rules out most.
+3. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached
+   with one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached.
+   *Dominance* leaves out borders to which a node can be added at no cost.
+4. **Closing the gap** (``bracket.py``). First T just below the upper bound: mostly the answer is no, which proves the
+   cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
 5. **Too many downsets** (``beam.py``). A search among the least crossed downsets improves the cut, which may leave few
    enough for the steps before. Otherwise decisions at small T raise the lower bound.
 
