@@ -37,6 +37,8 @@ class Cluster(Document):
         links_from: how the links are known: ``"assumed"``, measured in some way, or empty if they were given.
         emulated: if True, a pipeline on virtual devices slows them down to their speeds, and messages to the speed of
             the links. Otherwise speeds and links only describe the devices to the planner.
+        message_seconds: what a message between the worker threads of this process takes at the least. ``pipepart.plan``
+            raises it to what the profile measured. Emulated links sleep for the rest of their latency.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -45,6 +47,7 @@ class Cluster(Document):
     network: tuple[Network, ...] = ()
     links_from: str = ""
     emulated: bool = False
+    message_seconds: float = Field(default=VIRTUAL_LATENCY_SECONDS, ge=0, allow_inf_nan=False)
 
     _lookup: Lookup = PrivateAttr(default_factory=Lookup)
 

@@ -45,12 +45,23 @@ class Constraints:
             found.append((begin, end))
         return found
 
-    def allowed(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the cuts (rows of borders) that keep every pin."""
+    def moved_to_pins(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the borders of one cut, each moved as little as the pins of the stages on its two sides ask for."""
+        ranges = self.stage_ranges(len(borders) + 1)
+        if ranges is None:
+            return borders
+        limits = [
+            (max(end.start, begin.start), min(end.stop, begin.stop) - 1)
+            for (_, end), (begin, _) in itertools.pairwise(ranges)
+        ]
+        return np.clip(borders, *np.array(limits, dtype=np.int64).reshape(-1, 2).T)
+
+    def keep_pins(self, borders: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return, for each cut (row of borders), True if it has every pinned layer in its stage."""
         keep = np.ones(len(borders), dtype=bool)
         for layer, stage in self.pins.items():
             keep &= (borders <= layer).sum(axis=1) == stage
-        return borders[keep]
+        return keep
 
 
 def read_constraints(

@@ -15,11 +15,13 @@ from ..cluster import Cluster
 from ..input_error import InputError
 from ..profiling import Costs, LayerCost, Profile, Timing
 from .costs.layer_ranges import ChainCosts
+from .overhead import with_overhead
 from .planner import plan as make_plan
 from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
 Traces = Timeline | Sequence[Timeline]
+_MEASURED = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
 
 
 def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
@@ -39,29 +41,30 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
             for the plan's number of micro-batches.
     """
     _check_layers(profile, plan)
-    measured = _stage_seconds(plan, _checked_traces(plan, trace))
-    costs = ChainCosts(profile, profile.at(plan.micro_batches))
+    measured = _stage_seconds(plan, profile, _checked_traces(plan, trace))
+    predicted, _ = with_overhead(profile, plan.cluster)
+    costs = ChainCosts(predicted, predicted.at(plan.micro_batches))
     # Where a stage splits most of its backwards, its measured seconds include the splitting.
     rows = plan.build_schedule().actions
     weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
     factors: list[tuple[float, float]] = []
-    for number, (stage, device, seconds) in enumerate(zip(plan.stages, plan.devices, measured, strict=True)):
+    for number, (stage, device) in enumerate(zip(plan.stages, plan.devices, strict=True)):
         layers = slice(len(factors), len(factors) + len(stage.layers))
-        backward = costs.backward_input[layers].sum() + costs.backward_weight[layers].sum()
+        forward = float(costs.forward[layers].sum())
+        backward = float(costs.backward_input[layers].sum() + costs.backward_weight[layers].sum())
         if 2 * plan.replicas * weights[number] > plan.micro_batches and costs.split is not None:
-            backward += costs.split[layers].sum()
-        predicted = costs.forward[layers].sum() / device.speed, backward / device.speed
-        forward_factor, backward_factor = (
-            one / other if other else 1.0 for one, other in zip(seconds, map(float, predicted), strict=True)
+            backward += float(costs.split[layers].sum())
+        forward_seconds, backward_seconds = measured[number]
+        factor = (
+            forward_seconds * device.speed / forward if forward else 1.0,
+            backward_seconds * device.speed / backward if backward else 1.0,
         )
-        factors += [(forward_factor, backward_factor)] * len(stage.layers)
-    found = {"costs": tuple(_scaled(each, factors, factors[-1]) for each in profile.costs)}
+        factors += [factor] * len(stage.layers)
+    update: dict[str, Any] = {"costs": tuple(_scaled(each, factors) for each in profile.costs)}
     if profile.roofline is not None:  # the times were estimates
-        found |= {
-            "roofline": None,
-            "notes": tuple(note for note in profile.notes if note != profile.roofline.note),
-        }
-    return profile.model_copy(update=found)
+        notes = tuple(note for note in profile.notes if note != profile.roofline.note)
+        update |= {"roofline": None, "notes": notes}
+    return profile.model_copy(update=update)
 
 
 def replan(
@@ -130,15 +133,15 @@ def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
     traces = [trace] if isinstance(trace, Timeline) else list(trace)
     if not traces:
         raise InputError("there is no trace: give at least one measured step")
-    for number, one in enumerate(traces):
-        if not isinstance(one, Timeline):
-            raise InputError(f"trace {number} is no Timeline but {one!r:.80}")
+    for number, step in enumerate(traces):
+        if not isinstance(step, Timeline):
+            raise InputError(f"trace {number} is no Timeline but {step!r:.80}")
         which = "the trace" if len(traces) == 1 else f"trace {number}"
-        if not any(one.schedule.actions) or not one.makespan > 0:
+        if not any(step.schedule.actions) or not step.makespan > 0:
             raise InputError(f"{which} is empty: nothing in it takes time")
-        if not all(math.isfinite(time) for rows in (one.starts, one.ends) for row in rows for time in row):
+        if not all(math.isfinite(time) for rows in (step.starts, step.ends) for row in rows for time in row):
             raise InputError(f"{which} has times that are no numbers")
-        if difference := step_difference(one.schedule, plan):
+        if difference := step_difference(step.schedule, plan):
             raise InputError(f"{which} is not a step of this plan: {difference}")
     return traces
 
@@ -146,16 +149,15 @@ def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
 def step_difference(traced: Schedule, plan: Plan) -> str:
     """Return how the schedule of a measured step differs from the plan's, or an empty text."""
     planned = split_overlaps(plan.build_schedule())
-    for what in ("name", "devices", "stages", "micro_batches"):
-        one, other = getattr(traced, what), getattr(planned, what)
-        if one != other:
-            what = {"name": "schedule", "micro_batches": "micro-batches"}.get(what, what)
-            return f"its {what}: {one!r}, the plan's: {other!r}"
+    names = {"name": "schedule", "devices": "devices", "stages": "stages", "micro_batches": "micro-batches"}
+    for field, name in names.items():
+        if getattr(traced, field) != getattr(planned, field):
+            return f"its {name}: {getattr(traced, field)!r}, the plan's: {getattr(planned, field)!r}"
     for device, rows in enumerate(zip(traced.actions, planned.actions, strict=True)):
-        for place, (one, other) in enumerate(zip_longest(*rows)):
-            if one != other:
+        for place, (ran, expected) in enumerate(zip_longest(*rows)):
+            if ran != expected:
                 return (
-                    f"action {place} of device {device} is {one or 'none'}, the plan's {other or 'none'} "
+                    f"action {place} of device {device} is {ran or 'none'}, the plan's {expected or 'none'} "
                     f"(schedule {planned.name!r})"
                 )
     if traced.device_of != planned.device_of:
@@ -163,43 +165,47 @@ def step_difference(traced: Schedule, plan: Plan) -> str:
     return ""
 
 
-def _stage_seconds(plan: Plan, traces: Sequence[Timeline]) -> list[tuple[float, float]]:
+def _stage_seconds(plan: Plan, profile: Profile, traces: Sequence[Timeline]) -> list[tuple[float, float]]:
     """Return measured seconds of the forward and the backward of one micro-batch on each stage of the first replica.
 
     Medians over micro-batches and steps, without what the runtime takes for an action. Seconds of further replicas are
-    scaled to the devices of the first. If a stage recomputes, its forward is the mean of both runs. The two parts of a
-    split backward are added.
+    scaled to the devices of the first, and those of micro-batches of unequal sizes to their mean. If a stage
+    recomputes, its forward is the mean of both runs. The two parts of a split backward are added.
     """
     stages = len(plan.stages)
     devices = [plan.cluster.device(stage.device) for stage in plan.all_stages]
-    speeds = [device.speed for device in devices]
-    forward, again, backward = (defaultdict[int, list[float]](list) for _ in range(3))
+    scale = profile.at(plan.micro_batches).scale or [1.0] * plan.micro_batches
+    # By the kind of action and the stage, those of each micro-batch and step.
+    seconds: defaultdict[tuple[Kind, int], list[float]] = defaultdict(list)
     for trace in traces:
-        parts: defaultdict[tuple[int, int | None], float] = defaultdict(float)
+        backwards: defaultdict[tuple[int, int], float] = defaultdict(float)
         for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
             for action, start, end in zip(row, starts, ends, strict=True):
-                stage = action.stage % stages
-                own = max(0.0, end - start - devices[action.stage].action_seconds)
-                seconds = own * speeds[action.stage] / speeds[stage]
-                if action.kind is Kind.F:
-                    forward[stage].append(seconds)
-                elif action.kind is Kind.RECOMPUTE:
-                    again[stage].append(seconds)
-                elif action.kind in (Kind.B, Kind.I, Kind.W):
-                    parts[stage, action.micro_batch] += seconds
-        for (stage, _), seconds in parts.items():
-            backward[stage].append(seconds)
-    found = []
-    for stage in range(stages):
-        once = median(forward[stage])
-        both = (once + median(again[stage])) / 2 if again[stage] else once
-        found.append((both, median(backward[stage]) if backward[stage] else 0.0))
-    return found
+                if action.kind not in _MEASURED or action.micro_batch is None:
+                    continue
+                stage, device = action.stage % stages, devices[action.stage]
+                compute = max(0.0, end - start - device.action_seconds) * device.speed / devices[stage].speed
+                compute /= scale[action.micro_batch] or 1.0
+                if action.kind in (Kind.F, Kind.RECOMPUTE):
+                    seconds[action.kind, stage].append(compute)
+                else:
+                    backwards[stage, action.micro_batch] += compute
+        for (stage, _), compute in backwards.items():
+            seconds[Kind.B, stage].append(compute)
+    medians = {key: median(values) for key, values in seconds.items()}
+    return [
+        (
+            (medians[Kind.F, stage] + medians.get((Kind.RECOMPUTE, stage), medians[Kind.F, stage])) / 2,
+            medians.get((Kind.B, stage), 0.0),
+        )
+        for stage in range(stages)
+    ]
 
 
-def _scaled(costs: Costs, factors: Sequence[tuple[float, float]], of_loss: tuple[float, float]) -> Costs:
-    layers = tuple(_scaled_cost(cost, *each) for cost, each in zip(costs.layers, factors, strict=True))
-    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *of_loss)})
+def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
+    """Return the costs with the forward and the backward of each layer scaled; the loss is scaled as the last one."""
+    layers = tuple(_scaled_cost(cost, *factor) for cost, factor in zip(costs.layers, factors, strict=True))
+    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
 
 
 def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..units import counted, format_bytes
 from .plans.plan import Plan
 from .plans.stage_plan import StagePlan
+from .request import Request
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,36 @@ class Infeasible:
 
 
 class DoesNotFit(ValueError):
-    """No plan of a request fits the memory; ``nearest`` says what comes nearest."""
+    """No plan of a request fits the memory."""
 
-    def __init__(self, nearest: Infeasible) -> None:
-        super().__init__(nearest.text)
-        self.nearest = nearest
+    def __init__(self, request: Request) -> None:
+        super().__init__(
+            f"no plan for {len(request.profile.layers)} layers on {len(request.cluster)} devices fits"
+        )
+        self.request = request
+
+
+def exceeds_memory(request: Request) -> bool:
+    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory, whatever the cut.
+
+    With one stage a device, a device holds no more than the largest run of layers that its memory has room for.
+    """
+    limits = [device.memory_bytes for device in request.cluster.devices]
+    room = [limit for limit in limits if limit is not None]
+    if len(room) < len(limits):
+        return False
+    profile = request.profile
+    layers = [
+        info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
+        for info in profile.layers
+    ]
+    if max(layers) > max(room):
+        return True
+    sums = np.cumsum([0, *layers])
+    if not request.searches_orders and all(request.chunks_of(name) == (1,) for name in request.schedules):
+        last = {limit: np.searchsorted(sums, sums + limit, "right") - 1 for limit in set(room)}
+        room = [int((sums[last[limit]] - sums).max()) for limit in room]
+    return int(sums[-1]) > sum(room)
 
 
 def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:

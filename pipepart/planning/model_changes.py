@@ -1,9 +1,8 @@
-"""Finds how a model differs from the model that its plan was made for."""
+"""Finds the layers of a model that changed since the model was profiled for its plan."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 from torch import nn
 
@@ -62,39 +61,28 @@ def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
         f"layer {name!r} ({info.description}) is new" for name, info in now.items() if name not in before
     ]
     common = [name for name in now if name in before]
-    former = [name for name in before if name in now]
-    moved = [(name, other) for name, other in zip(common, former, strict=True) if name != other]
-    changes += [f"layer {name!r} stands where layer {other!r} was" for name, other in moved[:1]]
+    places = zip(common, [name for name in before if name in now], strict=True)
+    moved = [(name, former) for name, former in places if name != former]
+    changes += [f"layer {name!r} stands where layer {former!r} was" for name, former in moved[:1]]
     for name in common:
-        changes += [f"layer {name!r} {change}" for change in _changes(before[name], now[name])]
+        facts, former_facts = _facts(now[name]), _facts(before[name])
+        different = [what for what in facts if facts[what] != former_facts[what] and former_facts[what]]
+        if different:  # the first explains the others: another dtype also changes bytes
+            what = different[0]
+            changes.append(f"layer {name!r}: {what} now {facts[what]}, before {former_facts[what]}")
     return changes
 
 
-def _changes(was: LayerInfo, now: LayerInfo) -> Iterator[str]:
-    """Return the changes of one layer. A change that explains others replaces them: a new dtype also changes bytes."""
-    bytes_explained = False
-    if now.kind != was.kind and now.description == was.description:
-        yield f"is of class {now.kind}, and was of class {was.kind}"
-    if now.description != was.description:
-        bytes_explained = True
-        yield f"is {now.description}, and was {was.description}"
-    if now.dtypes != was.dtypes and now.dtypes and was.dtypes:
-        bytes_explained = True
-        yield f"is of {' and '.join(now.dtypes)}, and was of {' and '.join(was.dtypes)}"
-    if now.shares_with != was.shares_with:
-        bytes_explained = True
-        yield f"shares parameters or buffers with {_names(now)}, and did with {_names(was)}"
-    if now.parameter_bytes != was.parameter_bytes and not bytes_explained:
-        yield f"has {_size(now.parameter_bytes)} of parameters, and had {_size(was.parameter_bytes)}"
-    if now.gradient_bytes * was.parameter_bytes != was.gradient_bytes * now.parameter_bytes:
-        yield (
-            f"trains {_size(now.gradient_bytes)} of its {_size(now.parameter_bytes)} of parameters, and trained "
-            f"{_size(was.gradient_bytes)} of {_size(was.parameter_bytes)}"
-        )
-
-
-def _names(info: LayerInfo) -> str:
-    return ", ".join(map(repr, info.shares_with)) or "none"
+def _facts(info: LayerInfo) -> dict[str, str]:
+    """Return what the costs of a layer depend on, each by its name; empty for dtypes that are not known."""
+    return {
+        "module": info.description,
+        "class": info.kind,
+        "dtype": " and ".join(info.dtypes),
+        "tensors shared with": ", ".join(map(repr, info.shares_with)) or "none",
+        "parameters": _size(info.parameter_bytes),
+        "trained parameters": _size(info.gradient_bytes),
+    }
 
 
 def _size(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Plans that differ from a plan in one small thing, with their exact predicted steps."""
+"""Plans that differ from a plan in one small change, simulated: what to change first where a plan is explained."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from schedules import ScheduleError
-
 from ..input_error import InputError
 from ..profiling import Profile
 from .constraints import read_constraints
 from .costs.interpolate import estimate
 from .costs.layer_ranges import ChainCosts
+from .costs.stage_memory import Mode
 from .planner import plan as make_plan
 from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 from .plans.stage_plan import StagePlan
-from .request import ASYNCHRONOUS, CHUNKS, DEFERRING
 from .suggestions import InfeasiblePlanError
 
 _MOST_ACTIONS = 150_000  # of all plans that are simulated: about half a second
@@ -42,8 +40,7 @@ def nearby_plans(plan: Plan, bottleneck: Sequence[int]) -> list[Nearby]:
     """Return plans with one change that fit their devices and keep the constraints of the request, shortest step first.
 
     Tried in turn: one layer moved over a border, first over those of the bottleneck; no recompute; twice the
-    micro-batches; zb-h1. What the planner has compared for ``schedule="auto"`` or ``micro_batches="auto"`` is left out.
-    Large plans have fewer tries: the number of simulated actions is limited.
+    micro-batches. Large plans have fewer tries: the number of simulated actions is limited.
 
     Args:
         plan: with a profile.
@@ -51,23 +48,21 @@ def nearby_plans(plan: Plan, bottleneck: Sequence[int]) -> list[Nearby]:
     """
     assert plan.profile is not None
     costs = _allowed_costs(plan, plan.profile)
-    left, found = _MOST_ACTIONS, []
-    for one in (
-        *_moved(plan, costs, bottleneck),
-        *_without_recompute(plan),
-        *_smaller_micro_batches(plan, plan.profile),
-        *_with_split_backwards(plan),
-        *_moved(plan, costs, [each for each in range(len(plan.stages)) if each not in bottleneck]),
-    ):
-        left -= 2 * len(plan.stages) * one.plan.micro_batches
-        if left < 0 or len(found) == _MOST_PLANS:
+    changes = itertools.chain(
+        _moved(plan, costs, bottleneck),
+        _without_recompute(plan),
+        _smaller_micro_batches(plan, plan.profile),
+        _moved(plan, costs, [number for number in range(len(plan.stages)) if number not in bottleneck]),
+    )
+    left, fitting = _MOST_ACTIONS, []
+    for change in itertools.islice(changes, _MOST_PLANS):
+        left -= 2 * len(plan.stages) * change.plan.micro_batches
+        if left < 0:
             break
-        try:
-            predicted = one.plan.predict(None if one.estimated else costs)
-        except ScheduleError:  # zb-h1 does not exist for these numbers
-            continue
-        found.append(one._replace(plan=predicted))
-    return sorted((one for one in found if one.plan.fits), key=lambda one: one.plan.predicted.step_seconds)
+        predicted = change.plan.predict(None if change.estimated else costs)
+        if predicted.fits:
+            fitting.append(change._replace(plan=predicted))
+    return sorted(fitting, key=lambda change: change.plan.predicted.step_seconds)
 
 
 def with_split_ties(plan: Plan) -> Plan | None:
@@ -88,18 +83,17 @@ def with_split_ties(plan: Plan) -> Plan | None:
     return made if len(made.workers) > len(plan.workers) else None
 
 
-def without_recompute(plan: Plan) -> Plan:
-    """Return the plan with all stages keeping their stashes, without a prediction."""
-    stages = tuple(stage.with_mode("never") if stage.recompute != "never" else stage for stage in plan.stages)
-    return _changed(plan, stages)
-
-
-def with_recompute(plan: Plan, numbers: Sequence[int]) -> Plan:
-    """Return the plan with some stages recomputing every micro-batch, without a prediction."""
+def with_mode(plan: Plan, mode: Mode, numbers: Sequence[int]) -> Plan:
+    """Return the plan with these stages in another mode, without a prediction."""
     stages = list(plan.stages)
     for number in numbers:
-        stages[number] = stages[number].with_mode("always")
+        stages[number] = stages[number].with_mode(mode)
     return _changed(plan, stages)
+
+
+def recomputing_stages(plan: Plan) -> list[int]:
+    """Return the numbers of the stages that recompute."""
+    return [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
 
 
 def _changed(plan: Plan, stages: Sequence[StagePlan]) -> Plan:
@@ -122,58 +116,39 @@ def _allowed_costs(plan: Plan, profile: Profile) -> ChainCosts:
 
 
 def _moved(plan: Plan, costs: ChainCosts, numbers: Sequence[int]) -> Iterator[Nearby]:
-    """Plans with the first or last layer of one of these stages moved to the stage beside it."""
+    """Yield plans with the first or last layer of one of these stages moved to the stage beside it."""
     stages, allowed = plan.stages, set(costs.allowed_borders.tolist())
     pinned = plan.constraints.pin or {}
     ends = list(itertools.accumulate(len(stage.layers) for stage in stages))
     for number in numbers:
-        own = stages[number].layers
+        layers = stages[number].layers
         for layer, rest, target, border in (
-            (own[0], own[1:], number - 1, ends[number] - len(own) + 1),
-            (own[-1], own[:-1], number + 1, ends[number] - 1),
+            (layers[0], layers[1:], number - 1, ends[number] - len(layers) + 1),
+            (layers[-1], layers[:-1], number + 1, ends[number] - 1),
         ):
             if not rest or not 0 <= target < len(stages) or border not in allowed or layer in pinned:
                 continue
-            other = stages[target]
-            if other.device == stages[number].device:
+            receiver = stages[target]
+            if receiver.device == stages[number].device:
                 continue
-            grown = (*other.layers, layer) if target < number else (layer, *other.layers)
+            grown = (*receiver.layers, layer) if target < number else (layer, *receiver.layers)
             moved = list(stages)
-            moved[number], moved[target] = _with_layers(stages[number], rest), _with_layers(other, grown)
+            moved[number] = stages[number].model_copy(update={"layers": rest})
+            moved[target] = receiver.model_copy(update={"layers": grown})
             yield Nearby(f"moving `{layer}` to stage {target}", _changed(plan, moved))
 
 
-def _with_layers(stage: StagePlan, layers: tuple[str, ...]) -> StagePlan:
-    return stage.model_copy(update={"layers": layers})
-
-
 def _without_recompute(plan: Plan) -> Iterator[Nearby]:
-    if any(stage.recompute != "never" for stage in plan.stages):
-        yield Nearby("keeping all stashes (recompute=never)", without_recompute(plan))
+    if numbers := recomputing_stages(plan):
+        yield Nearby("keeping all stashes (recompute=never)", with_mode(plan, "never", numbers))
 
 
 def _smaller_micro_batches(plan: Plan, profile: Profile) -> Iterator[Nearby]:
-    """Twice the micro-batches, unless the planner has compared that number or the request limits it."""
+    """Yield twice the micro-batches, unless the planner has compared that number or the request limits it."""
     count, most = 2 * plan.micro_batches, plan.constraints.max_micro_batches
     compared = {other.micro_batches for other in plan.alternatives}
     if count > profile.batch or count > (most or count) or count in compared or plan.schedule == SEARCH:
         return
-    changed = plan.model_copy(
-        update={
-            "micro_batches": count,
-            "profile": estimate(profile, count),
-            "split_critical": (),
-            "alternatives": (),
-        }
-    )
+    update = {"micro_batches": count, "profile": estimate(profile, count), "split_critical": ()}
+    changed = _changed(plan, plan.stages).model_copy(update=update)
     yield Nearby(f"{count} micro-batches instead of {plan.micro_batches}", changed, estimated=True)
-
-
-def _with_split_backwards(plan: Plan) -> Iterator[Nearby]:
-    """ZB-H1 for a schedule with one stage a device and whole backwards, unless the planner has compared it."""
-    compared = plan.fingerprint and plan.constraints.schedule in ("auto", SEARCH)
-    whole = CHUNKS.get(plan.schedule, 0) is None and plan.schedule not in (*DEFERRING, *ASYNCHRONOUS)
-    if compared or not whole or plan.chunks > 1 or plan.constraints.reduction == "batch":
-        return
-    update = {"schedule": "zb-h1", "split_critical": (), "alternatives": ()}
-    yield Nearby("schedule zb-h1", plan.model_copy(update=update))

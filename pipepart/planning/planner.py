@@ -1,4 +1,4 @@
-"""Makes the plan: for each schedule and number of micro-batches the best cut, and of these the fastest step."""
+"""``pipepart.plan``: the plan with the shortest predicted step of a profile on a cluster, or why none fits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from ..profiling import Profile
 from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
-from .infeasible import DoesNotFit
+from .infeasible import DoesNotFit, Infeasible, exceeds_memory
+from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
-from .request import check_arguments, read_request
+from .request import Request, check_arguments, read_request
 from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
+
+# Of all seconds: what finding out why no plan fits, and what would, may take if the search leaves less.
+_EXPLAINING_SHARE = 0.2
+_REASON_SHARE = 0.25  # of that, for the reason
 
 
 def plan(
@@ -46,14 +51,15 @@ def plan(
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
     For each schedule, number of devices, stages and micro-batches, dynamic programming finds the cut with the smallest
-    bottleneck that fits the devices, in any order of these. The bottleneck counts a transfer on both of its devices, as
-    if it did not overlap with compute; the step, in which it does, is then simulated. A local search (over all cuts, if
+    bottleneck that fits the devices, in any order of these. The bottleneck charges each transfer to sender and
+    receiver. The simulation of the step then lets transfers overlap with compute. A local search (over all cuts, if
     there are few) goes on to cuts with shorter steps. Then the joint search changes the cut, the placement and the
     order of the actions of the best of these plans together. The plan with the shortest step is returned, with
     others as its ``alternatives``; of equal ones the simplest, which needs the least memory.
 
-    With ``schedule="auto"`` the step is no longer than with any named schedule, number of chunks or stages, or
-    ``"search"``, with the same other arguments. Asynchronous schedules and ``"chimera"`` are planned only if named.
+    With ``schedule="auto"`` the step is no longer than that of any named schedule with its default number of chunks and
+    the same other arguments, unless the search ran out of time (``plan.out_of_time``). Asynchronous schedules and
+    ``"chimera"`` are planned only if named.
 
     With several stages a device (``interleaved-1f1b``, ``zb-v``, ...) the smallest bottleneck is exact if there are at
     most 3,000 cuts and 24 orders of the devices, else the best that a local search finds.
@@ -118,17 +124,23 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
+    profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
-    clock = Clock(SECONDS if seconds is None else seconds)
+    limit = SECONDS if seconds is None else seconds
+    clock = Clock(limit)
     try:
-        return _made(profile, cluster, options)
+        return _made(profile, cluster, options, clock)
     except DoesNotFit as error:
-        nearest = error.nearest
+        request = error.request
+    clock = Clock(max(clock.seconds_left, _EXPLAINING_SHARE * limit))
+    nearest = _nearest(request, clock)
+    if nearest.plan is not None and nearest.plan.fits:
+        return nearest.plan  # the cut search counts memory for many cuts at once, and more
     suggestions = find_suggestions(profile, cluster, options, nearest, _made, clock)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
 
-def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
+def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
     """The plan of a request.
 
     Raises:
@@ -136,23 +148,29 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         ValueError: as :func:`plan`.
     """
     request = read_request(profile, cluster, options)
+    if exceeds_memory(request):
+        raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
-        found = search(request, progress)
-    if found is not None:
-        return found
-    explained = infeasible_candidates(
-        request, Clock(SECONDS if options.seconds is None else options.seconds / 4)
-    )
-    nearest = min(explained, key=lambda one: one.deficit_bytes or math.inf, default=None)
+        fastest = search(request, clock, progress)
+    if fastest is None:
+        raise DoesNotFit(request)
+    return fastest
+
+
+def _nearest(request: Request, clock: Clock) -> Infeasible:
+    """The reason of the candidate that lacks the least memory.
+
+    Raises:
+        ValueError: there is no candidate.
+    """
+    reasons = infeasible_candidates(request, clock.part(_REASON_SHARE))
+    nearest = min(reasons, key=lambda reason: reason.deficit_bytes or math.inf, default=None)
     if nearest is None:
         raise InputError(
-            f"schedule {options.schedule!r} has no {request.stages} stages on any number of the {len(cluster)} devices"
+            f"schedule {request.schedule!r} has no {request.stages} stages on any number of the "
+            f"{len(request.cluster)} devices"
         )
-    if (
-        nearest.plan is not None and nearest.plan.fits
-    ):  # the cut search counts memory for many cuts at once, and more
-        return nearest.plan
-    raise DoesNotFit(nearest)
+    return nearest
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:

@@ -1,10 +1,11 @@
-"""Checks the keywords of ``plan``, and makes the request of them that the search works on."""
+"""Request: the keywords of ``plan``, checked, as the search works on them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from schedules import Kind, Schedule, build
 
@@ -14,7 +15,7 @@ from ..profiling import Profile
 from ..units import counted, is_count
 from .compression import compressed_tiers
 from .constraints import Constraints, read_constraints
-from .costs.stage_memory import ModeChoice
+from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .plans.options import PlanOptions
 from .plans.searched_order import SEARCH
 from .stage_modes import check_host_links, check_modes, mode_choices
@@ -39,12 +40,19 @@ CHUNKS: dict[str, int | None] = {
 }
 # Those that exist for other numbers of stages a device, too.
 ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
+MOST_CHUNKS = 4  # stages a device that are tried under these; the joint search tries more
 # Those that put off weight gradients to fill idle time.
 DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
 # Planned for only if named: their training differs from plain training.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 # With two copies of the model on the same devices. Planned for only if named: it takes twice the weights.
 BIDIRECTIONAL = ("chimera",)
+# Values of keywords that have a few.
+_VALUES = {
+    "recompute": get_args(RecomputeChoice),
+    "offload": get_args(OffloadChoice),
+    "reduction": (None, "mean", "sum", "batch"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,14 @@ class Request:
         """True if the order of actions may be one that has no name."""
         return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
 
-    def chunks_of(self, schedule: str, devices: int) -> tuple[int, ...]:
-        """Return the numbers of stages a device to choose from under one of the schedules on so many devices."""
+    def chunks_of(self, schedule: str) -> tuple[int, ...]:
+        """Return the numbers of stages a device to choose from under one of the schedules, its default first."""
         own = CHUNKS.get(schedule) or 1
         if self.chunks is not None:
             return (self.chunks,) if self.chunks == own or schedule in ANY_CHUNKS else ()
         if self.schedule == schedule or schedule not in ANY_CHUNKS:
             return (own,)
-        return tuple(range(own, max(len(self.profile.layers) // max(devices, 2), own) + 1))
+        return tuple(range(own, MOST_CHUNKS + 1))
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:
@@ -134,14 +142,14 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     replicas = _replicas(options.replicas, len(cluster))
     if options.replicas == "auto" and profile.writes_statistics:
         replicas = (1,)  # each replica would see its own micro-batches only
-    layers = len(profile.layers)
-    own = (
-        1
-        if options.schedule in (*ASYNCHRONOUS, *BIDIRECTIONAL)
-        else CHUNKS.get(options.schedule, layers) or 1
-    )
-    _check_stages(stages, len(cluster) // replicas[0], layers, options.chunks or own)
-    _check_pins(profile, options, constraints, len(cluster) // replicas[0])
+    devices, layers = len(cluster) // replicas[0], len(profile.layers)
+    default = layers if options.schedule in ("auto", SEARCH) else CHUNKS.get(options.schedule) or 1
+    most = min(devices * (options.chunks or default), layers)
+    if stages != "auto" and not (is_count(stages) and stages <= most):
+        raise InputError(
+            f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
+        )
+    _check_pins(constraints.pins, profile, most if stages == "auto" else stages, options.schedule, devices)
     return Request(
         profile=profile,
         cluster=cluster,
@@ -185,19 +193,21 @@ def check_options(options: PlanOptions, devices: int) -> None:
             f"no plan is made for schedule {options.schedule!r}: choose one of {', '.join(known)}, {SEARCH!r} or "
             "'auto'"
         )
-    check_modes(options.recompute, options.offload, options.schedule in ASYNCHRONOUS)
-    for name, other in (("micro_batches", "auto"), ("max_micro_batches", None), ("chunks", None)):
+    for name, values in _VALUES.items():
+        if getattr(options, name) not in values:
+            known = ", ".join(map(repr, values))
+            raise InputError(f"{name} must be one of {known}, got {getattr(options, name)!r}")
+    for name, free in (("micro_batches", "auto"), ("max_micro_batches", None), ("chunks", None)):
         value = getattr(options, name)
-        if value != other and not is_count(value):
-            also = f"{other!r} or " if other else ""
+        if value != free and not is_count(value):
+            also = f"{free!r} or " if free else ""
             raise InputError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
+    check_modes(options.recompute, options.offload, options.schedule in ASYNCHRONOUS)
     if options.seconds is not None and not (
         isinstance(options.seconds, int | float) and 0 < options.seconds < math.inf
     ):
         raise InputError(f"seconds must be None or a finite number above 0, got {options.seconds!r}")
     _replicas(options.replicas, devices)
-    if options.reduction not in (None, "mean", "sum", "batch"):
-        raise InputError(f"reduction must be None, 'mean', 'sum' or 'batch', got {options.reduction!r}")
     if options.reduction == "batch" and (
         options.replicas != 1
         or options.schedule == SEARCH
@@ -234,38 +244,21 @@ def refuse_asynchronous(schedule: str) -> None:
         )
 
 
-def _check_stages(stages: int | Literal["auto"], devices: int, layers: int, chunks: int) -> None:
-    if stages == "auto":
-        return
-    most = min(devices * chunks, layers)
-    if not is_count(stages) or stages > most:
-        raise InputError(
-            f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
-        )
-
-
-def _check_pins(profile: Profile, options: PlanOptions, constraints: Constraints, devices: int) -> None:
+def _check_pins(pins: Mapping[int, int], profile: Profile, stages: int, schedule: str, devices: int) -> None:
     """Check that each pinned layer can be in its stage.
 
     Raises:
         ValueError: too few layers come before it, or there are not that many stages.
     """
-    free = options.schedule in ("auto", SEARCH)
-    chunks = options.chunks or (len(profile.layers) if free else CHUNKS.get(options.schedule) or 1)
-    stages = constraints.stages or min(devices * chunks, len(profile.layers))
-    if is_count(options.stages):
-        stages = options.stages
-    for layer, stage in constraints.pins.items():
-        name = profile.layers[layer].name
+    for layer, stage in pins.items():
+        pinned = f"pin has layer {profile.layers[layer].name!r} in stage {stage}, and"
         if stage >= stages:
             raise InputError(
-                f"pin has layer {name!r} in stage {stage}, and schedule {options.schedule!r} has at most "
-                f"{counted(stages, 'stage')} on {counted(devices, 'device')}: stages count from 0"
+                f"{pinned} schedule {schedule!r} has at most {counted(stages, 'stage')} on "
+                f"{counted(devices, 'device')}: stages count from 0"
             )
         if stage > layer:
-            raise InputError(
-                f"pin has layer {name!r} in stage {stage}, and only {counted(layer, 'layer')} for the stages before it"
-            )
+            raise InputError(f"{pinned} only {counted(layer, 'layer')} for the stages before it")
 
 
 def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:

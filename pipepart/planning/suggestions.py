@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,10 +20,11 @@ from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
 _SHOWN = 5
-_SHARE = 0.25  # of the seconds that are left, which one change may take
+_SHARE = 0.25  # of the seconds that are left, which planning one change may take
+_NOTHING = "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
 
-# Makes the plan of a request, or raises ValueError.
-Planner = Callable[[Profile, Cluster, PlanOptions], Plan]
+# Makes the plan of a request within the clock, or raises DoesNotFit, or InputError for options that contradict.
+Planner = Callable[[Profile, Cluster, PlanOptions, Clock], Plan]
 
 
 @dataclass(frozen=True)
@@ -55,26 +56,26 @@ class Suggestion:
 
         ``profile`` and ``cluster`` stand for those of the request.
         """
-        texts = [as_arguments(self.options)] if self.options else []
-        if self.estimated:
-            texts.insert(0, f"profile=pipepart.planning.estimate(profile, {self.plan.micro_batches})")
-        if self.devices:
-            texts.insert(0, f"cluster=cluster.with_more({len(self.devices)})")
-        if self.memory_bytes:
-            texts.insert(0, f"cluster=cluster.with_memory({self.memory_bytes})")
-        return ", ".join(texts)
+        texts = (
+            f"cluster=cluster.with_memory({self.memory_bytes})" if self.memory_bytes else "",
+            f"cluster=cluster.with_more({len(self.devices)})" if self.devices else "",
+            f"profile=pipepart.planning.estimate(profile, {self.plan.micro_batches})"
+            if self.estimated
+            else "",
+            as_arguments(self.options),
+        )
+        return ", ".join(filter(None, texts))
 
     @property
     def command_line(self) -> str:
         """The change as options of ``pipepart plan``, to be added behind those of the request."""
-        texts = [as_options(self.options)] if self.options else []
-        if self.estimated:
-            texts.append("--estimate")
-        if self.devices:
-            texts.append(f"--more-devices {len(self.devices)}")
-        if self.memory_bytes:
-            texts.append(f"--memory {self.memory_bytes}")
-        return " ".join(texts)
+        texts = (
+            as_options(self.options),
+            "--estimate" if self.estimated else "",
+            f"--more-devices {len(self.devices)}" if self.devices else "",
+            f"--memory {self.memory_bytes}" if self.memory_bytes else "",
+        )
+        return " ".join(filter(None, texts))
 
 
 class InfeasiblePlanError(InputError):
@@ -101,29 +102,27 @@ class InfeasiblePlanError(InputError):
         self.suggestions = tuple(suggestions)
 
 
-def suggestions_text(found: Sequence[Suggestion], *, command_line: bool = False) -> str:
+def suggestions_text(suggestions: Sequence[Suggestion], *, command_line: bool = False) -> str:
     """Return what would fit as lines to copy: arguments of ``plan()``, or options of ``pipepart plan``."""
-    nothing = (
-        "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
-    )
-    if not found:
-        return nothing
-    lines = [
-        f"{number}. {one.command_line if command_line else one.change}: {format_seconds(one.step_seconds)} a step"
-        f"{' (estimated: profile this size)' if one.estimated else ''}, "
-        f"at most {format_bytes(max(one.plan.predicted.memory_bytes))} on a device"
-        for number, one in enumerate(shown_of(found), 1)
-    ]
+    if not suggestions:
+        return _NOTHING
     what = "Options to add" if command_line else "Arguments of plan()"
     head = f"{what} that fit, the shortest step first, more devices last:"
-    if found[0].memory_bytes:
-        head = f"{nothing}. Use larger devices:"
-    return f"{head}\n  " + "\n  ".join(lines)
+    if suggestions[0].memory_bytes:
+        head = f"{_NOTHING}. Use larger devices:"
+    lines = [
+        f"{number}. {each.command_line if command_line else each.change}: {format_seconds(each.step_seconds)} a step"
+        f"{' (estimated: profile this size)' if each.estimated else ''}, "
+        f"at most {format_bytes(max(each.plan.predicted.memory_bytes))} on a device"
+        for number, each in enumerate(shown_of(suggestions), 1)
+    ]
+    return "\n  ".join([head, *lines])
 
 
-def shown_of(found: Sequence[Suggestion]) -> list[Suggestion]:
+def shown_of(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
     """Return the suggestions that a message has: the first ones, and the last, which may be more devices."""
-    return list(found) if len(found) <= _SHOWN else [*found[: _SHOWN - 1], found[-1]]
+    shown = list(suggestions)
+    return shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 1], shown[-1]]
 
 
 def find_suggestions(
@@ -131,11 +130,10 @@ def find_suggestions(
 ) -> list[Suggestion]:
     """Find changes of an infeasible request that fit; the shortest step first, more devices last.
 
-    Tried one by one: an option that limits the plan set to "auto", ``replicas=1``, ``allow_split_ties=True``, another
-    schedule, smaller micro-batches. If none fits alone, smaller micro-batches under 1F1B with recompute, which needs
-    the least memory. Then more devices like the largest one, up to four times as many. If nothing fits, the memory that
-    the nearest cut needs. A request for any schedule is tried with 1F1B, so that a suggestion takes no search; one for
-    a named schedule also with ``schedule="auto"``.
+    Planned are: each of :func:`_changes` and of :func:`_smaller` alone; if none of these fits, 1F1B with recompute and
+    smaller micro-batches, which needs the least memory; the fewest further devices that are enough, at most three times
+    as many; and if nothing fits, devices with the memory that the nearest cut needs. A request for any schedule is
+    planned for a named one, which takes no joint search.
 
     Args:
         profile: of the layers.
@@ -145,106 +143,99 @@ def find_suggestions(
         make: plans a request.
         clock: that all of them share. After it no further change is planned.
     """
-    search = _Suggestions(profile, cluster, options, make, clock)
-    free = options.schedule in ("auto", SEARCH)
-    tried = _with_schedule(options, "1f1b", cluster) if free else options
-    least = replace(_with_schedule(tried, "1f1b", cluster), recompute="auto")
-    found: list[Suggestion] = []
-    alone = [*_single(profile, cluster, tried), *_smaller(profile, tried)]
-    if not free:
-        alone.append(replace(options, schedule="auto"))
-    for changed in (alone, [least, *_smaller(profile, least)]):
-        found = [made for one in changed if (made := search.planned(one))]
-        if found:
-            break
-    found.sort(key=lambda one: one.step_seconds)
-    found += search.more_devices(tried) or ([] if found else search.more_devices(least))
-    return found or search.more_memory(nearest)
+    request = _Infeasible(profile, cluster, options, make, clock)
+    simple = "gpipe" if options.reduction == "batch" else "1f1b"
+    any_schedule = options.schedule in ("auto", SEARCH)
+    named = _with_schedule(options, simple, cluster) if any_schedule else options
+    least = replace(_with_schedule(named, simple, cluster), recompute="auto")
+    suggestions = request.that_fit([*_changes(profile, cluster, named), *_smaller(profile, named)])
+    if not suggestions:
+        every_schedule = [] if any_schedule else [replace(options, schedule="auto", recompute="auto")]
+        suggestions = request.that_fit([least, *_smaller(profile, least), *every_schedule])
+    more_devices = request.fewest_devices(named) or (None if suggestions else request.fewest_devices(least))
+    if more_devices:
+        return [*suggestions, more_devices]
+    if suggestions or nearest.plan is None:
+        return suggestions
+    chunks = nearest.plan.chunks if nearest.plan.chunks > 1 else options.chunks
+    same = replace(options, schedule=nearest.plan.schedule, chunks=chunks)
+    larger_devices = request.planned(same, memory_bytes=max(nearest.plan.predicted.memory_bytes))
+    return [larger_devices] if larger_devices else []
 
 
-class _Suggestions:
-    """Plans changes of a request."""
+@dataclass(frozen=True)
+class _Infeasible:
+    """A request that has no plan, and what plans its changes; see :func:`find_suggestions`."""
 
-    def __init__(
-        self, profile: Profile, cluster: Cluster, options: PlanOptions, make: Planner, clock: Clock
-    ) -> None:
-        self._profile, self._cluster, self._options = profile, cluster, options
-        self._make, self._clock = make, clock
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+    make: Planner
+    clock: Clock
 
     def planned(
-        self, changed: PlanOptions, devices: int = 0, memory_bytes: int | None = None
+        self, changed: PlanOptions, *, devices: int = 0, memory_bytes: int | None = None
     ) -> Suggestion | None:
         """Return the suggestion if the request with these changes has a plan, and there is time to plan it."""
-        if self._clock.is_over:
+        if self.clock.is_over:
             return None
-        profile, cluster, count = self._profile, self._cluster, changed.micro_batches
+        profile, cluster, count = self.profile, self.cluster, changed.micro_batches
         estimated = count != "auto" and all(costs.micro_batches != count for costs in profile.costs)
-        if estimated:
-            assert count != "auto"
+        if estimated and count != "auto":
             profile = estimate(profile, count)
         if devices:
             cluster = cluster.with_more(devices)
         if memory_bytes:
             cluster = cluster.with_memory(memory_bytes)
         try:
-            made = self._make(profile, cluster, self._in_time(changed)).model_copy(
-                update={"constraints": changed}
-            )
-        except (DoesNotFit, InputError):  # the latter for stages that the other schedule does not have
+            plan = self.make(profile, cluster, changed, self.clock.part(_SHARE))
+        except (DoesNotFit, InputError):  # the latter for options that the other schedule does not have
             return None
-        values: dict[str, Any] = {one.name: getattr(changed, one.name) for one in fields(PlanOptions)}
-        changes = {name: value for name, value in values.items() if value != getattr(self._options, name)}
-        return Suggestion(changes, cluster.devices[len(self._cluster) :], memory_bytes, estimated, made)
+        changes = {
+            field.name: value
+            for field in fields(PlanOptions)
+            if (value := getattr(changed, field.name)) != getattr(self.options, field.name)
+        }
+        return Suggestion(changes, cluster.devices[len(self.cluster) :], memory_bytes, estimated, plan)
 
-    def _in_time(self, changed: PlanOptions) -> PlanOptions:
-        """The options with no more seconds than one change may take, if the request limits them."""
-        if changed.seconds is None:
-            return changed
-        return replace(changed, seconds=max(self._clock.seconds_left * _SHARE, 1e-3))
+    def that_fit(self, changes: Iterable[PlanOptions]) -> list[Suggestion]:
+        """Return the suggestions for the changes that fit, the shortest step first."""
+        suggestions = [each for changed in changes if (each := self.planned(changed))]
+        return sorted(suggestions, key=lambda each: each.step_seconds)
 
-    def more_devices(self, changed: PlanOptions) -> list[Suggestion]:
-        """The least number of further devices that is enough. A device may be left out, so more are enough, too."""
+    def fewest_devices(self, changed: PlanOptions) -> Suggestion | None:
+        """Double the number of further devices, then bisect: a plan leaves out devices that it does not need."""
         if is_count(changed.stages):
             changed = replace(changed, stages="auto")
-        low, high = 0, min(3 * len(self._cluster), len(self._profile.layers) - len(self._cluster))
-        found = self.planned(changed, high) if high > 0 else None
-        while found and high - low > 1:
+        most = min(3 * len(self.cluster), len(self.profile.layers) - len(self.cluster))
+        low, high, fewest = 0, 1, None
+        while low < most and not fewest:
+            fewest = self.planned(changed, devices=high)
+            if not fewest:
+                low, high = high, min(2 * high, most)
+        while fewest and high - low > 1:
             middle = (low + high) // 2
-            fewer = self.planned(changed, middle)
-            low, high, found = (low, middle, fewer) if fewer else (middle, high, found)
-        return [found] if found else []
-
-    def more_memory(self, nearest: Infeasible) -> list[Suggestion]:
-        """Devices that all have the memory that the nearest plan needs of any."""
-        if nearest.plan is None:
-            return []
-        schedule, chunks = nearest.plan.schedule, nearest.plan.chunks
-        same = replace(
-            self._options, schedule=schedule, chunks=chunks if chunks > 1 else self._options.chunks
-        )
-        made = self.planned(same, memory_bytes=max(nearest.plan.predicted.memory_bytes))
-        return [made] if made else []
+            fewer = self.planned(changed, devices=middle)
+            low, high, fewest = (low, middle, fewer) if fewer else (middle, high, fewest)
+        return fewest
 
 
-def _single(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[PlanOptions]:
-    """Options that limit the plan left free, shared parameters in several stages, or another schedule."""
-    if options.recompute in ("never", "except-last"):
-        yield replace(options, recompute="auto")
-    if options.offload != "auto":
-        yield replace(options, offload="auto")
-    if is_count(options.stages):
-        yield replace(options, stages="auto")
-    if options.replicas != 1:
-        yield replace(options, replicas=1)
-    if not options.allow_split_ties and any(info.shares_with for info in profile.layers):
-        yield replace(options, allow_split_ties=True)
-    for name in ("1f1b", "sequential"):
-        if options.schedule != name:
-            yield _with_schedule(options, name, cluster)
+def _changes(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[PlanOptions]:
+    """Options that limit the plan set free, shared parameters in several stages, or 1F1B; each change alone."""
+    free: dict[str, Any] = {"recompute": "auto", "offload": "auto", "stages": "auto", "replicas": 1}
+    if options.recompute == "always":  # which needs no more memory than "auto"
+        del free["recompute"]
+    if any(info.shares_with for info in profile.layers):
+        free["allow_split_ties"] = True
+    for name, value in free.items():
+        if getattr(options, name) != value:
+            yield replace(options, **{name: value})
+    if options.schedule != "1f1b":
+        yield _with_schedule(options, "1f1b", cluster)
 
 
 def _with_schedule(options: PlanOptions, name: str, cluster: Cluster) -> PlanOptions:
-    """The options with a schedule that has one stage a device."""
+    """Return the options with a schedule that has one stage a device."""
     several = is_count(options.stages) and options.stages > len(cluster)
     return replace(
         options,
@@ -263,6 +254,6 @@ def _smaller(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
     else:
         most = max(count for count in measured if count <= (limit or count))
     doubles = {most << times for times in range(1, profile.batch.bit_length())}
-    counts = {count for count in measured | {profile.batch} if count > most}
-    for count in sorted(counts | {count for count in doubles if count <= profile.batch}):
-        yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))
+    for count in sorted(measured | doubles | {profile.batch}):
+        if most < count <= profile.batch:
+            yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))

@@ -10,7 +10,7 @@ import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.nearby import Nearby, nearby_plans, with_recompute, with_split_ties, without_recompute
+from ..planning.nearby import Nearby, nearby_plans, recomputing_stages, with_mode, with_split_ties
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_bytes, format_seconds
 from .quantity import longer
@@ -178,8 +178,8 @@ def _memory(plan: Plan) -> list[str]:
         return []
     step = plan.predicted.step_seconds
     text = f"{name} is at {_part(used[name])} of its memory"
-    if any(stage.recompute != "never" for stage in plan.stages):
-        other = without_recompute(plan).predict()
+    if recomputing := recomputing_stages(plan):
+        other = with_mode(plan, "never", recomputing).predict()
         saved = 1 - other.predicted.step_seconds / step
         more = max(
             (need - limit for owner, need in other.device_bytes().items() if (limit := limits[owner])),
@@ -194,7 +194,7 @@ def _memory(plan: Plan) -> list[str]:
     numbers = [at for at, stage in enumerate(plan.stages) if stage.device == name and stage.mode == "never"]
     if not numbers:
         return [f"{text}."]
-    other = with_recompute(plan, numbers).predict()
+    other = with_mode(plan, "always", numbers).predict()
     freed = needs[name] - other.device_bytes()[name]
     if freed <= 0:
         return [f"{text}."]

@@ -96,6 +96,7 @@ def plan_summary(plan: Plan) -> Group:
         lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
     if plan.compressed:
         lines.append(("compressed", plan.compressed))
+    lines += [("queue", text) for text in plan.queues]
     lines += [*_order(plan), *_shared(plan)]
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))
@@ -314,7 +315,7 @@ def _proof_of_step(plan: Plan) -> _Lines:
         return [("bound", f"proven: {any_plan} has a shorter step")]
     text = (
         f"proven: {any_plan} takes less than {format_seconds(plan.step_bound)}; "
-        f"this step is at most {plan.step_gap:.1%} above the shortest"
+        f"this step is at most {plan.step_gap:.1%} above that bound"
     )
     if (order := _order_bound(plan)) > plan.step_bound * (1 + TOLERANCE):
         above = plan.predicted.step_seconds / order - 1

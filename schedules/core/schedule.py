@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from .action import Action, ScheduleError
@@ -59,7 +60,14 @@ class Schedule:
 
     def stages_of(self, device: int) -> tuple[int, ...]:
         """Return the stages that live on a device, in order."""
-        return tuple(stage for stage, home in enumerate(self.device_of) if home == device)
+        return self._stages_by_device.get(device, ())
+
+    @cached_property
+    def _stages_by_device(self) -> dict[int, tuple[int, ...]]:
+        stages: dict[int, list[int]] = {}
+        for stage, device in enumerate(self.device_of):
+            stages.setdefault(device, []).append(stage)
+        return {device: tuple(own) for device, own in stages.items()}
 
     def previous_stage(self, stage: int) -> int | None:
         """Return the stage whose output feeds `stage`; None for the first of the model."""

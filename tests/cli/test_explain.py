@@ -137,7 +137,8 @@ def test_a_measured_step_is_held_against_the_plan(run: Run, planned: Plan, direc
     assert "Measured timeline of the median step" in result.stdout
 
 
-def test_a_step_of_another_plan_is_refused(run: Run, planned: Plan, directory: Path) -> None:
+def test_a_step_of_another_plan_is_refused(run: Run, measured: Profile, directory: Path) -> None:
+    plan(measured, Cluster.virtual(3), schedule="1f1b", cut_before=["1", "3"]).save(directory / "plan.json")
     other = schedules.simulate(schedules.build("1f1b", 2, 3), schedules.StageCosts([1, 1], [1, 1], [1, 1]))
     (directory / "trace.json").write_text(json.dumps(other.to_trace()))
     result = run("explain plan.json --trace trace.json")

@@ -114,11 +114,11 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     assert result.exit_code == 1
     assert result.stderr.startswith("The model does not fit: with 2 stages")
     assert "Options to add that fit, the shortest step first" in result.stderr
-    for change in (". --schedule 1f1b: ", ". --recompute auto: ", ". --more-devices 1: "):
-        assert result.stderr.count(change) == 1
+    assert result.stderr.count(". --more-devices 1: ") == 1
 
 
 def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None:
+    """All changes that fit; the text shows the fastest ones, and which these are depends on measured times."""
     result = run(
         f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never --json"
     )
@@ -127,7 +127,9 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
     assert found["error"] == "infeasible"
     assert "is short by" in found["reason"]
     assert found["deficit_bytes"] > 0
-    assert {"schedule": "1f1b"} in [change["options"] for change in found["suggestions"]]
+    options = [change["options"] for change in found["suggestions"]]
+    assert {"schedule": "1f1b"} in options
+    assert {"recompute": "auto"} in options
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,15 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     "no stages": (lambda d: d.update(stages=[]), ["stages: Tuple should have at least 1 item"]),
     "layers in another order": (
         lambda d: d["stages"][1]["layers"].reverse(),
-        ["stage 1 has its layers in another order than the model runs them"],
+        ["stage 1 has layer 'layer7' where the model runs 'layer6': stages are consecutive layers"],
     ),
     "a stage that is not connected": (
         lambda d: (d["stages"][1]["layers"].append(d["stages"][0]["layers"].pop(0)), move(d, 1, 0, at=-2)),
-        ["stage 0 is not connected", "stage 1 is not connected", "stage 1 has its layers in another order"],
+        ["stage 0 has layer 'layer1' where the model runs 'layer0'"],
     ),
     "stages that change places": (
         lambda d: swap(d, "layers"),
-        ["stage 1 stands before stage 0 in the model: its layer 'layer0' runs before"],
+        ["stage 0 has layer 'layer6' where the model runs 'layer0'"],
     ),
     # devices
     "an unknown device": (
@@ -298,7 +298,7 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
             d.update(micro_batches=5),
         ),
         [
-            "stage 1 has its layers in another order",
+            "stage 1 has layer 'layer7' where the model runs 'layer3'",
             "stage 0 is on device 'nowhere'",
             "micro_batches is 5",
         ],

@@ -105,45 +105,45 @@ LEAVE = "Linear(in_features=4, out_features=2, bias=False)"
 CHANGED: dict[str, tuple[Callable[[Any], nn.Module], list[str]]] = {
     "other arguments": (
         lambda model: set_layer(model, "drop", nn.Dropout(0.1)),
-        ["layer 'drop' is Dropout(p=0.1, inplace=False), and was Dropout(p=0.5, inplace=False)"],
+        ["layer 'drop': module now Dropout(p=0.1, inplace=False), before Dropout(p=0.5, inplace=False)"],
     ),
     "wider": (
         lambda model: set_layer(model, "leave", nn.Linear(4, 300, bias=False)),
-        [f"layer 'leave' is Linear(in_features=4, out_features=300, bias=False), and was {LEAVE}"],
+        [f"layer 'leave': module now Linear(in_features=4, out_features=300, bias=False), before {LEAVE}"],
     ),
     "another class": (
         lambda model: set_layer(model, "middle.1", nn.GELU()),
-        ["layer 'middle.1' is GELU(approximate='none'), and was ReLU()"],
+        ["layer 'middle.1': module now GELU(approximate='none'), before ReLU()"],
     ),
     "frozen": (
         lambda model: (model.enter.requires_grad_(False), model)[1],
-        ["layer 'enter' trains 0 bytes of its 80 bytes of parameters, and trained 80 bytes of 80 bytes"],
+        ["layer 'enter': trained parameters now 0 bytes, before 80 bytes"],
     ),
     "half frozen": (
         lambda model: (model.enter.bias.requires_grad_(False), model)[1],
-        ["layer 'enter' trains 64 bytes of its 80 bytes of parameters, and trained 80 bytes of 80 bytes"],
+        ["layer 'enter': trained parameters now 64 bytes, before 80 bytes"],
     ),
     "thawed": (
         lambda model: (model.frozen.requires_grad_(), model)[1],
-        ["layer 'frozen' trains 80 bytes of its 80 bytes of parameters, and trained 0 bytes of 80 bytes"],
+        ["layer 'frozen': trained parameters now 80 bytes, before 0 bytes"],
     ),
     "one layer of another dtype": (
         lambda model: (model.leave.double(), model)[1],
-        ["layer 'leave' is of float64, and was of float32"],
+        ["layer 'leave': dtype now float64, before float32"],
     ),
     "a parameter more": (
         lambda model: (model.drop.register_parameter("more", nn.Parameter(torch.ones(512))), model)[1],
-        ["layer 'drop' has 2048 bytes (2.0 KiB) of parameters, and had 0 bytes"],
+        ["layer 'drop': parameters now 2048 bytes (2.0 KiB), before 0 bytes"],
     ),
     "a parameter that grew": (
         lambda model: (setattr(model.leave, "weight", nn.Parameter(torch.ones(512, 4))), model)[1],
-        ["layer 'leave' has 8192 bytes (8.0 KiB) of parameters, and had 32 bytes"],
+        ["layer 'leave': parameters now 8192 bytes (8.0 KiB), before 32 bytes"],
     ),
-    "untied": (untied, ["layer 'middle.2' shares parameters or buffers with none, and did with 'middle.0'"]),
+    "untied": (untied, ["layer 'middle.2': tensors shared with now none, before 'middle.0'"]),
     "tied": (
         lambda model: (setattr(model.frozen, "bias", model.enter.bias), model)[1],
         [
-            "layer 'frozen' shares parameters or buffers with 'enter', and did with none",
+            "layer 'frozen': tensors shared with now 'enter', before none",
         ],
     ),
     "renamed": (renamed, ["layer 'drop' (Dropout(p=0.5, inplace=False)) is gone", "layer 'dropout' (D"]),
@@ -151,11 +151,11 @@ CHANGED: dict[str, tuple[Callable[[Any], nn.Module], list[str]]] = {
     "cut off": (lambda model: model[:-1], [f"layer 'leave' ({LEAVE}) is gone"]),
     "of another class that looks the same": (
         lambda model: set_layer(model, "middle.1", Faster()),
-        ["layer 'middle.1' is of class Faster, and was of class ReLU"],
+        ["layer 'middle.1': class now Faster, before ReLU"],
     ),
     "two layers": (
         lambda model: set_layer(untied(model), "leave", nn.Identity()),
-        ["layer 'middle.2' shares", f"layer 'leave' is Identity(), and was {LEAVE}"],
+        ["layer 'middle.2': tensors shared", f"layer 'leave': module now Identity(), before {LEAVE}"],
     ),
 }
 
@@ -173,7 +173,7 @@ def test_half_precisions_of_one_size_are_told_apart():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).bfloat16()
     plan = plan_of(model, SAMPLE.bfloat16())
     assert model_changes(plan, model) == []
-    assert model_changes(plan, model.half()) == ["layer '0' is of float16, and was of bfloat16"]
+    assert model_changes(plan, model.half()) == ["layer '0': dtype now float16, before bfloat16"]
 
 
 def test_lazy_layers_are_what_they_became():
@@ -272,7 +272,7 @@ def test_the_warning_names_the_first_changes_and_points_at_the_caller(plan):
     assert len(caught) == 1
     text = str(caught[0].message)
     assert text.startswith(
-        "the costs of the plan may be wrong: layer 'enter' is of float64, and was of float32; "
+        "the costs of the plan may be wrong: layer 'enter': dtype now float64, before float32; "
     )
     assert text.endswith("Profile the model and plan again")
     assert "layer 'middle.0'" in text

@@ -1,10 +1,17 @@
 """The error of a model that does not fit: which device, how many bytes, what for, and how sure that is."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import pipepart
 from pipepart import Cluster, Device, InfeasiblePlanError
-from tests.planning.problems import Layer, profile_of
+from pipepart.planning import PlanOptions
+from pipepart.planning.infeasible import exceeds_memory
+from pipepart.planning.request import Request, read_request
+from pipepart.planning.search.strategies import search
+from schedules.searching.clock import Clock
+from tests.planning.problems import Layer, chains, clusters, profile_of
 from tests.planning.ways import check_memory
 
 
@@ -73,7 +80,7 @@ def test_of_a_search_that_leaves_cuts_out_only_the_best_cut_found_is_told(monkey
     layers = [Layer(parameters=10)] * 8
     exact = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes at best: it needs 160" in str(exact)
-    monkeypatch.setattr("pipepart.planning.partition.interleaved.MOST_CUTS", 34)  # there are 35
+    monkeypatch.setattr("pipepart.planning.search.candidate._EFFORT", 34)  # there are 35 cuts
     found = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes in the best cut found: it needs 160" in str(found)
 
@@ -89,3 +96,34 @@ def test_only_the_devices_that_are_short_run_forwards_again():
     ] * 2
     assert plan.predicted.memory_bytes == (304, 306)  # one message more waits than with equal stages
     check_memory(plan)
+
+
+def request_of(layers: list[Layer], cluster: Cluster, schedule: str) -> Request:
+    return read_request(profile_of(layers, [4]), cluster, PlanOptions(schedule=schedule))
+
+
+def test_weights_that_exceed_the_memory_are_known_without_a_search():
+    """Ten layers of 40 bytes of state: a device of 70 bytes has room for a single one, whatever the bytes of all."""
+    layers = [Layer(parameters=10)] * 10
+    for count, schedule, exceeds in (
+        (5, "auto", True),
+        (7, "auto", False),
+        (7, "1f1b", True),
+        (7, "interleaved-1f1b", False),
+        (10, "1f1b", False),
+    ):
+        assert exceeds_memory(request_of(layers, limited(*[70] * count), schedule)) == exceeds
+    assert exceeds_memory(request_of([Layer(parameters=10)], limited(39, 39), "auto"))
+    assert not exceeds_memory(request_of(layers, limited(10, None), "auto"))
+
+
+@given(
+    layers=chains(sharing=True),
+    cluster=clusters(),
+    schedule=st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "zb-v"]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_no_plan_exists_where_weights_exceed_the_memory(layers, cluster, schedule):
+    request = request_of(layers, cluster, schedule)
+    if exceeds_memory(request):
+        assert search(request, Clock()) is None

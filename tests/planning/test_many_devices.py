@@ -16,6 +16,7 @@ from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
 from pipepart.planning.search.candidate import Candidate
+from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
 
@@ -38,7 +39,7 @@ def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidat
     """The only way to run the layers under 1F1B."""
     options = PlanOptions(schedule="1f1b", stages=stages, recompute="never")
     (part,) = parts_of(read_request(profile_of(layers, [4]), cluster, options))
-    ((candidate,),) = part.candidates
+    ((candidate,),) = candidates_of(part)
     return candidate
 
 
@@ -47,9 +48,7 @@ def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> P
     candidate = candidate_of(layers, cluster, stages)
     found = candidate.smallest_bottleneck()
     assert found is not None
-    made = candidate.plan_for_cut(found.first_layers[1:], candidate.order_of(found), found.bound)
-    assert made is not None
-    return made
+    return candidate.plan_of(found.first_layers[1:], candidate.order_of(found), found.bound)
 
 
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])
@@ -65,8 +64,8 @@ def test_no_order_over_two_hosts_has_a_smaller_bottleneck():
     best = smallest_bottleneck(layers, cluster, 4).predicted
     candidate = candidate_of(layers, cluster, 4)
     ways = itertools.product(itertools.combinations(range(1, 6), 3), itertools.permutations(range(4)))
-    plans = [candidate.plan_for_cut(cut, order, 0.0) for cut, order in ways]
-    loads = [plan.predicted.bottleneck_seconds for plan in plans if plan is not None]
+    plans = [candidate.plan_of(cut, order, 0.0) for cut, order in ways]
+    loads = [plan.predicted.bottleneck_seconds for plan in plans if plan.fits]
     assert len(loads) == 10 * 24
     assert best.bottleneck_seconds <= min(loads) * (1 + 1e-9)
     assert best.bottleneck_bound == pytest.approx(best.bottleneck_seconds)

@@ -10,7 +10,7 @@ from torch import nn
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, InfeasiblePlanError
+from pipepart import Cluster, Device, InfeasiblePlanError, Plan
 from tests.planning.held import held_by, moments, peak
 from tests.planning.problems import Layer, chains, clusters, profile_of
 from tests.planning.ways import enlarged
@@ -248,6 +248,79 @@ def test_messages_that_pile_up_before_a_slow_stage_count(schedule, waiting):
     plan = pipepart.plan(profile, limited(10**6, 10**6), schedule=schedule, stages=2)
     assert plan.device_bytes(plan.simulate())["device:1"] == waiting * 4
     assert plan.predicted.memory_bytes == (4, waiting * 4)
+    # One of them is in use.
+    assert [stage.waiting_messages for stage in plan.stages] == [int(schedule == "1f1b"), waiting - 1]
+    told = "up to 15 messages wait for stage 1: senders do not wait, the memory has room"
+    assert (told in str(plan)) == (schedule == "gpipe")
     if schedule == "gpipe":  # a plan that has no room for them does not fit
         short = plan.model_copy(update={"cluster": limited(4, waiting * 4 - 1)})
         assert not short.predict().fits
+
+
+UNLIKE_COSTS = st.sampled_from([0.01, 0.1, 0.5, 1.0])
+REQUESTS: dict[str, dict[str, Any]] = {
+    "gpipe": {"schedule": "gpipe"},
+    "1f1b": {"schedule": "1f1b"},
+    "any schedule": {},
+    "replicas": {"schedule": "1f1b", "replicas": 2},
+    "several stages a device": {"schedule": "interleaved-1f1b"},
+    "split backwards": {"schedule": "zb-v", "stages": 2 * 2},
+    "asynchronous": {"schedule": "pipedream"},
+    "recompute": {"schedule": "gpipe", "recompute": "always"},
+    "offload": {"schedule": "gpipe", "offload": "stash"},
+}
+
+
+@st.composite
+def unlike_chains(draw: st.DrawFn) -> list[Layer]:
+    """Layers whose seconds differ by a factor of up to 100, so that messages wait before the slow ones."""
+    return [
+        Layer(
+            forward=draw(UNLIKE_COSTS),
+            backward_input=draw(UNLIKE_COSTS),
+            backward_weight=draw(UNLIKE_COSTS),
+            parameters=1,
+            output=draw(st.integers(0, 50)),
+            saved=draw(st.integers(0, 50)),
+            peak=draw(st.integers(0, 50)),
+        )
+        for _ in range(draw(st.integers(4, 6)))
+    ]
+
+
+@pytest.mark.parametrize("request_of", REQUESTS)
+@given(
+    layers=unlike_chains(),
+    latency=st.sampled_from([0.0, 0.05]),
+    micro_batches=st.sampled_from([4, 8]),
+)
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_a_plan_needs_at_least_the_memory_of_its_own_simulated_step(
+    layers, latency, micro_batches, request_of
+):
+    free = Cluster.parse(
+        ["1KB"] * (4 if request_of == "replicas" else 2), link="1KB/s", latency=latency, host_link="1KB/s"
+    )
+    options = REQUESTS[request_of]
+    plan = pipepart.plan(profile_of(layers, [micro_batches]), free, **options)
+    check_fits(plan)
+    # Limits just below the need: what the planner then returns has room for its own step.
+    tight = free.with_memory(max(max(plan.predicted.memory_bytes) - 1, 1))
+    try:
+        check_fits(pipepart.plan(profile_of(layers, [micro_batches]), tight, **options))
+    except InfeasiblePlanError as error:
+        for suggestion in error.suggestions:
+            check_fits(suggestion.plan)
+
+
+def check_fits(plan: Plan) -> None:
+    """The plan fits, and so does its simulated step; with a byte less than that step needs, it does not."""
+    step = plan.device_bytes(plan.simulate())
+    predicted = {
+        d.name: need for d, need in zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
+    }
+    assert all(need <= predicted[name] for name, need in step.items())
+    assert plan.device_bytes() == {name: predicted[name] for name in step}
+    assert plan.fits
+    least = max(step.values())
+    assert not plan.model_copy(update={"cluster": plan.cluster.with_memory(least - 1)}).predict().fits

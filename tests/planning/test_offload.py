@@ -55,24 +55,6 @@ def test_a_slow_link_is_worse_than_a_second_forward():
     )
 
 
-def test_each_stage_does_what_is_best_for_it():
-    """The first device has room, the link of the last one is slow."""
-    first, second, third = cluster("1000B", devices=3).devices
-    unequal = Cluster(
-        devices=(
-            first.model_copy(update={"memory_bytes": 10_000}),
-            second.model_copy(update={"memory_bytes": 500}),
-            third.model_copy(update={"memory_bytes": 500, "speed": 2.0, "host_bandwidth": 5.0}),
-        )
-    )
-    made = plan(profile_of([LAYER] * 3, (8,)), unequal, schedule="gpipe", stages=3)
-    assert {stage.device: stage.mode for stage in made.stages} == {
-        "device:0": "never",
-        "device:1": "offload",
-        "device:2": "except-last",
-    }
-
-
 def test_auto_is_no_slower_than_any_choice():
     for memory, link in product(("700B", "1000B"), (30.0, 200.0)):
         where = cluster(memory, link)

@@ -12,6 +12,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Pipeline, Plan, Profile
 from pipepart.planning import StagePlan, refine, replan
+from pipepart.profiling import Overhead
 from tests.planning.measured_steps import cluster_of, measured, slowed, true_layers
 from tests.planning.problems import Layer, profile_of
 
@@ -111,6 +112,22 @@ def test_a_plan_whose_prediction_came_true_stays_as_it_is():
     again = replan(plan, plan.simulate())
     assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
     assert again.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-12)
+
+
+def test_layers_that_slow_each_other_are_not_slowed_twice():
+    """The measured steps have the slowdown; the profile that was measured for one device at a time has it beside."""
+    profile = profile_of(true_layers(6), [4])
+    (costs,) = profile.costs
+    layers = tuple(cost.model_copy(update={"slowdown": 1.5}) for cost in costs.layers)
+    overhead = Overhead(action_seconds=0.01, message_seconds=0.02, devices=2, cores=2)
+    profile = profile.model_copy(
+        update={"costs": (costs.model_copy(update={"layers": layers}),), "overhead": overhead}
+    )
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2), schedule="1f1b")
+    again = replan(plan, plan.simulate(), profile)
+    assert again.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-12)
+    forward = sum(cost.forward.seconds for cost in costs.layers)
+    assert sum(stage.forward_seconds for stage in again.stages) == pytest.approx(1.5 * forward)
 
 
 def test_other_micro_batch_sizes_are_scaled_by_the_same_factors():

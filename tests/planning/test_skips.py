@@ -19,11 +19,10 @@ from pipepart import Cluster, Pipeline, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning import value_ways
 from pipepart.planning.constraints import read_constraints
-from pipepart.planning.costs.crossings import Crossings
-from pipepart.planning.costs.cut_costs import CutCosts
 from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
+from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
 from pipepart.profiling import Costs, LiveValue, SavedTensor
 from pipepart.reporting import plan_reports, show
 from pipepart.units import format_bytes
@@ -160,16 +159,15 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
         cluster = cluster.model_copy(update={"links": (slow,)})
     rows = schedules.build(schedule, devices, 4, chunks).device_of
     costs = ChainCosts(profile, profile.costs[0], may_relay=unlike)
-    borders = np.array([edges[1:-1] for edges in cuts(len(layers), 4)], dtype=np.int64)
-    stages = [names[row] for row in rows]
-    found = Crossings(costs, cluster, stages).seconds(borders, range(4))
-    expected = [loads(layers, values, [0, *own, len(layers)], stages, cluster) for own in borders.tolist()]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    table = CutCosts(
-        costs, cluster, rows, {"never": StashCounts(schedules.build(schedule, devices, 4, chunks))}
-    )
-    by_row = np.stack([found[:, np.array(rows) == row].sum(axis=1) for row in range(devices)], axis=1)
-    np.testing.assert_allclose(table.crossing_seconds(borders, range(devices)), by_row, rtol=1e-9)
+    homes = [names[row] for row in rows]
+    for edges in cuts(len(layers), 4):
+        stages = [
+            StagePlan(layers=tuple(f"layer{index}" for index in range(*edge)), device=home)
+            for edge, home in zip(itertools.pairwise(edges), homes, strict=True)
+        ]
+        predicted = predict_stages(stages, profile, costs, cluster)
+        expected = loads(layers, values, edges, homes, cluster)
+        assert [stage.transfer_seconds for stage in predicted] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -12,6 +12,7 @@ from pipepart import Cluster
 from pipepart.planning import Plan
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import CHUNKS, read_request
+from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import unlike
@@ -29,19 +30,18 @@ from tests.planning.ways import unlike
 def test_each_step_is_that_of_the_plan(layers, cluster, schedule, recompute, micro_batches, split):
     profile = profile_of([Layer(**{**vars(layer), "split": split}) for layer in layers], [micro_batches])
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(schedule=schedule, recompute=recompute)))
-    for (candidate,) in part.candidates:
+    for (candidate,) in candidates_of(part):
         if candidate.impossible_reason:
             continue
-        cuts = candidate.cut_costs
-        times = candidate.step_times
         inner = list(itertools.combinations(candidate.costs.allowed_borders.tolist(), candidate.stages - 1))
         borders = np.array(inner, dtype=np.int64).reshape(len(inner), candidate.stages - 1)[:20]
-        order = tuple(range(candidate.devices))
-        table = cuts.of(borders)
-        steps = times.steps([times.columns(borders, table.choices(order), order)])
-        for cut, step in zip(borders.tolist(), steps.tolist(), strict=True):
-            plan = candidate.plan_for_cut(cut, order, 0.0)
-            if plan is not None:
+        orders = list(itertools.permutations(range(len(cluster)), candidate.devices))
+        orders = [orders[number % len(orders)] for number in range(len(borders))]
+        deficits, steps = candidate.evaluate(borders, np.array(orders).reshape(len(borders), -1))
+        for cut, order, deficit, step in zip(borders.tolist(), orders, deficits, steps, strict=True):
+            plan = candidate.plan_of(cut, order, 0.0)
+            if plan.fits:
+                assert deficit <= 0
                 assert step == pytest.approx(plan.predicted.step_seconds, rel=1e-12)
 
 

@@ -16,9 +16,11 @@ from pipepart.cluster import PairLink
 from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
+from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from pipepart.units import counted
 from schedules import Kind, Schedule
+from schedules.searching.clock import Clock
 from tests.planning.held import Held, Moment, held_by, moments, peak
 from tests.planning.problems import Layer, profile_of
 
@@ -134,19 +136,31 @@ def _borders(
 
 
 def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | Infeasible:
-    """The plan with the smallest bottleneck, before its step is improved by simulation; or why there is none."""
+    """Return the plan with the smallest bottleneck (with several stages a device: the shortest step), or why not."""
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(**options)))
-    candidate = part.candidates[0][0]
-    found = candidate.smallest_bottleneck()
-    if found is None:
-        return candidate.infeasible()
-    return candidate._plan(found.first_layers[1:], candidate.order_of(found), found.bound)
+    candidate = candidates_of(part)[0][0]
+    if candidate.impossible_reason:
+        return candidate.infeasible(Clock())
+    if candidate.chunks > 1:
+        cuts, bound = candidate.best_cuts(Clock())
+        return (
+            candidate.plan_of(cuts[0].borders, cuts[0].order, bound)
+            if cuts
+            else candidate.infeasible(Clock())
+        )
+    cut = candidate.smallest_bottleneck()
+    if cut is None:
+        return candidate.infeasible(Clock())
+    return candidate.plan_of(cut.first_layers[1:], candidate.order_of(cut), cut.bound)
 
 
 def check_against_every_way(
     layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str, chunks: int = 1
 ) -> None:
-    """The plan has the smallest bottleneck of all that fit; if none does, the reason has the bytes that are missing."""
+    """The plan has the smallest bottleneck of all that fit; if none does, the reason has the bytes that are missing.
+
+    With several stages a device there is a plan if a cut fits, and no bottleneck is promised.
+    """
     ways = list(every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,))))
     found = partitioned(
         profile_of(layers, [schedule.micro_batches]),
@@ -159,9 +173,10 @@ def check_against_every_way(
     fitting = [way.bottleneck for way in ways if way.shortage <= 0]
     if fitting:
         assert isinstance(found, Plan)
-        assert found.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
         assert found.predicted.bottleneck_bound <= min(fitting) * (1 + 1e-12)
-        assert found.predicted.bottleneck_optimal or (chunks > 1 and recompute == "auto")
+        if chunks == 1:
+            assert found.predicted.bottleneck_seconds == pytest.approx(min(fitting), rel=1e-12, abs=1e-12)
+            assert found.predicted.bottleneck_optimal
         if found.fits:
             check_memory(found)
         else:  # more messages wait in its own step than if all stages took equal times

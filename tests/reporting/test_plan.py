@@ -83,7 +83,7 @@ def test_what_is_proven_of_the_step_is_told_apart_from_the_cut(printed: Printed,
     bound, gap = format_seconds(two_stages.step_bound), two_stages.step_gap
     assert gap > 0
     assert f"no plan on these 2 devices with 4 micro-batches takes less than {bound}" in text
-    assert f"this step is at most {gap:.1%} above the shortest" in text
+    assert f"this step is at most {gap:.1%} above that bound" in text
     assert two_stages.profile is not None
     alone = plan(two_stages.profile, Cluster.virtual(1), schedule="sequential", stages=1)
     assert "proven: no plan on this device with 4 micro-batches has a shorter step" in printed(

@@ -1,77 +1,75 @@
-"""Seconds and bytes that cross the borders of many cuts, with the values that go straight past stages."""
+"""Links, bytes and skip connections between the stages of many cuts, each on an order of devices of its own."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster import Cluster
 from .layer_ranges import ChainCosts
-from .skips import Past
-from .stage_links import StageLinks
+from .skips import SkipTransfers
 from .stage_memory import Floats, Ints
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 
 
 class Crossings:
-    """What the stages of cuts on given devices send and receive for one micro-batch.
+    """What the stages of cuts send to each other for one micro-batch.
 
     Args:
         costs: of the layers.
         cluster: has the links.
-        devices: the name of each stage's device.
     """
 
-    def __init__(self, costs: ChainCosts, cluster: Cluster, devices: Sequence[str]) -> None:
-        self._costs, self._cluster, self._devices = costs, cluster, devices
-        stages, links = range(len(devices)), StageLinks(cluster, devices)
-        if costs.skips:  # [stages, stages]
-            self._straight = np.array([[a < b and links.is_straight(a, b) for b in stages] for a in stages])
-            self._per_byte = np.array([[links.seconds_per_byte(a, b) for b in stages] for a in stages])
+    def __init__(self, costs: ChainCosts, cluster: Cluster) -> None:
+        self._costs, self._cluster = costs, cluster
+        self._pairs: dict[int, tuple[float, float]] = {}
 
-    def seconds(self, borders: Borders, columns: Sequence[int]) -> Floats:
-        """[cuts, columns]: seconds to send and receive outputs and gradients. Stages of one device need none.
+    def links(self, source: Ints, target: Ints) -> tuple[Floats, Floats]:
+        """Return the latency and the seconds per byte between devices; zeros from a device to itself.
 
-        A message costs its sender and its receiver. A value that goes past stages adds its bytes to what the border
-        before its receiver and that behind its sender cost, and no latency: it travels beside the messages there.
+        Args:
+            source, target: positions of the devices in the cluster, two arrays of one shape.
+        """
+        if not self._cluster.links_differ:
+            link, apart = self._cluster.link, source != target
+            rate = link.message_bandwidth
+            return apart * link.latency, apart * (1 / rate if rate else 0.0)
+        pairs, at = np.unique(source * len(self._cluster) + target, return_inverse=True)
+        table = np.array([self._link(pair) for pair in pairs.tolist()]).reshape(-1, 2)
+        latency, per_byte = table[at.reshape(source.shape)].transpose(-1, *range(source.ndim))
+        return latency, per_byte
+
+    def message_bytes(self, borders: Borders, devices: Ints) -> Ints:
+        """[cuts, borders]: the output of each stage, as it is sent to the next one.
 
         Args:
             borders: of the cuts.
-            columns: in which the seconds of each stage are added up.
+            devices: the device of each stage: [cuts, stages].
         """
-        costs, stages = self._costs, range(len(self._devices))
-        found = np.zeros((len(borders), max(columns) + 1))
-        sizes = self.message_bytes(borders)
-        for stage in stages[:-1]:
-            if self._devices[stage] != self._devices[stage + 1]:
-                link = self._cluster.link_between(self._devices[stage], self._devices[stage + 1])
-                rate = link.message_bandwidth
-                once = link.latency + (sizes[:, stage] / rate if rate else 0.0)
-                crossing = np.where(costs.trained[borders[:, stage] - 1], 2 * once, once)
-                found[:, columns[stage]] += crossing
-                found[:, columns[stage + 1]] += crossing
-        if costs.skips:
-            cuts, ways = np.nonzero((past := self.past(borders)).bytes)
-            source, target = past.source[cuts, ways], past.target[cuts, ways]
-            once = past.bytes[cuts, ways] * self._per_byte[source, target]
-            for stage, border in ((source, source), (target, target - 1)):
-                trained = costs.trained[borders[cuts, border] - 1]
-                np.add.at(found, (cuts, np.array(columns)[stage]), np.where(trained, 2 * once, once))
-        return found
-
-    def message_bytes(self, borders: Borders) -> Ints:
-        """[cuts, borders]: the output of each stage, as it is sent to the next one."""
         sizes = self._costs.output_bytes[borders - 1]
         if self._costs.skips:
-            past, between = self.past(borders), np.arange(borders.shape[1])[:, None, None]
-            over = (past.source <= between) & (between < past.target)  # [borders, cuts, ways]
-            sizes = np.maximum(sizes - (over * past.bytes).sum(axis=2).T, 0)  # estimated bytes are rounded
+            skips, between = self.skips(borders, devices), np.arange(borders.shape[1])[:, None, None]
+            over = (skips.source <= between) & (between < skips.target)  # [borders, cuts, skips]
+            sizes = np.maximum(sizes - (over * skips.bytes).sum(axis=2).T, 0)  # estimated bytes are rounded
         return sizes
 
-    def past(self, borders: Borders) -> Past:
-        """Return the values that go past stages: [cuts, ways]; 0 bytes in cuts where one does not."""
-        past = self._costs.skips.past(borders)
-        return past._replace(bytes=np.where(self._straight[past.source, past.target], past.bytes, 0))
+    def skips(self, borders: Borders, devices: Ints) -> SkipTransfers:
+        """Return the values that go straight past stages: [cuts, skips]; 0 bytes in cuts where one does not."""
+        skips = self._costs.skips.transfers(borders)
+        if not self._cluster.links_differ:
+            return skips
+        _, per_byte = self.links(devices[:, :-1], devices[:, 1:])
+        relayed = np.cumsum(np.pad(per_byte, ((0, 0), (1, 0))), axis=1)
+        rows = np.arange(len(borders))[:, None]
+        _, direct = self.links(devices[rows, skips.source], devices[rows, skips.target])
+        straight = direct <= (relayed[rows, skips.target] - relayed[rows, skips.source]) * (1 + 1e-12)
+        return skips._replace(bytes=np.where(straight, skips.bytes, 0))
+
+    def _link(self, pair: int) -> tuple[float, float]:
+        if pair not in self._pairs:
+            one, other = (self._cluster.devices[at].name for at in divmod(pair, len(self._cluster)))
+            link = self._cluster.link_between(one, other)
+            rate = link.message_bandwidth
+            self._pairs[pair] = (0.0, 0.0) if one == other else (link.latency, 1 / rate if rate else 0.0)
+        return self._pairs[pair]

@@ -29,7 +29,7 @@ class Row:
         start: the first layer.
         seconds: forward and backward of one micro-batch on a device of speed 1.
         recompute_seconds: the forward once more; 0 where the stage has no backward.
-        sizes: bytes, one row for each end and one column.
+        sizes: bytes, one row for each end and one column; None if they were not asked for.
         passing, waiting: bytes of live values that go past the stage, and an upper bound of those that wait there for
             each micro-batch in flight, which ``sizes`` does not count; None if no values of the chain skip layers.
     """
@@ -37,7 +37,7 @@ class Row:
     start: int
     seconds: Floats
     recompute_seconds: Floats
-    sizes: StageSizes
+    sizes: StageSizes | None
     passing: Ints | None = None
     waiting: Ints | None = None
 
@@ -122,10 +122,11 @@ class ChainCosts:
             self._gathered[0] += costs.micro_batches * workspace
             self._saved_by_loss = of_loss.saved_bytes
         self.skips = Skips(costs, may_relay)
+        self._tables: dict[int, Floats] = {}
         self._saved = tuple(piece for piece in costs.saved if not piece.passed_by)
         self._saved_bytes = np.array([piece.bytes for piece in self._saved], dtype=np.int64)
         deferred = _deferred(profile, costs)
-        # What the layer behind keeps for W is not kept twice where a layer has saved it as well.
+        # Memory that the previous layer has saved already is not counted again as deferred.
         deferred_behind = np.r_[deferred[1:], 0]
         self._kept_twice = np.zeros(self.layers, dtype=np.int64)
         for piece in self._saved:
@@ -161,11 +162,6 @@ class ChainCosts:
         """Forward and backward of all layers for one micro-batch."""
         return float(self.compute_sums[-1])
 
-    @property
-    def total_static_bytes(self) -> int:
-        """Parameters, gradients, optimizer state and buffers of all layers."""
-        return int(self._static_sums[-1])
-
     @cached_property
     def allowed_borders(self) -> NDArray[np.int64]:
         """The layers, by index, that a stage other than the first may begin with."""
@@ -181,11 +177,12 @@ class ChainCosts:
 
         There are at most as many versions of weights as stages, and as many replicas as micro-batches.
         """
-        each = [self.sizes(slice(layer, layer + 1)) for layer in range(self.layers)]
+        layers = np.arange(self.layers)
+        each = StageSizes.of_table(self.size_table(np.stack([layers, layers + 1], axis=1)))
         versions = max(self.layers, self.micro_batches)
-        fixed = sum(float((one.static + versions * one.version).sum() + one.transient.max()) for one in each)
-        kept = sum(float(one.per_micro_batch.sum() + one.messages.sum()) for one in each)
-        return fixed + self.micro_batches * (kept + 2 * sum(gap.bytes for gap in self.skips.gaps))
+        fixed = each.static.sum() + versions * each.version.sum() + each.transient.max(axis=2).sum()
+        kept = each.per_micro_batch.sum() + each.messages.sum()
+        return float(fixed + self.micro_batches * (kept + 2 * sum(gap.bytes for gap in self.skips.gaps)))
 
     def sizes(self, layers: slice) -> StageSizes:
         """The bytes of one stage: one cut, one stage. Live values that wait there are not counted."""
@@ -197,6 +194,18 @@ class ChainCosts:
         first_keeper = dict(zip(different.tolist(), keepers.tolist(), strict=True))
         stash, boundary = self._stashes(start, stop, first, first_keeper)
         return self._sizes(start, stop, stash, boundary, slice(stop - start - 1, stop - start))
+
+    def size_table(self, edges: NDArray[np.int64]) -> Floats:
+        """[cuts, stages, columns]: :attr:`.StageSizes.table` of each stage of cuts, given :meth:`edges` of the cuts.
+
+        A stage that occurs again is not computed again.
+        """
+        codes, at = np.unique(edges[:, :-1] * (self.layers + 1) + edges[:, 1:], return_inverse=True)
+        for code in codes.tolist():
+            if code not in self._tables:
+                self._tables[code] = self.sizes(slice(*divmod(code, self.layers + 1))).table[0, 0]
+        table = np.array([self._tables[code] for code in codes.tolist()])
+        return table[at.reshape(len(edges), -1)]
 
     def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """[cuts, stages + 1]: the first layers of the stages, and the end of the last one, of cuts [cuts, borders]."""
@@ -221,13 +230,7 @@ class ChainCosts:
         limit = self.compute_sums[start] + seconds * (1 + TOLERANCE)
         return max(int(np.searchsorted(self.compute_sums, limit, "right")) - 1, start + 1)
 
-    def last_end_within_bytes(self, start: int, size: float) -> int:
-        """The last end of a stage from ``start`` on with at most ``size`` static bytes; at least one layer."""
-        return max(
-            int(np.searchsorted(self._static_sums, self._static_sums[start] + size, "right")) - 1, start + 1
-        )
-
-    def rows(self, last_ends: Sequence[int]) -> Iterator[Row]:
+    def rows(self, last_ends: Sequence[int], *, with_sizes: bool = True) -> Iterator[Row]:
         """Yield one row for each first layer, from the last layer to the first, up to its end in ``last_ends``.
 
         O(layers + saved tensors) besides the rows themselves. A saved tensor counts at the first layer of the stage
@@ -237,15 +240,16 @@ class ChainCosts:
         first = np.zeros(count)  # bytes by the first layer, from `start` on, that keeps them
         first_keeper: dict[int, int] = {}
         for start in range(count - 1, -1, -1):
-            for number in self._kept.of(start, start + 1).tolist():
+            for number in self._kept.of(start, start + 1).tolist() if with_sizes else ():
                 size = self._saved[number].bytes
                 if number in first_keeper:
                     first[first_keeper[number]] -= size
                 first_keeper[number] = start
                 first[start] += size
             end = last_ends[start]
-            stash, boundary = self._stashes(start, end, first, first_keeper)
-            waiting = passing = None
+            sizes = waiting = passing = None
+            if with_sizes:
+                sizes = self._sizes(start, end, *self._stashes(start, end, first, first_keeper))
             if self.skips:
                 up_to = np.arange(start + 1, end + 1)
                 passing = self.skips.passing(start, up_to)
@@ -256,7 +260,7 @@ class ChainCosts:
                 start,
                 self.compute_sums[ends] - self.compute_sums[start],
                 np.where(self.has_backward[start:end], forward, 0.0),
-                self._sizes(start, end, stash, boundary),
+                sizes,
                 passing,
                 waiting,
             )

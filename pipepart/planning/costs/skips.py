@@ -20,8 +20,8 @@ class Gap(NamedTuple):
     bytes: int
 
 
-class Past(NamedTuple):
-    """The ways of values in cuts, [cuts, ways]: the stages that they go from and to; 0 bytes for neighbours."""
+class SkipTransfers(NamedTuple):
+    """Transfers of skipping values in cuts, [cuts, skips]: source stage, target stage, bytes (0 if adjacent)."""
 
     source: Ints
     target: Ints
@@ -81,25 +81,25 @@ class Skips:
     def waiting(self, start: int, ends: Ints) -> Ints:
         """Return the bytes that wait on the stages for each micro-batch in flight there, if the next has one layer.
 
-        What a stage sends past the next one waits on its device until the other stage uses it, and the gradient that
-        comes back waits there for the stage's own backward. Never both: the one ends before the other begins. Neither
-        waits outside the time from the stage's forward to its backward. The longer the next stage, the less goes past
-        it: this is an upper bound.
+        A value that a stage sends past the next one waits on its device until the target uses it. The gradient waits
+        there for the stage's backward. The value and its gradient never coexist, and both lie within the micro-batch's
+        time in flight, so the bytes count once for each micro-batch in flight. It is an upper bound: a longer next
+        stage uses some of the values itself.
         """
         return self._bytes @ ((self._first >= start) & (self._first < ends) & (self._last > ends))
 
-    def past(self, borders: Ints) -> Past:
+    def transfers(self, borders: Ints) -> SkipTransfers:
         """Return the values of cuts, [cuts, borders], that may go past stages: [cuts, gaps]."""
         source, target = (
             (borders[:, :, None] <= ends[:, 0]).sum(axis=1) for ends in (self._first, self._last)
         )
-        return Past(source, target, np.where(target > source + 1, self._bytes, 0))
+        return SkipTransfers(source, target, np.where(target > source + 1, self._bytes, 0))
 
     def waiting_of(self, borders: Ints) -> Ints:
         """[cuts, stages]: the bytes of :meth:`waiting` for given cuts, where no stage relays."""
-        past = self.past(borders)
+        skips = self.transfers(borders)
         found = np.zeros((len(borders), borders.shape[1] + 1), dtype=np.int64)
-        np.add.at(found, (np.arange(len(borders))[:, None], past.source), past.bytes)
+        np.add.at(found, (np.arange(len(borders))[:, None], skips.source), skips.bytes)
         return found
 
 

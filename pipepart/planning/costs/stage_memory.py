@@ -1,4 +1,4 @@
-"""The formula of a device's peak memory, which the cut searches, the prediction and the checks use."""
+"""The peak memory of a device: the formula of cut searches, predictions and checks. The joint search estimates it."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
 }
 
 
+# Columns of the tables of counts and sizes: what a device holds at a moment is the sum of count times size.
+STASH, INPUT, DEFERRED = range(
+    3
+)  # of each micro-batch: the full stash, the input only, and what W still needs
+KEPT = slice(0, 3)  # these three
+MESSAGES = slice(3, 5)  # that wait: the input, and the gradient of the output
+WORKSPACE = slice(
+    5, 10
+)  # of the action that runs: F, B, I, W, or a B that makes the gradients of the weights
+VERSION = (
+    10  # gradients of the weights: of further replicas, or, with a count of -1, those that are not there
+)
+COLUMNS = 11
+_FIXED = 2  # further columns of sizes, in front: static bytes and one more version of the weights
+
+
 @dataclass(frozen=True)
 class StageSizes:
     """Bytes of stages. Each field is an array of shape [cuts, stages of one device, ...].
@@ -68,12 +84,16 @@ class StageSizes:
     def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
         """Return the sizes with further bytes, [cuts, stages], for each micro-batch in flight."""
         kept = self.per_micro_batch.copy()
-        kept[..., :2] += waiting[..., None]
+        kept[..., [STASH, INPUT]] += waiting[..., None]
         return replace(self, per_micro_batch=kept)
+
+    def without(self, state: Floats) -> StageSizes:
+        """Return the sizes without so many static bytes, [cuts, stages]."""
+        return replace(self, static=self.static - state)
 
     @property
     def table(self) -> Floats:
-        """[cuts, stages, 2 + 11]: static and version, then what the columns of a moment count."""
+        """[cuts, stages, 2 + COLUMNS]: static and version, then what the columns of a moment count."""
         fixed = np.stack([self.static, self.version], axis=-1)
         parts = [fixed, self.per_micro_batch, self.messages, self.transient, self.version[..., None]]
         return np.concatenate(parts, axis=-1)
@@ -81,7 +101,10 @@ class StageSizes:
     @classmethod
     def of_table(cls, table: Floats) -> StageSizes:
         """Return the sizes with this ``table``."""
-        return cls(table[..., 0], table[..., 1], table[..., 2:5], table[..., 5:7], table[..., 7:12])
+        counted = table[..., _FIXED:]
+        return cls(
+            table[..., 0], table[..., 1], counted[..., KEPT], counted[..., MESSAGES], counted[..., WORKSPACE]
+        )
 
 
 def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
@@ -95,13 +118,13 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
 
     Args:
         sizes: of the device's stages, one row a cut.
-        counts: [schedules, moments, stages, 11]: of :class:`StashCounts`.
+        counts: [schedules, moments, stages, COLUMNS]: of :class:`StashCounts`.
         older: [schedules, stages]: versions of the weights besides the newest.
     """
     table = sizes.table
     moments = counts.reshape(*counts.shape[:2], -1)
     fixed = sizes.static.sum(axis=1) + older @ sizes.version.T
-    held = moments @ table[..., 2:].reshape(len(table), -1).T
+    held = moments @ table[..., _FIXED:].reshape(len(table), -1).T
     return fixed + held.max(axis=1)
 
 
@@ -134,7 +157,7 @@ class StashCounts:
 
     @cached_property
     def by_device(self) -> tuple[Ints, ...]:
-        """Per device [moments, stages, 11]: of :func:`schedules.memory_moments`, and of the sum over replicas."""
+        """Per device [moments, stages, COLUMNS]: of :func:`schedules.memory_moments`, and of the sum over replicas."""
         if self._timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
             costs = schedules.StageCosts(ones, ones, ones, recompute=none)
@@ -150,16 +173,16 @@ class StashCounts:
         return tuple(map(np.concatenate, zip(found, self._others.by_device, strict=True)))
 
     def _with_replicas(self, counts: Ints, stages: Sequence[int]) -> Ints:
-        """[moments, stages, 11]: with the replicas' gradients, which are at the first replica when all have run."""
+        """[moments, stages, COLUMNS]: with the gradients of replicas, which the first one has when all have run."""
         table = np.pad(counts, ((0, int(self._replicas > 1)), (0, 0), (0, 0)))
         if self._replicas > 1:
             of_first = np.array([stage < self._schedule.model_stages for stage in stages])
-            table[-1, :, -1] = (self._replicas - 1) * of_first
+            table[-1, :, VERSION] = (self._replicas - 1) * of_first
         return table
 
     @cached_property
     def by_stage(self) -> tuple[Ints, ...]:
-        """Per stage [moments, 11], for the stage alone."""
+        """Per stage [moments, COLUMNS], for the stage alone."""
         alone = {
             stage: counts[:, column]
             for device, counts in enumerate(self.by_device)
@@ -188,7 +211,7 @@ class StashCounts:
     def peak_bytes_of_stages(self, sizes: StageSizes) -> Floats:
         """Peak bytes of each stage of the schedule (rows), for the sizes of one stage in many cuts (columns)."""
         different, place = self._different
-        counts = different[:, :-1].reshape(len(different), -1, 1, self.by_stage[0].shape[1])
+        counts = different[:, :-1].reshape(len(different), -1, 1, COLUMNS)
         return device_peak_bytes(sizes, counts, different[:, -1:])[place]
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ...input_error import InputError
 from ..plans.plan_record import PlanRecord
 from . import deepspeed, megatron, torch_pipelining, torchtitan
-from .conditions import faults_for_all, notes_for_all
+from .conditions import faults_of, notes_of
 from .engine import Engine, Export
 
 __all__ = ["ENGINES", "Export", "export_plan"]
@@ -33,8 +33,7 @@ def export_plan(plan: PlanRecord, name: str) -> Export:
     if name not in ENGINES:
         raise InputError(f"no engine is called {name!r}: export to one of {', '.join(ENGINES)}")
     engine = ENGINES[name]
-    faults = list(faults_for_all(plan)) or list(engine.faults(plan))
-    if faults:
+    if faults := faults_of(plan, engine):
         raise InputError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
-    notes = (*notes_for_all(plan), *engine.notes(plan))
+    notes = notes_of(plan, engine)
     return Export(name, MappingProxyType(dict(engine.files(plan, notes))), notes)

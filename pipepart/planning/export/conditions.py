@@ -1,8 +1,8 @@
-"""What every other engine asks of a plan: which plans none of them runs, and what all of them are told."""
+"""Which plans other engines can run, and what their users are told."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import schedules
@@ -10,11 +10,52 @@ from schedules import Kind
 
 from ...units import counted, format_bytes
 from ..plans.plan_record import PlanRecord
+from ..plans.value_ways import value_ways
+from .engine import Engine
 
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
+_SHOWN = 3
 
 
-def faults_for_all(plan: PlanRecord) -> Iterator[str]:
+def faults_of(plan: PlanRecord, engine: Engine) -> list[str]:
+    """Return the reasons why an engine cannot run a plan: those of all engines, or if there are none its own."""
+    return list(_faults_for_all(plan)) or [*_missing_features(plan, engine), *engine.faults(plan)]
+
+
+def notes_of(plan: PlanRecord, engine: Engine) -> tuple[str, ...]:
+    """Return what the user of an engine has to know about a plan."""
+    return (*_notes_for_all(plan), *engine.notes(plan), *_differences(plan, engine))
+
+
+def order_of(plan: PlanRecord) -> schedules.Schedule:
+    """Return the forwards and backwards of one replica; its devices are the ranks of the pipeline."""
+    order = plan.first_replica.build_schedule()
+    rows = tuple(tuple(action for action in row if action.kind in _COMPUTE) for row in order.actions)
+    return replace(order, actions=rows)
+
+
+def micro_batches_of(plan: PlanRecord) -> int:
+    """Return the micro-batches of one replica."""
+    return plan.micro_batches // plan.replicas
+
+
+def modules_of(plan: PlanRecord) -> dict[str, tuple[str, ...]]:
+    """Return the modules that each layer calls: of an nn.Sequential, or a plan by hand, the layer itself."""
+    called = {info.name: info.modules for info in plan.profile.layers} if plan.profile else {}
+    return {name: called.get(name) or (name,) for name in names_of(plan)}
+
+
+def names_of(plan: PlanRecord) -> list[str]:
+    """Return the names of all layers, in the order of the model."""
+    return [name for stage in plan.stages for name in stage.layers]
+
+
+def recomputes(plan: PlanRecord) -> bool:
+    """Return True if any stage recomputes."""
+    return any(stage.recompute != "never" for stage in plan.stages)
+
+
+def _faults_for_all(plan: PlanRecord) -> Iterator[str]:
     """Yield the reasons why no other engine runs a plan."""
     if plan.asynchronous:
         yield (
@@ -39,11 +80,60 @@ def faults_for_all(plan: PlanRecord) -> Iterator[str]:
         )
 
 
-def notes_for_all(plan: PlanRecord) -> Iterator[str]:
+def _missing_features(plan: PlanRecord, engine: Engine) -> Iterator[str]:
+    """Yield what the plan has and the engine, as it is declared, has not."""
+    if engine.schedules and plan.schedule not in engine.schedules:
+        names = " or ".join(f"schedule={name!r}" for name in engine.schedules)
+        yield f"it has no schedule {plan.schedule!r}: plan with {names}"
+    modes = {stage.recompute for stage in plan.stages}
+    if modes not in ({"never"}, {"always"} if engine.recomputes else {"never"}):
+        numbers = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
+        instead = (
+            "recomputes all stages for all micro-batches, or none: plan with recompute='always' or recompute='never'"
+            if engine.recomputes
+            else "does not: plan with recompute='never', or call torch.utils.checkpoint in the model and profile again"
+        )
+        yield f"stage {_numbers(numbers)} recomputes, and the engine {instead}"
+    if not engine.far_values and (far := _far_values(plan, arguments=False)):
+        yield (
+            f"its stages send to their neighbours only, and the plan uses {far}: plan with stages=2, or let the layers "
+            "between take these values and return them"
+        )
+    yield from _split_ties(plan, engine)
+    if not engine.schedules:
+        yield from _losses_out_of_order(plan)
+
+
+def _split_ties(plan: PlanRecord, engine: Engine) -> Iterator[str]:
+    """Yield a fault for each pair of layers in two stages that share a parameter or buffer."""
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
+    for info in plan.profile.layers if plan.profile else ():
+        for owner in info.shares_with:
+            if stage_of[owner] != stage_of[info.name] and not engine.adds_up_ties(plan, owner, info.name):
+                yield (
+                    f"layers {owner!r} (stage {stage_of[owner]}) and {info.name!r} (stage {stage_of[info.name]}) share "
+                    "tensors, whose gradients the engine would not add up: plan with allow_split_ties=False"
+                )
+
+
+def _losses_out_of_order(plan: PlanRecord) -> Iterator[str]:
+    """Yield a fault if torch's runtime would mix up losses: it counts the forwards of the last stage."""
+    order = order_of(plan)
+    last = order.stages - 1
+    leaves = [leaf for action in order.actions[order.device_of[last]] for leaf in action.leaves]
+    numbers = [leaf.micro_batch for leaf in leaves if leaf.kind is Kind.F and leaf.stage == last]
+    if numbers != list(range(order.micro_batches)):
+        yield (
+            f"the last stage runs its forwards in the order {', '.join(map(str, numbers))}, and the engine takes its "
+            "k-th loss for that of micro-batch k: plan with a named schedule"
+        )
+
+
+def _notes_for_all(plan: PlanRecord) -> Iterator[str]:
     """Yield what the user of any engine has to know."""
-    ranks = plan.first_replica.workers
+    ranks = enumerate(plan.first_replica.workers)
     yield "Pipeline ranks and their devices: " + ", ".join(
-        f"{rank} is {device.name}" for rank, device in enumerate(ranks)
+        f"{rank} is {device.name}" for rank, device in ranks
     )
     yield (
         "The engine weighs the losses of micro-batches in its own way, and draws other random numbers than pipepart, "
@@ -57,111 +147,40 @@ def notes_for_all(plan: PlanRecord) -> Iterator[str]:
         )
 
 
-def order_of(plan: PlanRecord) -> schedules.Schedule:
-    """Return the forwards and backwards of one replica; its devices are the ranks of the pipeline."""
-    order = plan.first_replica.build_schedule()
-    rows = tuple(tuple(action for action in row if action.kind in _COMPUTE) for row in order.actions)
-    return replace(order, actions=rows)
-
-
-def micro_batches_of(plan: PlanRecord) -> int:
-    """Return the micro-batches of one replica."""
-    return plan.micro_batches // plan.replicas
-
-
-def mixed_recompute(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault if an engine that recomputes all stages or none cannot recompute those of the plan."""
-    modes = {stage.recompute for stage in plan.stages}
-    if modes not in ({"never"}, {"always"}):
-        some = [number for number, stage in enumerate(plan.stages) if stage.recompute != "never"]
-        yield (
-            f"stage {_numbers(some)} recomputes, and the engine recomputes all stages for all micro-batches, or none: "
-            "plan with recompute='always' or recompute='never'"
-        )
-
-
-def recomputes(plan: PlanRecord) -> bool:
-    """Return True if any stage recomputes."""
-    return any(stage.recompute != "never" for stage in plan.stages)
-
-
-def only_schedules(plan: PlanRecord, *names: str) -> Iterator[str]:
-    """Yield a fault if the schedule of the plan is none of these."""
-    if plan.schedule not in names:
-        yield (
-            f"it has no schedule {plan.schedule!r}: plan with "
-            + " or ".join(f"schedule={name!r}" for name in names)
-        )
-
-
-def split_ties(plan: PlanRecord, but: Collection[frozenset[str]] = ()) -> Iterator[str]:
-    """Yield a fault for each pair of layers in two stages that share a parameter or buffer, except given pairs."""
-    if plan.profile is None:
-        return
-    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
-    for info in plan.profile.layers:
-        for owner in info.shares_with:
-            if stage_of[owner] != stage_of[info.name] and frozenset({owner, info.name}) not in but:
-                yield (
-                    f"layers {owner!r} (stage {stage_of[owner]}) and {info.name!r} (stage {stage_of[info.name]}) share "
-                    "tensors, whose gradients the engine would not add up: plan with allow_split_ties=False"
-                )
-
-
-def far_values(plan: PlanRecord, arguments: bool) -> str:
-    """Return as text which values are used in a stage behind the next one; empty if none is.
-
-    Args:
-        plan: with a profile, or written by hand with the skips of its stages.
-        arguments: also those that the model was given.
-    """
-    if plan.profile is None:
-        found = [
-            f"{format_bytes(skip.bytes)} of stage {number} in stage {skip.target}"
-            for number, stage in enumerate(plan.stages)
-            for skip in stage.skips
-        ]
-        return _shortened(found)
-    names = [info.name for info in plan.profile.layers]
-    stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
-    found = []
-    for value in plan.profile.at(plan.micro_batches).values:
-        maker, user = value.layers[0], value.layers[-1]
-        if stage_of[user] - stage_of[maker] > 1 and (arguments or not value.is_argument):
-            source = (
-                "an argument"
-                if value.is_argument
-                else f"a value of {names[maker]!r} (stage {stage_of[maker]})"
-            )
-            found.append(f"{source} in {names[user]!r} (stage {stage_of[user]})")
-    return _shortened(found)
-
-
-def losses_out_of_order(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault if torch's runtime would mix up losses: it counts the forwards of the last stage."""
-    order = order_of(plan)
-    last = order.stages - 1
-    leaves = [leaf for action in order.actions[order.device_of[last]] for leaf in action.leaves]
-    numbers = [leaf.micro_batch for leaf in leaves if leaf.kind is Kind.F and leaf.stage == last]
-    if numbers != list(range(order.micro_batches)):
-        yield (
-            f"the last stage runs its forwards in the order {', '.join(map(str, numbers))}, and the engine takes its "
-            "k-th loss for that of micro-batch k: plan with a named schedule"
-        )
-
-
-def whole_backwards(plan: PlanRecord) -> Iterator[str]:
-    """Yield a note if the plan splits backwards, for an engine that does not."""
-    if plan.split_critical:
+def _differences(plan: PlanRecord, engine: Engine) -> Iterator[str]:
+    """Yield what the engine, as it is declared, does in another way than the plan."""
+    if engine.far_values and (far := _far_values(plan, arguments=True)):
+        yield f"{engine.far_values}: {far}"
+    if engine.schedules and plan.split_critical:
         yield (
             f"The plan splits {counted(len(plan.split_critical), 'backward')} into their two parts. Here they stay "
             "whole: the same gradients, in a slightly longer step"
         )
 
 
-def _shortened(texts: list[str]) -> str:
-    texts = list(dict.fromkeys(texts))
-    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
+def _far_values(plan: PlanRecord, arguments: bool) -> str:
+    """Return as text which values are used in a stage behind the next one; empty if none is.
+
+    Args:
+        plan: with a profile, or written by hand with the skips of its stages.
+        arguments: also those that the model was given.
+    """
+    far = [
+        f"a value of {way.maker!r} (stage {way.stages[0]}) in {user!r} (stage {stage})"
+        if way.maker
+        else f"an argument in {user!r} (stage {stage})"
+        for way in value_ways(plan)
+        for user, stage in way.users[-1:]
+        if stage - way.stages[0] > 1 and (arguments or way.maker)
+    ]
+    if plan.profile is None:
+        far = [
+            f"{format_bytes(skip.bytes)} of stage {number} in stage {skip.target}"
+            for number, stage in enumerate(plan.stages)
+            for skip in stage.skips
+        ]
+    texts = list(dict.fromkeys(far))
+    return "; ".join(texts[:_SHOWN]) + (f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
 
 
 def _numbers(stages: list[int]) -> str:

@@ -6,15 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from ..plans.plan_record import PlanRecord
-from .conditions import (
-    far_values,
-    micro_batches_of,
-    mixed_recompute,
-    only_schedules,
-    recomputes,
-    split_ties,
-    whole_backwards,
-)
+from .conditions import micro_batches_of, names_of, recomputes
 from .engine import Engine, commented, python_list
 
 _CODE = '''
@@ -34,12 +26,6 @@ class PlannedPipelineModule(PipelineModule):
 '''
 
 
-def _faults(plan: PlanRecord) -> Iterator[str]:
-    yield from only_schedules(plan, "1f1b")
-    yield from mixed_recompute(plan)
-    yield from split_ties(plan)
-
-
 def _notes(plan: PlanRecord) -> Iterator[str]:
     count = micro_batches_of(plan)
     yield (
@@ -52,12 +38,9 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
             "The profiled model is no nn.Sequential: what its forward does between these modules has to be done in the "
             "layers"
         )
-    if far := far_values(plan, arguments=True):
-        yield f"A layer gets what the one before it returned, so that layers have to return what is used later: {far}"
     if recomputes(plan):
         most = max(len(stage.layers) for stage in plan.stages)
         yield f"All stages recompute: give activation_checkpoint_interval={most}"
-    yield from whole_backwards(plan)
 
 
 def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
@@ -65,11 +48,16 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
     text = [
         commented("Stages of a plan of pipepart, for DeepSpeed.", notes),
         "from deepspeed.pipe import PipelineModule\n\n",
-        python_list("LAYERS", (name for stage in plan.stages for name in stage.layers)),
+        python_list("LAYERS", names_of(plan)),
         f"PARTS = {parts}  # stage s has the layers PARTS[s] to PARTS[s + 1] - 1\n",
         _CODE,
     ]
     return {"deepspeed_module.py": "".join(text)}
 
 
-ENGINE = Engine(_faults, _notes, _files)
+ENGINE = Engine(
+    _files,
+    _notes,
+    schedules=("1f1b",),
+    far_values="A layer gets what the one before it returned, so that layers have to return what is used later",
+)

@@ -1,4 +1,4 @@
-"""Export: the files that describe a plan to another engine; and what pipepart knows about such an engine."""
+"""Export: a plan in the files of another engine. Engine: what such an engine can run, and how its files are written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from ...whole_file import write_whole
 from ..plans.plan_record import PlanRecord
@@ -45,18 +44,29 @@ class Export:
         return "\n".join(f"==> {name} <==\n{text}" for name, text in self.files.items())
 
 
-class Engine(NamedTuple):
-    """How a plan is written for one engine.
+@dataclass(frozen=True)
+class Engine:
+    """What an engine can run, and how a plan is written for it.
 
     Attributes:
-        faults: reasons why the engine cannot run a plan, each with what to plan instead.
-        notes: what to tell the engine beside the files, and what differs there from the plan.
         files: the text of each file by its name, given all notes. Called for plans without faults only.
+        notes: what to tell the engine beside the files, and what differs there from the plan.
+        faults: reasons why the engine cannot run a plan, each with what to plan instead, besides those that follow from
+            the fields below.
+        schedules: names of those that it has; empty if it reads the order of the actions.
+        recomputes: whether it can recompute all stages.
+        far_values: the beginning of a note on values that are used in a stage behind the next one; empty if the engine
+            cannot run such plans.
+        adds_up_ties: whether it adds up the gradients of two layers, given by name, that share tensors.
     """
 
-    faults: Callable[[PlanRecord], Iterable[str]]
-    notes: Callable[[PlanRecord], Iterable[str]]
     files: Callable[[PlanRecord, Sequence[str]], Mapping[str, str]]
+    notes: Callable[[PlanRecord], Iterable[str]]
+    faults: Callable[[PlanRecord], Iterable[str]] = lambda plan: ()
+    schedules: tuple[str, ...] = ()
+    recomputes: bool = True
+    far_values: str = ""
+    adds_up_ties: Callable[[PlanRecord, str, str], bool] = lambda plan, owner, name: False
 
 
 def commented(title: str, notes: Sequence[str]) -> str:

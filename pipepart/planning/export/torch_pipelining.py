@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..plans.plan_record import PlanRecord
-from .conditions import far_values, losses_out_of_order, micro_batches_of, order_of, recomputes, split_ties
+from ..plans.value_ways import value_ways
+from .conditions import micro_batches_of, modules_of, order_of
 from .engine import Engine, commented, python_list
 
 _CODE = '''
@@ -31,34 +32,21 @@ _BY_HAND = "PipelineStage(pipe.get_stage_module(number), number, len(LAYERS), de
 
 
 def _faults(plan: PlanRecord) -> Iterator[str]:
-    if recomputes(plan):
-        yield (
-            "stages recompute, and its schedules have no such action: plan with recompute='never', or call "
-            "torch.utils.checkpoint in the model and profile it again"
-        )
-    if far := far_values(plan, arguments=False):
-        yield (
-            f"its stages send to their neighbours only, and the plan uses {far}: plan with stages=2, or let the layers "
-            "between take these values and return them"
-        )
-    yield from split_ties(plan)
-    yield from losses_out_of_order(plan)
     if _has_neighbours(plan):
         yield from _several_values(plan)
-    calls = _calls(plan)
+    modules = modules_of(plan)
+    calls = Counter(module for called in modules.values() for module in called)
     for number, stage in enumerate(plan.stages[1:], 1):
-        modules = _modules(plan)[stage.layers[0]]
-        first = modules[0]
-        if len(modules) > 1:
-            yield (
-                f"stage {number} begins with layer {stage.layers[0]!r}, which calls several modules "
-                f"({', '.join(modules)}): a split point is one module, plan with no_cut_before=[{stage.layers[0]!r}]"
-            )
+        name = stage.layers[0]
+        first, *others = modules[name]
+        if others:
+            several = ", ".join(modules[name])
+            why = f"layer {name!r}, which calls several modules ({several}): a split point is one module"
         elif calls[first] > 1:
-            yield (
-                f"stage {number} begins with a call of {first!r}, which is called {calls[first]} times: a "
-                f"split point is at every call, plan with no_cut_before=[{stage.layers[0]!r}]"
-            )
+            why = f"a call of {first!r}, which is called {calls[first]} times: a split point is at every call"
+        else:
+            continue
+        yield f"stage {number} begins with {why}, plan with no_cut_before=[{name!r}]"
 
 
 def _notes(plan: PlanRecord) -> Iterator[str]:
@@ -73,7 +61,7 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
 
 
 def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
-    order, modules, by_hand = order_of(plan), _modules(plan), _has_neighbours(plan)
+    order, modules, by_hand = order_of(plan), modules_of(plan), _has_neighbours(plan)
     title = (
         "Stages and schedule of a plan of pipepart, for torch.distributed.pipelining of torch 2.9 or later."
     )
@@ -107,29 +95,17 @@ def _several_values(plan: PlanRecord) -> Iterator[str]:
     """Yield a fault if more than one value crosses a border: torch may pass them on in another order."""
     if plan.profile is None:
         return
-    values = plan.profile.at(plan.micro_batches).values
-    first, several = 0, []
-    for number, stage in enumerate(plan.stages[:-1]):
-        first += len(stage.layers)
-        crossing = sum(value.layers[0] < first <= value.layers[-1] for value in values)
-        crossing = crossing if values else len(plan.profile.layers[first - 1].outputs)
-        several += [number] * (crossing > 1)
-    if several:
+    outputs = {info.name: len(info.outputs) for info in plan.profile.layers}
+    ways = value_ways(plan)
+    crossing = [
+        sum(way.crosses(border) for way in ways) if ways else outputs[stage.layers[-1]]
+        for border, stage in enumerate(plan.stages[:-1])
+    ]
+    if several := [str(border) for border, count in enumerate(crossing) if count > 1]:
         yield (
-            f"stage {', '.join(map(str, several))} passes on several values, and where a rank has neighbouring stages "
+            f"stage {', '.join(several)} passes on several values, and where a rank has neighbouring stages "
             "torch is sure of one only: plan with schedule='1f1b' or 'interleaved-1f1b'"
         )
 
 
-def _modules(plan: PlanRecord) -> dict[str, tuple[str, ...]]:
-    """Return the modules that each layer calls: of an nn.Sequential the layer itself."""
-    if plan.profile is None:
-        return {name: (name,) for stage in plan.stages for name in stage.layers}
-    return {info.name: (*info.modules,) or (info.name,) for info in plan.profile.layers}
-
-
-def _calls(plan: PlanRecord) -> Counter[str]:
-    return Counter(module for modules in _modules(plan).values() for module in modules)
-
-
-ENGINE = Engine(_faults, _notes, _files)
+ENGINE = Engine(_files, _notes, _faults, recomputes=False)

@@ -8,15 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from schedules.core.placement import looped, vee
 
 from ..plans.plan_record import PlanRecord
-from .conditions import (
-    far_values,
-    losses_out_of_order,
-    micro_batches_of,
-    mixed_recompute,
-    order_of,
-    recomputes,
-    split_ties,
-)
+from .conditions import micro_batches_of, modules_of, order_of, recomputes
 from .engine import Engine, commented, python_list
 
 _PATH = re.compile(r"[^.]+(\.[0-9]+)?")  # a child of the model, or an element of its ModuleList or ModuleDict
@@ -34,9 +26,6 @@ def apply(config):
 
 
 def _faults(plan: PlanRecord) -> Iterator[str]:
-    yield from mixed_recompute(plan)
-    yield from split_ties(plan)
-    yield from losses_out_of_order(plan)
     if _style(plan) is None:
         yield (
             "its ranks have stages in rounds (0, 1, 0, 1) or in a V (0, 1, 1, 0), not "
@@ -75,8 +64,6 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
     )
     if plan.profile is not None and (own := [path for info in plan.profile.layers for path in info.tensors]):
         yield f"Parameters and buffers beside modules stay in every model part: {', '.join(own)}"
-    if far := far_values(plan, arguments=True):
-        yield f"The plan uses values past stages, which each stage has to compute here: {far}"
     if recomputes(plan):
         yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
 
@@ -105,13 +92,15 @@ def _style(plan: PlanRecord) -> str | None:
 
 def _parts(plan: PlanRecord) -> list[list[str]]:
     """Return the paths of the modules of each stage, each once, in the order of their calls."""
-    modules: dict[str, tuple[str, ...]] = {}
-    if plan.profile is not None:
-        modules = {info.name: info.modules for info in plan.profile.layers}
+    modules = modules_of(plan)
     return [
-        list(dict.fromkeys(path for name in stage.layers for path in modules.get(name, (name,))))
-        for stage in plan.stages
+        list(dict.fromkeys(path for name in stage.layers for path in modules[name])) for stage in plan.stages
     ]
 
 
-ENGINE = Engine(_faults, _notes, _files)
+ENGINE = Engine(
+    _files,
+    _notes,
+    _faults,
+    far_values="The plan uses values past stages, which each stage has to compute here",
+)

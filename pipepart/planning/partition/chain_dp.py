@@ -6,34 +6,28 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from schedules.searching.clock import Clock
 
 from ...cluster import Cluster
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
-from .device_orders import (
-    Orders,
-    all_orders,
-    device_types,
-    devices_of,
-    given_order,
-    number_links,
-    twins_of,
-)
+from .device_orders import Orders, devices_of
 from .intervals import Intervals, best_intervals
-from .order_search import Space, first_orders, neighbour_orders, order_of_runs, relaxed_space
+from .order_search import OrderSpaces, Space, first_orders, order_of_runs
 
 _SAME = 1e-12
 # Of cuts with equal bottlenecks the one whose stages take the least time in total, and of those the more even one.
 _EVENNESS = 1e-3
 # Edges of the device-state graph times layers, up to which all orders of the devices are searched.
-_MOST_WORK = 1_000_000
-_MOST_TYPES = 40  # of devices, where links differ: an edge of the graph takes memory for each
-_MOST_CLIMBS, _MOST_NEIGHBOURS = 16, 24  # of the local search over more orders
+_MOST_WORK = 250_000
+_CLOSE = (
+    1.2  # above the bound of relaxed orders, up to which a bottleneck is good enough to try no further order
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +38,16 @@ class ChainCut:
         first_layers: the first layer of each stage.
         device_indices: the device of each stage, by its position in the cluster.
         bound: no cut that fits has a smaller bottleneck; 0 if that is not known.
-        deficit_bytes: the largest deficit of memory of any device; 0 if the cut fits.
-        exhaustive: True if no order of the devices and no cut was left out, so that none has a smaller deficit.
     """
 
     first_layers: tuple[int, ...]
     device_indices: tuple[int, ...]
     bound: float
-    deficit_bytes: int
-    exhaustive: bool
+
+
+def order_spaces(cluster: Cluster, layers: int) -> OrderSpaces:
+    """Return the orders of devices to search for a chain of so many layers."""
+    return OrderSpaces(cluster, _MOST_WORK // layers)
 
 
 class ChainProblem:
@@ -65,6 +60,9 @@ class ChainProblem:
         counts: the modes that a stage may use, the fastest first, and the stash counts if all stages use it. Copies of
             stages that offload are taken to keep up with the computation.
         constraints: of the user.
+        clock: that every method looks at. After it they raise :class:`OutOfTime`.
+        spaces: the orders of the devices, from :func:`order_spaces`; None to compute them.
+        limited: False to find the best cut as if memory had no limit, in the first of the modes.
     """
 
     def __init__(
@@ -74,13 +72,19 @@ class ChainProblem:
         stages: int,
         counts: Mapping[Mode, StashCounts],
         constraints: Constraints,
+        clock: Clock | None = None,
+        spaces: OrderSpaces | None = None,
+        *,
+        limited: bool = True,
     ) -> None:
+        self._clock = clock or Clock()
+        self._spaces = spaces or order_spaces(cluster, costs.layers)
         self._costs, self._cluster, self._stages, self._counts = costs, cluster, stages, counts
         self._modes = tuple(counts)
         self._ranges = constraints.stage_ranges(stages)
-        self._types = device_types(cluster)
-        self._limited = costs.may_exceed(least_memory(cluster))
-        self._all = self._all_orders()
+        self._types = self._spaces.types
+        self._limited = limited and costs.may_exceed(least_memory(cluster))
+        self._all = self._spaces.all(stages)
 
     def best(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck; None if no cut fits.
@@ -88,7 +92,7 @@ class ChainProblem:
         Exact, by :func:`.intervals.best_intervals`, if the device-state graph has few edges. It goes over suffixes
         because a stage's stash depends on the number of stages from it to the end. A guess of the bottleneck limits the
         ends that are looked at; a cut that is no worse than the guess is optimal. O(layers x longest stage x edges of
-        the device-state graph). Else a local search over the orders of the devices, with the bound of relaxed ones.
+        the device-state graph). If it has more edges, the best cut of a few orders, with the bound of relaxed orders.
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
@@ -99,106 +103,56 @@ class ChainProblem:
         if found is None:
             return None
         if len(self._types) > 1 and self._stages == len(self._cluster):
-            own = self._given(range(self._stages))
+            own = self._spaces.given(range(self._stages))
             as_given = self._least_load(own, found * (1 + _SAME))
             if as_given is not None and as_given <= found * (1 + _SAME):
                 space = own  # the user's own order is as good as any
-        return self._evenest(space, found, self._bound(space, found), exhaustive=True)
-
-    def _all_orders(self) -> Space | None:
-        """All orders of the devices; None if there are too many to search."""
-        if self._cluster.links_differ and len(self._types) > _MOST_TYPES:
-            return None
-        numbers, links = number_links(self._cluster, self._types)
-        orders = all_orders(
-            [kind.devices for kind in self._types],
-            self._stages,
-            links=numbers,
-            twins=twins_of(self._cluster, self._types),
-            most_edges=_MOST_WORK // self._costs.layers,
-        )
-        return Space(self._types, orders, links) if orders.complete else None
+        return self._evenest(space, found, self._bound(space, found))
 
     def _best_of_some(self) -> ChainCut | None:
-        """Return the best cut that a local search over orders finds, with the bound of the relaxed orders."""
-        relaxed, are_runs = relaxed_space(
-            self._cluster, self._types, self._stages, _MOST_WORK // self._costs.layers
-        )
+        """Return the best cut on a few orders of the devices, with the bound of the relaxed orders."""
+        relaxed, are_runs = self._spaces.relaxed(self._stages)
         low = self._least_load(relaxed, self._first_guess())
         if low is None:
             return None
-        starts = first_orders(self._cluster, self._stages)
-        if are_runs:
-            starts = [*self._from_runs(relaxed, low), *starts]
-        least, order = math.inf, None
-        for start in starts:
-            found = self._least_load(self._given(start), min(low * 1.01, least))
+        least, best = math.inf, None
+        for order in [
+            *self._from_relaxed(relaxed, low, are_runs),
+            *first_orders(self._cluster, self._stages),
+        ]:
+            space = self._spaces.given(order)
+            found = self._least_load(space, min(low * 1.01, least))
             if found is not None and found < least * (1 - _SAME):
-                least, order = found, start
-        for _ in range(_MOST_CLIMBS if order else 0):
-            if least <= low * (1 + _SAME):
+                least, best = found, space
+            if least <= low * _CLOSE:
                 break
-            better = self._climbed(order or (), least)
-            if better is None:
-                break
-            least, order = better
-        if order is None:
+        if best is None:
             return None
-        space = self._given(order)
-        bound = min(self._bound(relaxed, low), least)
-        return self._evenest(space, least, bound, exhaustive=False)
+        return self._evenest(best, least, min(self._bound(relaxed, low), least))
 
-    def _climbed(self, order: tuple[int, ...], least: float) -> tuple[float, tuple[int, ...]] | None:
-        """Return a neighbour of an order with a smaller bottleneck than ``least``; None if there is none among some."""
-        for other in islice(neighbour_orders(order, self._types), _MOST_NEIGHBOURS):
-            space = self._given(other)
-            value = self._intervals(space, self._load, self._ends_within_seconds(least), np.maximum).value
-            if value < least * (1 - _SAME):
-                return value, other
-        return None
+    def _from_relaxed(self, relaxed: Space, low: float, are_runs: bool) -> list[tuple[int, ...]]:
+        """Return the order of devices that the relaxed cut stands for; none if the hosts have no room for its runs.
 
-    def _from_runs(self, relaxed: Space, low: float) -> list[tuple[int, ...]]:
-        """Return the order of devices that the relaxed cut stands for, if the hosts have room for its runs."""
+        Of the devices that were rounded to one type, the fastest take the stages with most seconds.
+        """
         ends = self._ends_within_seconds(low)
-        _, edges = self._intervals(relaxed, self._load, ends, np.maximum).walk()
-        runs: list[int] = []
-        for edge in edges:
-            if relaxed.orders.before[edge] or not runs:
-                runs.append(0)
-            runs[-1] += 1
-        order = order_of_runs(self._cluster, runs)
-        return [] if order is None else [order]
-
-    def _given(self, order: Sequence[int]) -> Space:
-        names = [self._cluster.devices[index].name for index in order]
-        links = [self._cluster.link_between(*pair) for pair in pairwise(names)]
-        different = list(dict.fromkeys(links)) or [self._cluster.link]
-        borders = [different.index(link) for link in links]
-        groups = [kind.devices for kind in self._types]
-        return Space(self._types, given_order(groups, order, borders), tuple(different))
-
-    def nearest(self) -> ChainCut | None:
-        """Return the cut with the smallest largest deficit of memory; None if no cut is possible at all."""
-        largest = max(kind.memory for kind in self._types)
-
-        def ends(deficit: float) -> list[int]:
-            return [
-                self._costs.last_end_within_bytes(a, deficit + largest) for a in range(self._costs.layers)
-            ]
-
-        guess = (
-            math.inf if math.isinf(largest) else self._costs.total_static_bytes / self._stages * 1.2 - largest
-        )
-        orders = first_orders(self._cluster, self._stages)
-        spaces = [self._all] if self._all else map(self._given, orders)
-        tried = [(self._least(space, self._deficit, ends, guess), space) for space in spaces]
-        possible = [(found, space) for found, space in tried if found is not None]
-        if not possible:
-            return None
-        found, space = min(possible, key=lambda one: one[0])
-        first_layers, device_indices = self._traced(space, self._deficit, ends(found))
-        exhaustive = self._all is not None and not self._costs.skips  # whose memory has an upper bound here
-        return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), exhaustive)
+        first_layers, edges = self._intervals(relaxed, self._load, ends, np.maximum).walk()
+        if are_runs:
+            runs: list[int] = []
+            for edge in edges:
+                if relaxed.orders.before[edge] or not runs:
+                    runs.append(0)
+                runs[-1] += 1
+            order = order_of_runs(self._cluster, runs)
+            return [] if order is None else [order]
+        types = relaxed.orders.type[list(edges)]
+        seconds = np.diff(self._costs.compute_sums[[*first_layers, self._costs.layers]])
+        devices = np.zeros(self._stages, dtype=np.int64)
+        for kind, group in enumerate(relaxed.groups):
+            stages = np.flatnonzero(types == kind)
+            fastest = sorted(group, key=lambda at: -self._cluster.devices[at].speed)[: len(stages)]
+            devices[stages[np.argsort(-seconds[stages], kind="stable")]] = fastest
+        return [tuple(devices.tolist())]
 
     def _first_guess(self) -> float:
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
@@ -227,7 +181,7 @@ class ChainProblem:
             guess = found if math.isfinite(found) else guess + step
             step *= 2
 
-    def _evenest(self, space: Space, limit: float, bound: float, *, exhaustive: bool) -> ChainCut:
+    def _evenest(self, space: Space, limit: float, bound: float) -> ChainCut:
         """Return the cut with the smallest sum of stage loads, among those whose bottleneck is ``limit``."""
 
         def value(row: Row, view: _View) -> Floats:
@@ -236,7 +190,7 @@ class ChainProblem:
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
         first_layers, devices = self._traced(space, value, self._ends_within_seconds(limit), np.add)
-        return ChainCut(first_layers, devices, bound, 0, exhaustive)
+        return ChainCut(first_layers, devices, bound)
 
     def _bound(self, space: Space, found: float) -> float:
         """Return what no cut that fits can beat: ``found``, unless values that skip stages have upper bounds."""
@@ -259,7 +213,8 @@ class ChainProblem:
         view, orders = _View(self._costs, self._cluster, space), space.orders
 
         def rows() -> Iterator[tuple[int, Floats]]:
-            for row in self._costs.rows(last_ends):
+            for row in self._costs.rows(last_ends, with_sizes=self._limited):
+                self._clock.check()
                 values = value(row, view)
                 yield (
                     row.start,
@@ -280,8 +235,8 @@ class ChainProblem:
     def _load(self, row: Row, view: _View, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: seconds of a stage; infinite if it does not fit."""
         seconds = row.seconds * view.pace + view.transfer(row)
-        if view.unlimited and self._modes[0] == "never":
-            return seconds
+        if not self._limited:
+            return seconds + row.recompute_seconds * view.pace if self._modes[0] in RECOMPUTES else seconds
         found = np.full(seconds.shape, np.inf)
         for mode in self._modes:
             fits = self._need(row, view, mode, counts_waiting) <= view.memory
@@ -290,11 +245,6 @@ class ChainProblem:
             if fits.all():
                 break
         return found
-
-    def _deficit(self, row: Row, view: _View) -> Floats:
-        """[edges, ends]: bytes that a stage is short of in the mode with the least memory; negative if it fits."""
-        deficit = self._need(row, view, self._modes[-1]) - view.memory
-        return np.where(np.isfinite(view.transfer(row)), deficit, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
@@ -313,7 +263,6 @@ class _View:
         types, orders, links = space
         self.pace = 1 / np.array([kind.speed for kind in types])[orders.type][:, None]
         self.memory = np.array([kind.memory for kind in types])[orders.type][:, None]
-        self.unlimited = bool(np.isinf(self.memory).all())
         self.left = orders.left
         self._links = np.array([costs.border_seconds(link) for link in links])
         self._before, self._after = orders.before, orders.after

@@ -1,4 +1,4 @@
-"""Orders of devices where there are too many to search all: relaxed ones that bound the best, and good first ones.
+"""Device orders for large clusters: a relaxation that gives a lower bound, and starting orders for local search.
 
 Two relaxations have few states. Where all devices are alike, only the lengths of the runs of stages on one host count::
 
@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...cluster import Cluster, Link
-from .device_orders import DeviceType, Orders, all_orders, make_orders
+from .device_orders import (
+    DeviceType,
+    Orders,
+    all_orders,
+    device_types,
+    given_order,
+    make_orders,
+    number_links,
+    twins_of,
+)
 
+_MOST_TYPES = 40  # of devices, where links differ: an edge of the graph takes memory for each
 _ROUNDED = 8  # types that devices are rounded up to; fewer if that has too many orders
 
 
@@ -34,6 +44,58 @@ class Space(NamedTuple):
     def groups(self) -> list[tuple[int, ...]]:
         """The devices of each type."""
         return [kind.devices for kind in self.types]
+
+
+class OrderSpaces:
+    """The orders of the devices of a cluster to search, by the number of stages; each is computed once.
+
+    Args:
+        cluster: the devices. Stages may use any of them in any order.
+        most_edges: of a device-state graph that is searched.
+
+    Attributes:
+        cluster: as given.
+        types: of its devices.
+    """
+
+    def __init__(self, cluster: Cluster, most_edges: float) -> None:
+        self.cluster, self.types, self._most_edges = cluster, device_types(cluster), most_edges
+        self._all: dict[int, Space | None] = {}
+        self._relaxed: dict[int, tuple[Space, bool]] = {}
+
+    def all(self, stages: int) -> Space | None:
+        """Return all orders of so many devices; None if there are too many to search."""
+        if stages not in self._all:
+            self._all[stages] = self._all_orders(stages)
+        return self._all[stages]
+
+    def relaxed(self, stages: int) -> tuple[Space, bool]:
+        """Return what :func:`relaxed_space` does."""
+        if stages not in self._relaxed:
+            self._relaxed[stages] = relaxed_space(self.cluster, self.types, stages, self._most_edges)
+        return self._relaxed[stages]
+
+    def given(self, order: Sequence[int]) -> Space:
+        """Return one order of devices, by their positions in the cluster."""
+        names = [self.cluster.devices[index].name for index in order]
+        links = [self.cluster.link_between(*pair) for pair in itertools.pairwise(names)]
+        different = list(dict.fromkeys(links)) or [self.cluster.link]
+        borders = [different.index(link) for link in links]
+        groups = [kind.devices for kind in self.types]
+        return Space(self.types, given_order(groups, order, borders), tuple(different))
+
+    def _all_orders(self, stages: int) -> Space | None:
+        if self.cluster.links_differ and len(self.types) > _MOST_TYPES:
+            return None
+        numbers, links = number_links(self.cluster, self.types)
+        orders = all_orders(
+            [kind.devices for kind in self.types],
+            stages,
+            links=numbers,
+            twins=twins_of(self.cluster, self.types),
+            most_edges=self._most_edges,
+        )
+        return Space(self.types, orders, links) if orders.complete else None
 
 
 def relaxed_space(
@@ -86,22 +148,6 @@ def order_of_runs(cluster: Cluster, runs: Sequence[int]) -> tuple[int, ...] | No
             return None
         found[number], host[:] = host[: runs[number]], host[runs[number] :]
     return tuple(itertools.chain.from_iterable(found[number] for number in range(len(runs))))
-
-
-def neighbour_orders(order: tuple[int, ...], types: Sequence[DeviceType]) -> Iterator[tuple[int, ...]]:
-    """Yield the orders with two unlike devices exchanged, near ones first, or one replaced by an unused one."""
-    of = {device: number for number, kind in enumerate(types) for device in kind.devices}
-    used = set(order)
-    spare = [next((one for one in kind.devices if one not in used), None) for kind in types]
-    for distance in range(1, len(order)):
-        for one in range(len(order) - distance):
-            a, b = order[one], order[one + distance]
-            if of[a] != of[b]:
-                yield (*order[:one], b, *order[one + 1 : one + distance], a, *order[one + distance + 1 :])
-    for place, device in enumerate(order):
-        for number, other in enumerate(spare):
-            if other is not None and number != of[device]:
-                yield (*order[:place], other, *order[place + 1 :])
 
 
 def _runs(stages: int, longest: int) -> Orders:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import schedules
 
 from ...cluster import Cluster
-from ..costs.stage_links import StageLinks
-from ..plans.stage_plan import StagePlan
+from ..plans.stage_plan import StagePlan, transfer_seconds
 from .reductions import runs_all_reduce
 
 
@@ -48,7 +46,7 @@ def all_stages(
     for first in range(len(stages), len(names), len(stages)):
         own = names[first : first + len(stages)]
         transfers = (
-            _transfer_seconds(stages, own, cluster)
+            transfer_seconds(stages, own, cluster)
             if has_profile
             else [stage.transfer_seconds for stage in stages]
         )
@@ -72,21 +70,3 @@ def _moved(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluste
             **({} if runs_all_reduce(cluster) else without_state),
         }
     )
-
-
-def _transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster) -> list[float]:
-    """Seconds to move the inputs and outputs of each stage and their gradients between these devices."""
-    borders, links = [0.0], StageLinks(cluster, names)
-    trains, ways = False, []
-    for stage, (one, other) in zip(stages, pairwise(names), strict=False):
-        trains = trains or stage.gradient_bytes > 0
-        ways.append(2 if trains else 1)
-        once = 0.0 if one == other else cluster.link_between(one, other).seconds(stage.output_bytes)
-        borders.append(ways[-1] * once)
-    found = [before + behind for before, behind in pairwise([*borders, 0.0])]
-    for number, stage in enumerate(stages):
-        for skip in stage.skips:
-            once = skip.bytes * links.seconds_per_byte(number, skip.target)
-            found[number] += ways[number] * once
-            found[skip.target] += ways[skip.target - 1] * once
-    return found

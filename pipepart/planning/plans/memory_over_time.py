@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 import schedules
 from schedules import Kind, Timeline
-from schedules.core.dependencies import dependencies
 
 from ..costs.stage_memory import Floats
 from .plan_record import PlanRecord
@@ -47,59 +45,35 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
         plan: whose stages have their figures.
         timeline: of a step of the plan, simulated or measured, without overlapped pairs.
     """
-    schedule, stages = timeline.schedule, plan.all_stages
-    found = dependencies(schedule)
-    starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
-    sums, others = found.is_kind(Kind.REDUCE_GRAD), plan.summed_replicas - 1
-    tables = schedules.memory_during(timeline)
-    origin = min(starts.tolist(), default=0.0)
+    schedule, stages, further_replicas = timeline.schedule, plan.all_stages, plan.summed_replicas - 1
+    origin = min((start for row in timeline.starts for start in row), default=0.0)
     memory = []
-    for device, ((first, last), counts) in enumerate(zip(pairwise(found.offsets), tables, strict=True)):
-        own = schedule.stages_of(device)
-        counts = counts[: last - first]
-        counts[:, :, -1] += _others_gradients(sums[first:last], own, others, schedule.model_stages)
-        counts = np.concatenate([_between_steps(counts[:1]), counts, _between_steps(counts[-1:])])
-        at = np.r_[origin, starts[first:last], ends[last - 1 : last]]
-        memory.append(DeviceMemory(at, _by_category(counts, [stages[number] for number in own])))
+    for device, counts in enumerate(schedules.memory_during(timeline)):
+        row, numbers = schedule.actions[device], schedule.stages_of(device)
+        counts = counts[: len(row)]
+        # From its first sum on the first replica has the gradients of the others.
+        summed = np.logical_or.accumulate([action.kind is Kind.REDUCE_GRAD for action in row])
+        counts[:, :, -1] += further_replicas * (summed[:, None] & (np.array(numbers) < schedule.model_stages))
+        padded = np.concatenate([counts[:1], counts, counts[-1:]])
+        padded[[0, -1], :, :-1] = 0  # between steps no micro-batch is in flight
+        at = np.r_[origin, timeline.starts[device], timeline.ends[device][-1:]]
+        memory.append(DeviceMemory(at, _by_category(padded, [stages[number] for number in numbers])))
     return tuple(memory)
-
-
-def _between_steps(counts: np.ndarray) -> np.ndarray:
-    """Return counts without what micro-batches in flight add: of weights without gradients alone."""
-    rest = np.zeros_like(counts)
-    rest[:, :, -1] = counts[:, :, -1]
-    return rest
-
-
-def _others_gradients(sums: np.ndarray, own: tuple[int, ...], others: int, model_stages: int) -> np.ndarray:
-    """Count the gradients of other replicas, which are at the first one from its first sum on: [actions, stages].
-
-    Args:
-        sums: whether each action of the device is a sum of gradients.
-        own: the stages of the device.
-        others: the number of other replicas.
-        model_stages: of one replica; the first replica has the first ones.
-    """
-    summed = np.logical_or.accumulate(sums)[:, None] & (np.array(own) < model_stages)
-    return others * summed.astype(np.int64)
 
 
 def _by_category(counts: np.ndarray, stages: list[StagePlan]) -> dict[str, Floats]:
     """Return the bytes of each category for the counts of :func:`schedules.memory_during`: [rows] each."""
-    sizes = sizes_of(stages).table[0, :, 2:]
-    held = counts * sizes
-    fixed = {
-        "parameters": sum(stage.parameter_bytes for stage in stages),
-        "optimizer": sum(stage.optimizer_bytes for stage in stages),
-        "buffers": sum(stage.buffer_bytes for stage in stages),
-    }
-    static = sum(stage.static_bytes for stage in stages)
-    gradients = static - sum(fixed.values()) + held[:, :, 10].sum(axis=1)
+    held = counts * sizes_of(stages).table[0, :, 2:]
+    parameters = sum(stage.parameter_bytes for stage in stages)
+    optimizer = sum(stage.optimizer_bytes for stage in stages)
+    buffers = sum(stage.buffer_bytes for stage in stages)
+    gradients = sum(stage.static_bytes for stage in stages) - parameters - optimizer - buffers
+    always = np.ones(len(counts))
     return {
-        "parameters": np.full(len(counts), float(fixed["parameters"])),
-        "gradients": gradients.astype(np.float64),
-        "optimizer": np.full(len(counts), float(fixed["optimizer"])),
-        "buffers": np.full(len(counts), float(fixed["buffers"])),
+        "parameters": parameters * always,
+        "gradients": gradients + held[:, :, 10].sum(axis=1),
+        "optimizer": optimizer * always,
+        "buffers": buffers * always,
         "stashes": held[:, :, 0].sum(axis=1),
         "inputs": held[:, :, 1].sum(axis=1),
         "weight gradients": held[:, :, 2].sum(axis=1),

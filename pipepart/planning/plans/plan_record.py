@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 import schedules
 
@@ -19,16 +19,17 @@ from ...input_error import InputError
 from ...profiling import Profile
 from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
-from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes, with_modes
+from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import step_bound
+from ..overhead import with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from ..partition.replicas import all_stages, stage_devices
 from .options import PlanOptions
 from .prediction import Alternative, Prediction
-from .searched_order import SEARCH, searched_order
+from .searched_order import StepOrder, build_order, even_counts
 from .stage_plan import StagePlan, predict_stages, sizes_of, with_peaks
-from .step_costs import port_routes, reductions_of, sending_pairs, step_costs
+from .step_costs import sending_pairs, step_costs
 
 _MODE_TEXTS: dict[Mode, str] = {
     "never": "",
@@ -36,23 +37,6 @@ _MODE_TEXTS: dict[Mode, str] = {
     "always": ", recomputes",
     "offload": ", offloads its stash",
 }
-
-
-class ScheduleCache(dict[Hashable, schedules.Schedule]):
-    """Schedules that were built, by their arguments. Copies of a plan share it; it is no part of a plan's value.
-
-    Attributes:
-        counts: what stages hold if all take equal times, by the same arguments and the number of replicas.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[Hashable, StashCounts] = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScheduleCache)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class PlanRecord(Document):
@@ -75,8 +59,6 @@ class PlanRecord(Document):
     out_of_time: bool = False
     constraints: PlanOptions = PlanOptions()
 
-    _schedules: ScheduleCache = PrivateAttr(default_factory=ScheduleCache)
-
     @property
     def replicas(self) -> int:
         """Replicas of the model on devices of their own. A bidirectional schedule has two on each of these."""
@@ -90,13 +72,21 @@ class PlanRecord(Document):
     @property
     def compressed(self) -> str:
         """What is compressed between stages, for people; empty if nothing is."""
-        rows = [[stage.device for stage in self.stages], *self.replica_devices]
-        pairs = {(row[one], row[other]) for row in rows for one, other in sending_pairs(self.stages)}
+        pairs = {(row[one], row[other]) for row in self._devices for one, other in sending_pairs(self.stages)}
         links = [self.cluster.link_between(*pair) for pair in pairs if pair[0] != pair[1]]
         dtypes = sorted({link.compress.dtype for link in links if link.compress is not None})
         if not dtypes:
             return ""
         return f"activations and gradients as {' and '.join(dtypes)}: not the numbers of plain training"
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Where more messages wait than there are stages, for people: as many as micro-batches before a slow stage."""
+        return tuple(
+            f"up to {stage.waiting_messages} messages wait for stage {number}: senders do not wait, the memory has room"
+            for number, stage in enumerate(self.stages)
+            if stage.waiting_messages > len(self.stages)
+        )
 
     @property
     def all_stages(self) -> tuple[StagePlan, ...]:
@@ -173,7 +163,10 @@ class PlanRecord(Document):
         """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
         if self.prediction and self.step_bound:
-            step += f", at most {self.step_gap:.1%} above the lower bound"
+            numbers = (
+                f"{counted(self.micro_batches, 'micro-batch', 'es')} and {counted(self.replicas, 'replica')}"
+            )
+            step += f", at most {self.step_gap:.1%} above the lower bound for {numbers}"
         lines = [
             f"{type(self).__name__} {self.schedule!r}, {counted(self.micro_batches, 'micro-batch', 'es')}, "
             f"{counted(len(self.stages), 'stage')}{step}"
@@ -185,6 +178,7 @@ class PlanRecord(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
+        lines += [f"  {text}" for text in self.queues]
         if self.compressed:
             lines.append(f"  sends {self.compressed}")
         if self.unused_devices:
@@ -199,36 +193,18 @@ class PlanRecord(Document):
         Raises:
             ScheduleError: there is none for this number; one that was searched for exists for fewer only.
         """
-        count = self.micro_batches if micro_batches is None else micro_batches
-        key = self._schedule_key(count)
-        if key not in self._schedules:
-            self._schedules[key] = self._build_schedule(count)
-        return self._schedules[key]
+        return build_order(self._order(self.micro_batches if micro_batches is None else micro_batches))
 
-    def _schedule_key(self, count: int) -> Hashable:
-        """All that the schedule of one step depends on."""
-        modes, split = tuple(stage.mode for stage in self.stages), self._split_of(count)
-        return self.schedule, self.actions, count, self.chunks, modes, self.replicas, split
-
-    def _split_of(self, count: int) -> tuple[str, ...]:
-        return self.split_critical if count == self.micro_batches else ()
-
-    def _build_schedule(self, count: int) -> schedules.Schedule:
-        modes: tuple[Mode, ...] = tuple(stage.mode for stage in self.stages)
-        split_critical = self._split_of(count)
-        per_replica = -(-count // self.replicas)
-        if self.schedule == SEARCH:
-            bare = searched_order(self.actions, per_replica)
-        else:
-            devices = len(self.stages) // self.chunks
-            bare = schedules.build(
-                self.schedule, devices=devices, micro_batches=per_replica, chunks=self.chunks
-            )
-        one = with_modes(bare, modes)
-        if split_critical:
-            one = schedules.split_backward(one, map(schedules.Action.parse, split_critical))
-        built = schedules.replicate(one, self.replicas, count)
-        return schedules.insert_reduce_grad(built) if built.replicas > 1 else built
+    def _order(self, micro_batches: int) -> StepOrder:
+        return StepOrder(
+            schedule=self.schedule,
+            chunks=self.chunks,
+            actions=self.actions,
+            split_critical=self.split_critical if micro_batches == self.micro_batches else (),
+            micro_batches=micro_batches,
+            modes=tuple(stage.mode for stage in self.stages),
+            replicas=self.replicas,
+        )
 
     def refreshed(self) -> Self:
         """Return the plan with the figures of its stages and its prediction computed from its profile.
@@ -256,6 +232,10 @@ class PlanRecord(Document):
             bottleneck_bound: no cut has a smaller bottleneck.
         """
         assert self.profile is not None
+        profile, cluster = with_overhead(self.profile, self.cluster)
+        if profile is not self.profile:
+            update = {"profile": profile, "cluster": cluster}
+            return self.model_copy(update=update).predict(bottleneck_bound=bottleneck_bound)
         if costs is None:
             gathers = self.constraints.reduction == "batch"
             measured = self.profile.at(self.micro_batches)
@@ -298,20 +278,35 @@ class PlanRecord(Document):
 
     def one_of_each(self) -> tuple[Self, ReplicaClasses]:
         """Return the plan of one replica of each class of alike ones, without figures of its own, and the classes."""
-        devices, routes = self._devices, self._routes
+        devices = self._devices
+        routes = Routes(devices, sending_pairs(self.stages), self.cluster)
         special = self.replicas > 1 and not runs_all_reduce(self.cluster)
         classes = replica_classes(devices, routes, self.cluster, self.micro_batches, first_is_special=special)
         if classes.all_differ:
             return self, classes
         others = tuple(devices[first] for first in classes.firsts[1:])
-        return self.model_copy(
-            update={"replica_devices": others, "micro_batches": classes.micro_batches}
-        ), classes
+        update = {"replica_devices": others, "micro_batches": classes.micro_batches}
+        return self.model_copy(update=update), classes
 
     def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
         """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
-        costs = self._costs(shown, classes.firsts, None if classes.all_differ else classes.firsts)
+        costs = self._costs(shown, None if classes.all_differ else classes.firsts)
         return schedules.simulate(shown.build_schedule(), costs, contention=True)
+
+    def stage_costs(self) -> schedules.StageCosts:
+        """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
+        return self._costs(self, None)
+
+    def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
+        """The costs of a plan of some replicas of this plan; ``None`` for all."""
+        return step_costs(
+            shown.all_stages,
+            shown.build_schedule(),
+            self.cluster,
+            self._devices,
+            replicas,
+            self._micro_batch_scale,
+        )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """Return the peak memory of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
@@ -332,25 +327,17 @@ class PlanRecord(Document):
             timeline: of a step of this plan.
             replicas: that sum their gradients.
         """
-        key = self._schedule_key(self.micro_batches), replicas
-        if key not in self._schedules.counts:
-            self._schedules.counts[key] = StashCounts(self.build_schedule(), replicas=replicas)
-        return StashCounts(self.build_schedule(), timeline, replicas, self._schedules.counts[key])
-
-    @property
-    def summed_replicas(self) -> int:
-        """The replicas whose gradients the devices of the first one fetch and add up."""
-        others = 1 if runs_all_reduce(self.cluster) else self.replicas
-        return others * self.first_replica.build_schedule().replicas
+        even = even_counts(self._order(self.micro_batches), replicas)
+        return StashCounts(self.build_schedule(), timeline, replicas, even)
 
     def _device_bytes(self, counts: StashCounts) -> dict[str, int]:
         stages, schedule = self.all_stages, self.build_schedule()
-        found = {}
+        needs = {}
         for row, (worker, moments) in enumerate(zip(self.workers, counts.by_device, strict=True)):
-            own = [stages[number] for number in schedule.stages_of(row)]
-            none_older = np.zeros((1, len(own)), dtype=np.int64)  # the stages count them
-            found[worker.name] = int(device_peak_bytes(sizes_of(own), moments[None], none_older)[0, 0])
-        return found
+            sizes = sizes_of([stages[number] for number in schedule.stages_of(row)])
+            none_older = np.zeros((1, moments.shape[1]), dtype=np.int64)  # the stages count them
+            needs[worker.name] = int(device_peak_bytes(sizes, moments[None], none_older)[0, 0])
+        return needs
 
     def free_stash_bytes(self, timeline: schedules.Timeline) -> list[float]:
         """Bytes of each schedule row's device for stashes: its limit less everything else; infinite without limit."""
@@ -360,32 +347,22 @@ class PlanRecord(Document):
             for device, peak in zip(self.workers, timeline.peak_bytes, strict=True)
         ]
 
-    def stage_costs(self) -> schedules.StageCosts:
-        """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
-        return self._costs(self, range(self.replicas), None)
+    @property
+    def summed_replicas(self) -> int:
+        """The replicas whose gradients the devices of the first one fetch and add up."""
+        others = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return others * self.first_replica.build_schedule().replicas
 
-    def _costs(
-        self, shown: Self, replicas: Sequence[int], with_parts: Sequence[int] | None
-    ) -> schedules.StageCosts:
-        """The costs of some replicas; ``with_parts`` is None if they share the ports of hosts themselves."""
-        schedule, stages = shown.build_schedule(), shown.all_stages
-        reductions = reductions_of(self.stages, self._devices, schedule, self.cluster)
-        return step_costs(
-            stages,
-            schedule,
-            self.cluster,
-            [copy for replica in replicas for copy in reductions[replica]],
-            port_routes(stages, schedule, self._routes, with_parts) if self.cluster.network else {},
-        )
+    @property
+    def _micro_batch_scale(self) -> tuple[float, ...]:
+        """Seconds of each micro-batch relative to their mean; empty if they are equal, or shared out to replicas."""
+        costs = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
+        return next((one.scale for one in costs if one.micro_batches == self.micro_batches), ())
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:
         """The device of each stage, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
-
-    @property
-    def _routes(self) -> Routes:
-        return Routes(self._devices, sending_pairs(self.stages), self.cluster)
 
 
 def _bubble(timeline: schedules.Timeline, sizes: Sequence[int]) -> float:

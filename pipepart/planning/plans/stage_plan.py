@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...document import ByteCount, Seconds, Value
 from ...profiling import Profile
 from ..costs.crossings import Crossings
 from ..costs.layer_ranges import ChainCosts
+from ..costs.stage_links import StageLinks
 from ..costs.stage_memory import Mode, Offload, Recompute, StageSizes, StashCounts
 
 _VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
@@ -58,6 +60,8 @@ class StagePlan(Value):
         workspace_bytes: the most that F, B, I, W, and a B that makes the gradients of the weights, need besides what is
             kept while they run.
         message_bytes: the input, and the gradient of the output, which wait on the device until they are used.
+        waiting_messages: the most inputs and gradients that wait at once. Senders do not wait, so before a slow stage
+            there may be as many as micro-batches.
         transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait, less the
             gradients of an asynchronous stage that has none then.
         in_flight: the most micro-batches whose forward has run and whose backward has not.
@@ -86,6 +90,7 @@ class StagePlan(Value):
     deferred_bytes: ByteCount = 0
     workspace_bytes: tuple[ByteCount, ...] = Field(default=(0,) * 5, min_length=5, max_length=5)
     message_bytes: tuple[ByteCount, ...] = Field(default=(0, 0), min_length=2, max_length=2)
+    waiting_messages: int = Field(default=0, ge=0)
     transient_bytes: int = 0
     in_flight: int = Field(default=0, ge=0)
     full_stashes: int = Field(default=0, ge=0)
@@ -151,19 +156,20 @@ def predict_stages(
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
     layers = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
-    crossings = Crossings(costs, cluster, [stage.device for stage in stages])
+    crossings = Crossings(costs, cluster)
     borders = np.array([[own.start for own in layers[1:]]], dtype=np.int64)
-    seconds = crossings.seconds(borders, range(len(stages)))[0].tolist()
-    outputs = [*crossings.message_bytes(borders)[0].tolist(), int(costs.output_bytes[-1])]
+    names = [stage.device for stage in stages]
+    devices = np.array([[cluster.places.index[name] for name in names]])
+    outputs = [*crossings.message_bytes(borders, devices)[0].tolist(), int(costs.output_bytes[-1])]
     past: list[Counter[int]] = [Counter() for _ in stages]
     if costs.skips:
-        for source, target, size in zip(*(row[0].tolist() for row in crossings.past(borders)), strict=True):
+        transfers = crossings.skips(borders, devices)
+        for source, target, size in zip(*(row[0].tolist() for row in transfers), strict=True):
             past[source][target] += size
-    return tuple(
+    predicted = [
         _predicted(
             stage.model_copy(
                 update={
-                    "transfer_seconds": crossing,
                     "output_bytes": output,
                     "skips": tuple(
                         Skip(target=t, bytes=size) for t, size in sorted(own_past.items()) if size
@@ -175,8 +181,41 @@ def predict_stages(
             costs,
             cluster.device(stage.device).speed,
         )
-        for stage, own, crossing, output, own_past in zip(stages, layers, seconds, outputs, past, strict=True)
+        for stage, own, output, own_past in zip(stages, layers, outputs, past, strict=True)
+    ]
+    seconds = transfer_seconds(predicted, names, cluster)
+    return tuple(
+        stage.model_copy(update={"transfer_seconds": crossing})
+        for stage, crossing in zip(predicted, seconds, strict=True)
     )
+
+
+def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster) -> list[float]:
+    """Return the seconds to send and receive the messages of each stage, for one micro-batch.
+
+    A message costs its sender and its receiver. Stages of one device need none. A skip connection adds its bytes to the
+    sender's output border and the receiver's input border; its latency is hidden.
+
+    Args:
+        stages: of one replica, which know their outputs, skips and gradient bytes.
+        names: the device of each stage.
+        cluster: has the links.
+    """
+    borders, links = [0.0], StageLinks(cluster, names)
+    trains, ways = False, []
+    for stage, (source, target) in zip(stages, pairwise(names), strict=False):
+        trains = trains or stage.gradient_bytes > 0
+        ways.append(2 if trains else 1)  # no gradient is sent to stages that train nothing
+        same = source == target
+        once = 0.0 if same else cluster.link_between(source, target).seconds(stage.output_bytes)
+        borders.append(ways[-1] * once)
+    seconds = [before + behind for before, behind in pairwise([*borders, 0.0])]
+    for number, stage in enumerate(stages):
+        for skip in stage.skips:
+            once = skip.bytes * links.seconds_per_byte(number, skip.target)
+            seconds[number] += ways[number] * once
+            seconds[skip.target] += ways[skip.target - 1] * once
+    return seconds
 
 
 def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StagePlan, ...]:
@@ -191,6 +230,7 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
             stage.model_copy(
                 update={
                     "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
+                    "waiting_messages": int(moments[:, 3:5].sum(axis=1).max()),
                     "transient_bytes": int(most[3:] @ held[3:]),
                     "in_flight": int(moments[:, :3].sum(axis=1).max()),
                     "full_stashes": int(most[0]),
@@ -217,7 +257,7 @@ def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
 def _predicted(
     stage: StagePlan, layers: slice, profile: Profile, costs: ChainCosts, speed: float
 ) -> StagePlan:
-    """Return a stage, which has the figures of its messages, with all others of one micro-batch."""
+    """Return a stage, which has the bytes of its messages, with all figures of one micro-batch but their seconds."""
     infos = profile.layers[layers]
     forward = float(costs.forward[layers].sum()) / speed
     recomputes = stage.recompute != "never"
@@ -229,7 +269,6 @@ def _predicted(
     return StagePlan(
         layers=stage.layers,
         device=stage.device,
-        transfer_seconds=stage.transfer_seconds,
         output_bytes=stage.output_bytes,
         skips=stage.skips,
         forward_seconds=forward,

@@ -1,9 +1,9 @@
-"""The costs of the stages of a plan's replicas on their devices and links, as ``schedules.simulate`` takes them."""
+"""The costs of a step of a plan on its devices and links, as ``schedules.simulate`` takes them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import schedules
@@ -24,32 +24,30 @@ def step_costs(
     stages: Sequence[StagePlan],
     schedule: schedules.Schedule,
     cluster: Cluster,
-    reductions: Sequence[Sequence[float]],
-    ports: Mapping[Pair, Route],
+    devices: Sequence[Sequence[str]],
+    shown: Sequence[int] | None = None,
+    scale: Sequence[float] = (),
 ) -> schedules.StageCosts:
-    """Return the costs of a step.
+    """Return the costs of a step. This is the only place that reads seconds of devices and links for a simulation.
 
     Args:
         stages: of all copies of the model that the schedule runs.
-        schedule: of the step.
+        schedule: of the replicas ``shown``.
         cluster: the devices and links.
-        reductions: the seconds of the REDUCE_GRAD of each stage, for each copy.
-        ports: from :func:`port_routes`.
+        devices: the device of each stage, for each replica of the plan.
+        shown: the replicas that the schedule runs, if it runs some only: each then has its part of the ports between
+            hosts. None for all replicas, which share the ports in the simulation.
+        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
     """
-    latency: float | dict[Pair, float] = cluster.link.latency
-    bandwidth: float | dict[Pair, float] = cluster.link.message_bandwidth or math.inf
-    one_copy = stages[: schedule.model_stages]
-    copies = [copy_seconds(stage, cluster.device(stage.device)) for stage in stages]
-    action = [cluster.device(stage.device).action_seconds for stage in stages]
+    model = stages[: schedule.model_stages]
+    homes = [cluster.device(stage.device) for stage in stages]
+    copies = [copy_seconds(stage, home) for stage, home in zip(stages, homes, strict=True)]
+    reductions = _reductions(model, devices, schedule, cluster)
+    latency, bandwidth, ports = _links(stages, schedule, cluster, devices, shown)
 
     def with_action(seconds: Iterable[float]) -> list[float]:
-        return [sum(pair) for pair in zip(seconds, action, strict=True)]
+        return [each + home.action_seconds for each, home in zip(seconds, homes, strict=True)]
 
-    if cluster.links_differ:
-        latency, bandwidth = {}, {}
-        for rows, names in _rows_and_names(stages, schedule):
-            link = cluster.link_between(*names)
-            latency[rows], bandwidth[rows] = link.latency, link.message_bandwidth or math.inf
     return schedules.StageCosts(
         forward=with_action(stage.forward_seconds for stage in stages),
         backward_input=with_action(stage.part_seconds[0] for stage in stages),
@@ -63,28 +61,27 @@ def step_costs(
         weight_stash_bytes=[stage.deferred_bytes for stage in stages],
         boundary_bytes=[stage.boundary_bytes for stage in stages],
         recompute=with_action(stage.recompute_seconds for stage in stages),
-        skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(one_copy) for skip in stage.skips],
+        skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(model) for skip in stage.skips],
         host_copy=[beside for beside, _ in copies],
         offload=with_action(busy for _, busy in copies),
-        reduce_grad=[seconds for copy in reductions for seconds in copy],
+        reduce_grad=[
+            seconds
+            for replica in (range(len(devices)) if shown is None else shown)
+            for copy in reductions[replica]
+            for seconds in copy
+        ],
+        micro_batch_scale=scale if len(scale) == schedule.micro_batches else (),
     )
 
 
-def reductions_of(
-    stages: Sequence[StagePlan],
+def _reductions(
+    model: Sequence[StagePlan],
     devices: Sequence[Sequence[str]],
     schedule: schedules.Schedule,
     cluster: Cluster,
 ) -> list[list[list[float]]]:
-    """Return the seconds of the REDUCE_GRAD of each stage, for each copy of the model in each replica.
-
-    Args:
-        stages: of the first replica.
-        devices: the device of each stage, for each replica.
-        schedule: of one or more replicas.
-        cluster: the devices and links.
-    """
-    count, home = len(stages), schedule.device_of
+    """Return the seconds of the REDUCE_GRAD of each stage, for each copy of the model in each replica."""
+    count, home = len(model), schedule.device_of
     stage_on = {row: stage for stage, row in enumerate(home[:count])}
     # A bidirectional schedule runs further copies of the model on the devices of the first.
     copies = [
@@ -92,51 +89,45 @@ def reductions_of(
         for first in range(0, schedule.stages, count)
         if home[first] in stage_on
     ]
-    rows = reduce_seconds(
-        stages, [[own[stage] for stage in copy] for own in devices for copy in copies], cluster
-    )
+    groups = [[names[stage] for stage in copy] for names in devices for copy in copies]
+    rows = reduce_seconds(model, groups, cluster)
     return [rows[first : first + len(copies)] for first in range(0, len(rows), len(copies))]
 
 
-def port_routes(
-    stages: Sequence[StagePlan], schedule: schedules.Schedule, routes: Routes, replicas: Sequence[int] | None
-) -> dict[Pair, Route]:
-    """Return the ports between the rows of a schedule, for the replicas that it runs.
-
-    Args:
-        stages: of all copies of the model that the schedule runs.
-        schedule: of the step.
-        routes: of all replicas.
-        replicas: that the schedule runs, each with its part of the ports; None for all of them, which share ports.
-    """
-    found: dict[Pair, Route] = {}
-    per_replica = schedule.stages // len(replicas) if replicas else 0
-    for one, other in _ways(stages, schedule):
-        rows = schedule.device_of[one], schedule.device_of[other]
-        if replicas is None:
-            route = routes.whole(stages[one].device, stages[other].device)
+def _links(
+    stages: Sequence[StagePlan],
+    schedule: schedules.Schedule,
+    cluster: Cluster,
+    devices: Sequence[Sequence[str]],
+    shown: Sequence[int] | None,
+) -> tuple[float | dict[Pair, float], float | dict[Pair, float], dict[Pair, Route]]:
+    """Return latency, bandwidth and ports between the rows of the schedule; numbers if all links are alike."""
+    if not cluster.links_differ:
+        return cluster.link.latency, cluster.link.message_bandwidth or math.inf, {}
+    latency: dict[Pair, float] = {}
+    bandwidth: dict[Pair, float] = {}
+    ports: dict[Pair, Route] = {}
+    routes = Routes(devices, sending_pairs(stages[: schedule.model_stages]), cluster)
+    for source, target in _messages(stages, schedule):
+        rows = schedule.device_of[source], schedule.device_of[target]
+        names = stages[source].device, stages[target].device
+        link = cluster.link_between(*names)
+        latency[rows], bandwidth[rows] = link.latency, link.message_bandwidth or math.inf
+        if shown is None:
+            route = routes.whole(*names)
         else:
-            at = one // per_replica
-            part = routes.of(replicas[at], stages[one].device, stages[other].device)
-            route = [((at, port), rate) for port, rate in part]
+            at = source * len(shown) // schedule.stages
+            route = [((at, port), rate) for port, rate in routes.of(shown[at], *names)]
         if route:
-            found[rows] = route
-    return found
+            ports[rows] = route
+    return latency, bandwidth, ports
 
 
-def _rows_and_names(
-    stages: Sequence[StagePlan], schedule: schedules.Schedule
-) -> Iterator[tuple[Pair, tuple[str, str]]]:
-    for one, other in _ways(stages, schedule):
-        rows = schedule.device_of[one], schedule.device_of[other]
-        yield rows, (stages[one].device, stages[other].device)
-
-
-def _ways(stages: Sequence[StagePlan], schedule: schedules.Schedule) -> Iterator[Pair]:
+def _messages(stages: Sequence[StagePlan], schedule: schedules.Schedule) -> Iterator[Pair]:
     """Yield the stages that send to each other, each pair in both directions, in every copy of the model."""
     count = schedule.model_stages
     pairs = sending_pairs(stages[:count])
     for first in range(0, schedule.stages, count):
-        for one, other in pairs:
-            yield first + one, first + other
-            yield first + other, first + one
+        for earlier, later in pairs:
+            yield first + earlier, first + later
+            yield first + later, first + earlier

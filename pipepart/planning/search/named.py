@@ -1,28 +1,45 @@
-"""Finds the best plan under a named schedule, for one number of micro-batches and one of replicas."""
+"""Finds the best plan under each named schedule, for one number of micro-batches and one of replicas."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
 
-import numpy as np
+from schedules.searching.clock import Clock, OutOfTime
 
 from ..costs.layer_ranges import TOLERANCE
+from ..costs.stage_memory import MODE_SETS
+from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
-from .best_modes import with_best_modes
 from .candidate import Candidate
-from .improve_by_simulation import SimulatedCut, improve_by_simulation
+from .parts import Part
 from .search_order import with_split_critical
 
-# One way to run the model, and the same with layers that share a parameter in different stages, for when the first one
-# has no plan.
-Ways = tuple[Candidate, ...]
+# Candidates to try in order: with tied layers in one stage, then with tied layers split.
+Attempts = tuple[Candidate, ...]
 
-_WORSE = 2  # numbers of stages a device, each more than the last, that have to be slower than a smaller one
-_SIMULATED = 100  # operations that planning a candidate counts as, for each stage and micro-batch
-_CHEAP = 1024  # stages of all replicas times micro-batches of each, up to which a candidate is cheap
+_EVERY_NUMBER = 16  # of devices, up to which each number is tried; above it four numbers for each doubling
+# Numbers of devices in a row that are no faster than more devices, until no fewer are tried: with few devices, or many.
+_PATIENCE, _PATIENCE_WITH_MANY, _FEW_DEVICES = 2, 1, 4
+_FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
+# Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
+_CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
+_AFFORDABLE_SIZE = 4096  # stages times micro-batches of a plan that is made if there is none after the clock
+_TRIES = 3  # of these, if the first ones do not fit
+_SIMULATED = 3  # cuts of a candidate that plans are made of, where their evaluated seconds are not exact
+
+
+class Outcome(NamedTuple):
+    """What planning a candidate came to: its plan, bounds of its step in seconds, whether cuts were searched."""
+
+    plan: Plan | None
+    at_least: float
+    at_most: float
+    is_searched: bool = True
 
 
 @dataclass
@@ -31,154 +48,242 @@ class Named:
 
     Attributes:
         plans: of those that were planned to the end.
-        slower: seconds that others cannot beat, where another plan is faster.
+        slower: seconds that others cannot beat, where another plan is faster or the clock was over.
         failed: those that have no plan that fits.
-        waiting: those that were not looked at.
     """
 
     plans: list[tuple[Candidate, Plan]] = field(default_factory=list)
-    slower: list[tuple[Ways, float]] = field(default_factory=list)
+    slower: list[tuple[Candidate, float]] = field(default_factory=list)
     failed: list[Candidate] = field(default_factory=list)
-    waiting: list[Ways] = field(default_factory=list)
 
     @property
     def fastest(self) -> float:
         """Seconds of the fastest plan."""
         return min((plan.predicted.step_seconds for _, plan in self.plans), default=math.inf)
 
-    def put_aside(self) -> None:
-        """Plan none of those that wait: list their bounds only."""
-        self.slower += [(ways, ways[0].shortest_possible_step) for ways in self.waiting]
-        self.waiting = []
-
-    def plan(self, ways: Ways, limit: float) -> float:
-        """Plan one of the candidates, unless it takes no less than ``limit``; return seconds that it cannot beat."""
-        for candidate in ways:
-            made = find_plan(candidate, limit)
-            if isinstance(made, Plan):
-                self.plans.append((candidate, made))
-                return made.predicted.step_seconds
-            if made is not None:
-                self.slower.append((ways, made))
-                return made
-        self.failed.append(ways[0])
-        return math.inf
+    def plan(self, attempts: Attempts, limit: float, clock: Clock) -> Outcome | None:
+        """Plan the first of the attempts that has a plan, unless it takes no less than ``limit``; None if none fits."""
+        for candidate in attempts:
+            outcome = find_plan(candidate, limit, clock)
+            if outcome is None:
+                continue
+            if outcome.plan is not None:
+                self.plans.append((candidate, outcome.plan))
+            else:
+                self.slower.append((candidate, outcome.at_least))
+            return outcome
+        self.failed.append(attempts[0])
+        return None
 
 
-def find_named(
-    candidates: Sequence[Ways],
-    operations: float = math.inf,
-    deadline: float = math.inf,
-    limit: float = math.inf,
-) -> Named:
-    """Plan the candidates that may be the fastest; the others wait: those with many stages a device, or with recompute.
+@dataclass
+class _Series:
+    """Attempts with one schedule, number of stages a device and choice of modes, the most devices first.
 
-    For each schedule, the number of stages a device grows until two numbers in a row are no faster than a smaller one.
-    A candidate is not planned to the end if a lower bound of its step is no less than the step of another plan.
+    Attributes:
+        left: attempts that were not tried.
+        is_default: whether the number of stages a device is that of the schedule, and the choice the request's first.
+        best: seconds that the best of those that were tried takes at most.
+        patience: how many tried ones in a row may be no faster.
+        at_least: seconds that the last of those that were tried takes at least.
+        slower: tried ones in a row that are no faster.
+    """
+
+    left: list[Attempts]
+    is_default: bool
+    patience: int
+    best: float = math.inf
+    at_least: float = 0.0
+    slower: int = 0
+
+    def tell(self, outcome: Outcome) -> None:
+        """Count an outcome; give up fewer devices if they do not make the step shorter."""
+        self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
+        self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
+        if self.slower == self.patience:
+            self.left = []
+
+
+def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float = math.inf) -> Named:
+    """Plan the candidates that may be the fastest.
+
+    For each schedule and number of stages a device, the number of devices falls until two numbers in a row are no
+    faster; one if there are more than four devices, and none if the schedule is 15 % slower than another one. With up
+    to four devices what is tried does not depend on other schedules, but for those that a lower bound proves to be
+    slower: the fastest plan of several schedules is no slower than that of one of them, unless the clock is over.
 
     Args:
-        candidates: the simplest first.
-        operations: that may be simulated. After that the others wait, if there is a plan, but one of each schedule that
-            is cheap: with the most devices that it fits, and its own number of stages on each.
-        deadline: a moment of :func:`time.monotonic`, with the same effect.
+        part: of a request.
+        clock: after which only one candidate of each schedule is planned, with the most devices, if it is cheap.
         limit: seconds of a plan that is known.
+        effort: the sum of ``planning_seconds`` after which no more candidates are planned. It does not depend on the
+            machine.
     """
     found = Named()
-    series: dict[tuple[str, int, str], list[Ways]] = {}
-    for ways in candidates:
-        if ways[0].is_extra:
-            found.waiting.append(ways)
-        else:
-            series.setdefault((ways[0].schedule, ways[0].devices, ways[0].choice), []).append(ways)
-    best = dict.fromkeys(series, math.inf)
-    worse = dict.fromkeys(series, 0)
-    missing = {schedule for schedule, _, _ in series}  # schedules of which nothing is known yet
+    series = _series_of(part)
+    if not series:
+        return found
+    is_first, left_out = True, False
     while series:
-        # The most devices first: they stay if fewer are as fast.
-        for key in sorted(series, key=lambda key: (-key[1], series[key][0][0].likely_step)):
-            size = series[key][0][0].stages * series[key][0][0].micro_batches
-            is_first = key[0] in missing and size * series[key][0][0].groups.replicas <= _CHEAP
-            known = found.plans or limit < math.inf
-            late = time.monotonic() >= deadline
-            if (known and not is_first and (operations < 0 or late)) or (found.failed and not known and late):
-                found.waiting += series.pop(key)
+        # All schedules on the most devices first: plans stay on them if fewer are as fast.
+        for one in sorted(series, key=_in_turn):
+            attempts = one.left.pop(0)
+            candidate = attempts[0]
+            if is_first and one.is_default and _is_cheap(candidate):
+                outcome = found.plan(attempts, min(limit, found.fastest), Clock())
+            elif effort > 0 and clock.has(candidate.planning_seconds):
+                outcome = found.plan(attempts, min(limit, found.fastest), clock)
+            else:
+                found.slower.append((candidate, candidate.shortest_possible_step))
+                left_out = True
                 continue
-            operations -= _SIMULATED * size
-            step = found.plan(series[key].pop(0), min(limit, found.fastest))
-            if step < math.inf:
-                missing.discard(key[0])
-            worse[key] = 0 if step < best[key] else worse[key] + 1
-            best[key] = min(best[key], step)
-        missing.clear()
-        found.waiting += [ways for key, left in series.items() if worse[key] == _WORSE for ways in left]
-        series = {key: left for key, left in series.items() if left and worse[key] < _WORSE}
+            if outcome is None or outcome.is_searched:
+                effort -= candidate.planning_seconds
+            if outcome is not None:
+                one.tell(outcome)
+        is_first = False
+        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, found.fastest) * _FAR
+        series = [one for one in series if one.left and one.at_least < far]
+    if left_out and not found.plans and limit == math.inf:
+        _plan_any(found, part, clock)
     return found
 
 
-def plan_waiting(found: Named, limit: float, operations: int, deadline: float = math.inf) -> None:
-    """Plan the candidates that wait, as far as they may take less than ``limit``.
+def candidates_of(part: Part) -> list[Attempts]:
+    """Return every named schedule, number of devices and of stages that is tried, the simplest first."""
+    return [attempts for one in _series_of(part) for attempts in one.left]
+
+
+def _in_turn(series: _Series) -> tuple[int, int, float]:
+    """The most devices first, then the fewest stages, as they are planned sooner, then those that are likely faster."""
+    candidate = series.left[0][0]
+    return -candidate.devices, candidate.chunks, candidate.likely_step
+
+
+def _series_of(part: Part) -> list[_Series]:
+    request, most, layers = part.request, part.most_devices, len(part.profile.layers)
+    found = []
+    for name in request.schedules:
+        chunks_of = request.chunks_of(name)
+        for chunks, choice in product(chunks_of, request.mode_choices):
+            numbers = _device_numbers(most)
+            if request.stages != "auto":
+                devices, rest = divmod(request.stages, chunks)
+                numbers = [devices] if not rest and 0 < devices <= most else []
+            possible = [own for own in numbers if own * chunks <= layers and (own > 1 or chunks == 1)]
+            attempts = [
+                tuple(Candidate(part, costs, name, chunks, devices, choice) for costs in part.costs)
+                for devices in possible or numbers[:1]  # the latter says why it is impossible
+            ]
+            if attempts:
+                is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
+                if most > _FEW_DEVICES and chunks != chunks_of[0]:
+                    attempts = attempts[:1]
+                patience = _PATIENCE if most <= _FEW_DEVICES else _PATIENCE_WITH_MANY
+                found.append(_Series(attempts, is_default, patience))
+    return found
+
+
+def _device_numbers(most: int) -> list[int]:
+    """Return numbers of devices to try, up to ``most``, the largest first."""
+    steps = (round(_EVERY_NUMBER * 2 ** (step / 4)) for step in range(1, 4 * most.bit_length()))
+    numbers = {*range(1, min(most, _EVERY_NUMBER) + 1), *(number for number in steps if number < most), most}
+    return sorted(numbers, reverse=True)
+
+
+def _is_cheap(candidate: Candidate) -> bool:
+    parts = len(candidate.part.request.micro_batches) * len(candidate.part.request.replicas)
+    return candidate.size * parts <= _CHEAP_SIZE * 2 and candidate.costs.layers <= _CHEAP_LAYERS
+
+
+def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
+    """Return those first whose simulation takes a fraction of a second, on the most devices."""
+    return sorted(
+        attempts,
+        key=lambda own: (max(own[0].size, _AFFORDABLE_SIZE), -own[0].devices, own[0].shortest_possible_step),
+    )
+
+
+def _plan_any(found: Named, part: Part, clock: Clock) -> None:
+    """Plan a few candidates without a search until there is one plan."""
+    for own in by_affordability([own for own in candidates_of(part) if own[0].has_cuts])[:_TRIES]:
+        if found.plan(own, math.inf, clock) is not None:
+            return
+
+
+def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None = None) -> Outcome | None:
+    """Return the plan of a candidate, or bounds of its step if they prove that it takes ``limit`` or more; else None.
 
     Args:
-        found: gets the plans.
-        limit: seconds of the best plan so far.
-        operations: that may be simulated.
-        deadline: a moment of :func:`time.monotonic`.
+        candidate: to plan.
+        limit: seconds of another plan.
+        clock: that ends the search for cuts.
     """
-    for ways in sorted(found.waiting, key=lambda ways: ways[0].stages):
-        limit = min(limit, found.fastest)
-        at_least = ways[0].shortest_possible_step
-        # Whether it is possible is asked last: a schedule has to be built for that.
-        if _is_no_less(at_least, limit) or operations < 0 or time.monotonic() >= deadline:
-            found.slower.append((ways, at_least))
-        elif not ways[0].impossible_reason:
-            operations -= _SIMULATED * ways[0].stages * ways[0].micro_batches
-            found.plan(ways, limit)
-    found.waiting = []
-
-
-def find_plan(candidate: Candidate, limit: float = math.inf) -> Plan | float | None:
-    """Return the plan of a candidate; seconds that it cannot beat, if these are no less than ``limit``; or None."""
+    clock = clock or Clock()
     if _is_no_less(candidate.shortest_possible_step, limit):
-        return candidate.shortest_possible_step  # before a schedule is built to see whether it is possible
-    if candidate.impossible_reason:
+        return Outcome(
+            None, candidate.shortest_possible_step, math.inf, is_searched=False
+        )  # before a schedule is built
+    if math.isfinite(limit) and not candidate.impossible_reason:
+        with suppress(OutOfTime):
+            at_least = candidate.step_with_least_bottleneck(clock)
+            if _is_no_less(at_least, limit):
+                return Outcome(None, at_least, math.inf, is_searched=False)
+    cuts, bound = candidate.best_cuts(clock)
+    if not cuts:
         return None
-    start = candidate.smallest_bottleneck()
-    if start is None:
-        return None
-    cuts = improve_by_simulation(candidate, start)
-    if math.isfinite(limit) and "offload" not in candidate.modes:  # a mixture of modes may be faster
-        at_least = _least_with_splits(candidate, cuts)
+    if math.isfinite(limit):
+        at_least = candidate.least_with_splits(cuts)
         if _is_no_less(at_least, limit):
-            return at_least
-    return _plan_of_best(candidate, cuts, start.bound)
+            return Outcome(None, at_least, cuts[0].seconds if candidate.is_exact else math.inf)
+    plan = _plan_of_best(candidate, cuts, bound)
+    if plan is None:
+        return None
+    if clock.has(candidate.planning_seconds / 2):
+        plan = with_split_critical(plan, candidate.costs)
+    return Outcome(plan, plan.predicted.step_seconds, plan.predicted.step_seconds)
 
 
 def _is_no_less(seconds: float, limit: float) -> bool:
     return seconds >= limit * (1 - TOLERANCE)
 
 
-def _least_with_splits(candidate: Candidate, cuts: Sequence[SimulatedCut]) -> float:
-    """Seconds that no plan of these cuts can beat, whichever of its backwards are split."""
-    columns = []
-    for cut in cuts:
-        borders = np.array([cut.borders], dtype=np.int64).reshape(1, -1)
-        choices = candidate.cut_costs.of(borders).choices(cut.order)
-        columns.append(candidate.step_times.columns(borders, choices, cut.order))
-    return float(candidate.step_times.steps(columns, splits=candidate.costs.split is not None).min())
+def _plan_of_best(candidate: Candidate, cuts: Sequence[EvaluatedCut], bound: float) -> Plan | None:
+    """Return the fastest plan of cuts; None if none fits.
 
-
-def _plan_of_best(candidate: Candidate, cuts: Sequence[SimulatedCut], bound: float) -> Plan | None:
-    """Return the fastest plan of cuts, with backwards split where that is faster; None if none fits."""
+    Memory of cuts is counted as if all stages took equal times. More messages may wait in a plan's own step: if no plan
+    fits, the devices that are short save more memory.
+    """
     best: Plan | None = None
-    exact = candidate.groups.replicas * candidate.cut_costs.copies == 1
+    drafts: list[Plan] = []
     for cut in cuts:
-        made = candidate.plan_for_cut(cut.borders, cut.order, bound)
-        if made is None:
+        draft = candidate.plan_of(cut.borders, cut.order, bound)
+        drafts.append(draft)
+        if not draft.fits:
             continue
-        if best is None or made.predicted.step_seconds < best.predicted.step_seconds * (1 - TOLERANCE):
-            best = made
-        if exact and made.predicted.step_seconds <= cut.step * (1 + TOLERANCE):
-            break  # else messages or sums of gradients, which were not simulated, take time
-    if best is None:
-        return None
-    return with_split_critical(with_best_modes(best, candidate.modes, candidate.costs), candidate.costs)
+        if best is None or draft.predicted.step_seconds < best.predicted.step_seconds * (1 - TOLERANCE):
+            best = draft
+        if candidate.is_exact or len(drafts) >= _SIMULATED:
+            break
+    for draft in () if best else drafts[:1]:
+        best = _with_less_memory(draft, candidate)
+    return best
+
+
+def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan | None:
+    """Return the plan with modes of less memory on the devices that are short; None if that is not enough."""
+    modes = MODE_SETS[candidate.choice]
+    for _ in modes[1:]:
+        needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
+        short = {device.name for device, need in needs if need > (device.memory_bytes or math.inf)}
+        if not short:
+            break
+        homes = list(zip(*[[stage.device for stage in plan.stages], *plan.replica_devices], strict=True))
+        stages = [
+            stage.with_mode(modes[min(modes.index(stage.mode) + 1, len(modes) - 1)])
+            if short.intersection(own) and stage.backward_seconds
+            else stage
+            for stage, own in zip(plan.stages, homes, strict=True)
+        ]
+        plan = plan.model_copy(update={"stages": tuple(stages)}).predict(candidate.costs)
+    return plan if plan.fits else None

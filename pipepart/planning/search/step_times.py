@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import numpy as np
 
 import schedules
@@ -13,7 +10,6 @@ from schedules.core.dependencies import CODE, Dependencies, dependencies
 
 from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
-from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _NUMBERS = 4_000_000  # that are held at a time: ends of actions, for as many cuts as that allows
@@ -86,38 +82,62 @@ class StepTimes:
 
         end[action] = max(end[action before it on its device], end[its source] + delay) + seconds
 
-    The ports of hosts are taken to be free, and values that go past stages to be there in time: they left before the
-    output of the stage before.
+    Ports of hosts are taken to be free. Values that skip stages are taken to arrive in time: they leave before the
+    output of the previous stage.
 
     Args:
-        costs: of the layers.
-        cuts: the devices, the schedule rows, and the recompute modes.
+        cuts: has the layers, the devices, the schedule rows and the recompute modes.
         levels: of the schedule; with recomputes and messages if the cuts may have some.
     """
 
-    def __init__(self, costs: ChainCosts, cuts: CutCosts, levels: Levels) -> None:
-        self._costs, self._cuts, self._levels = costs, cuts, levels
+    def __init__(self, cuts: CutCosts, levels: Levels) -> None:
+        self._cuts, self._levels = cuts, levels
+        devices = cuts.cluster.devices
+        self._speed = np.array([device.speed for device in devices])
+        self._action = np.array([device.action_seconds for device in devices])
 
-    def columns(self, borders: Borders, choices: Borders, order: Sequence[int]) -> Columns:
-        """Return the seconds and delays of cuts on one order of the devices. Those of messages on links are seconds.
+    @property
+    def actions(self) -> int:
+        """How many actions, and messages that take time, a step has."""
+        return self._levels.actions
+
+    def of(self, borders: Borders, modes: Ints, orders: Ints, *, splits: bool = False) -> Floats:
+        """Return the seconds of a step of each cut.
 
         Args:
             borders: [cuts, borders].
-            choices: [cuts, devices], the recompute mode of each device, by its index.
-            order: the device of each schedule row.
+            modes: of the device of each schedule row, by index: [cuts, rows].
+            orders: the device of each schedule row, by its position in the cluster: [cuts, rows].
+            splits: return what no choice of backwards to run as I and then W can beat: each gradient leaves after I,
+                and a backward takes what is less, the whole or its parts.
         """
-        costs, cluster = self._costs, self._cuts.cluster
-        copies, stages = self._cuts.copies, self._cuts.stages
+        width = max(1, _NUMBERS // (self._levels.actions + 1))
+        parts = [slice(first, first + width) for first in range(0, len(borders), width)]
+        tables = (self._columns(borders[part], modes[part], orders[part]) for part in parts)
+        return np.concatenate([self._step(*table, splits) for table in tables] or [np.zeros(0)])
+
+    def _columns(self, borders: Borders, choices: Ints, orders: Ints) -> Columns:
+        """Return the seconds and delays of cuts. Those of messages on links are seconds."""
+        cuts, costs = self._cuts, self._cuts.costs
+        copies, stages = cuts.copies, cuts.stages
         edges = costs.edges(borders)
-        homes = [cluster.devices[order[row]] for row in self._cuts.rows]
-        speeds = np.array([device.speed for device in homes])
+        homes = orders[:, cuts.rows]
         of_copies = np.tile(np.diff(costs.sums[:, edges], axis=2), copies)
-        forward, inputs, weights, split = of_copies / speeds
+        forward, inputs, weights, split = of_copies / self._speed[homes]
         backward = inputs + weights
         share = np.maximum(0.0, 1 + np.divide(split, backward, np.zeros_like(split), where=backward > 0))
-        modes = np.array(self._cuts.modes)[choices][:, self._cuts.rows]
+        modes = np.array(cuts.modes)[choices][:, cuts.rows]
         repeated = np.where(np.tile(costs.has_backward[edges[:, 1:] - 1], copies), forward, 0.0)
-        action = np.array([device.action_seconds for device in homes])
+        action = self._action[homes]
+        latency, per_byte = cuts.crossings.links(homes[:, :-1], homes[:, 1:])
+        sizes = np.zeros(latency.shape)
+        for first in range(0, copies * stages, stages):
+            # There is no border between the copies of the model.
+            latency[:, first + stages - 1 : first + stages] = 0.0
+            sizes[:, first : first + stages - 1] = cuts.crossings.message_bytes(
+                borders, homes[:, first : first + stages]
+            )
+        nothing = np.zeros((len(borders), 1))
         tables = (
             forward + action,
             inputs * share + action,
@@ -125,29 +145,12 @@ class StepTimes:
             backward + action,
             np.where(np.isin(modes, list(RECOMPUTES)), repeated + action, 0.0),
             np.where(modes == "always", repeated + action, 0.0),  # of the last micro-batch
-            np.zeros((len(borders), 1)),
-            on_links := np.zeros((len(borders), len(homes) - 1)),
+            nothing,
+            sizes * per_byte,
         )
-        delays = np.zeros((len(borders), len(homes)))
-        sizes = [one.message_bytes(borders) for one in self._cuts.crossings(order)]
-        for border, (one, other) in enumerate(itertools.pairwise(homes)):
-            copy, own = divmod(border, stages)
-            if one != other and own < stages - 1:  # no border is between two copies of the model
-                link = cluster.link_between(one.name, other.name)
-                delays[:, border] = link.latency
-                rate = link.message_bandwidth
-                on_links[:, border] = sizes[copy][:, own] / rate if rate else 0.0
-        return np.hstack(tables).T, delays.T
+        return np.hstack(tables).T, np.hstack((latency, nothing)).T
 
-    def steps(self, columns: Sequence[Columns], *, splits: bool = False) -> Floats:
-        """Return the seconds of a step of each cut of all columns, one after the other.
-
-        Args:
-            columns: of the cuts.
-            splits: return what no choice of backwards to run as I and then W can beat: each gradient leaves after I,
-                and a backward takes what is less, the whole or its parts.
-        """
-        seconds, delays = (np.hstack(tables) for tables in zip(*columns, strict=True))
+    def _step(self, seconds: Floats, delays: Floats, splits: bool) -> Floats:
         sooner = np.zeros_like(seconds)  # the output of an action is there before its end
         if splits:
             stages = len(self._cuts.rows)
@@ -156,10 +159,7 @@ class StepTimes:
             seconds = seconds.copy()
             seconds[3 * stages : 4 * stages] = whole
             sooner[3 * stages : 4 * stages] = np.maximum(whole - inputs, 0.0)
-        width = max(1, _NUMBERS // (self._levels.actions + 1))
-        parts = [slice(first, first + width) for first in range(0, seconds.shape[1], width)]
-        played = [self._played(seconds[:, part], delays[:, part], sooner[:, part]) for part in parts]
-        return np.concatenate(played)
+        return self._played(seconds, delays, sooner)
 
     def _played(self, seconds: Floats, delays: Floats, sooner: Floats) -> Floats:
         ends = np.zeros((self._levels.actions + 1, seconds.shape[1]))

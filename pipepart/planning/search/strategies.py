@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
-from ..joint.allowance import OPERATIONS_PER_SECOND, Allowance
 from ..joint.search import search_jointly
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
 from .alternatives import list_alternatives
-from .named import Named, Ways, find_named, plan_waiting
+from .named import Named, by_affordability, candidates_of, find_named
 from .parts import Part, parts_of
 from .search_order import as_searched
 
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
-_MOST_DEVICES = 512  # of one replica that the joint search places on: it looks at each pair of them
-SECONDS = 10.0  # for a larger one
+SECONDS = 10.0  # of a search, if the request does not say how many
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
+# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
+# planning seconds of candidates. Most of them take a third of that.
+_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 4.0
 
 Progress = Callable[[float], None]
 
@@ -52,93 +53,103 @@ class Searched:
         return [*found, self.joint] if self.joint else found
 
 
-def search(request: Request, progress: Progress = lambda done: None) -> Plan | None:
+def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
     """Return the plan with the shortest step, with the others as its alternatives; None if none fits.
 
     The plan of a part does not depend on the other parts, and no candidate of a part is left out that could be faster.
-    So a plan is no slower than one whose request allows fewer schedules, numbers of micro-batches, replicas, devices or
-    stages, unless the time is up.
+    So a plan is no slower than one whose request allows fewer schedules, numbers of micro-batches or replicas, unless
+    the clock is over.
 
     Args:
         request: what to choose from.
+        clock: that the search looks at. One plan is made even after it, if one fits.
         progress: is called with the part of the work that is done, from 0 to 1.
     """
     parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    deadline = time.monotonic() + (SECONDS if request.seconds is None else request.seconds)
     searched: list[Searched] = []
     for number, part in enumerate(parts):
         fastest = min(
             (plan.predicted.step_seconds for one in searched for plan in one.plans), default=math.inf
         )
         if part.shortest_possible_step >= fastest * (1 - TOLERANCE):
-            searched.append(Searched(part, Named(slower=part.bounds), None))
+            slower = [(attempts[0], part.shortest_possible_step) for attempts in candidates_of(part)]
+            searched.append(Searched(part, Named(slower=slower), None))
             continue
-        late = math.isfinite(fastest) and time.monotonic() >= deadline
-        operations = _operations(request, len(parts))
-        first = math.inf if _is_small(request) else operations // 8
-        named = find_named(part.candidates, first, deadline, fastest if late else math.inf)
-        if late:
-            named.put_aside()
-            searched.append(Searched(part, named, None))
-            continue
+        progress(number / len(parts))
+        own_clock = clock.part(1 / (len(parts) - number))
+        # The joint search of a part starts from its named plans: they do not depend on other parts, if there is time.
+        limit = fastest if own_clock.is_over else math.inf
+        share = 0.5 if request.searches_orders else 1.0
+        named = find_named(part, own_clock.part(share), limit, _effort(request) / len(parts))
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
 
         tell(0.0)
-        joint = _joint(part, named, Allowance(operations, deadline, tell))
-        limit = joint.predicted.step_seconds if joint else math.inf
-        plan_waiting(named, limit, operations // 4, deadline)
-        if named.fastest < limit * (
-            1 - TOLERANCE
-        ):  # one of those that waited, which the joint search does not know
-            joint = None
+        joint = None if own_clock.is_over else _joint(part, named, own_clock, len(parts), tell)
         searched.append(Searched(part, named, joint))
     plans = [plan for one in searched for plan in one.plans]
     if not plans:
         return None
     best = _best(plans)
-    joint = [one.joint for one in searched if one.joint and one.joint is not best]
     if request.schedule == SEARCH and best.schedule != SEARCH:
         best = as_searched(best)
+    joint = [one.joint for one in searched if one.joint and one.joint is not best]
     others = list_alternatives(best, [one.named for one in searched], joint if _is_small(request) else ())
-    return best.model_copy(update={"alternatives": others, "out_of_time": time.monotonic() >= deadline})
+    return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
 
 def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible]:
     """Explain why candidates have no plan: under each schedule those with the fewest stages a device.
 
-    Those on fewer devices need more memory on each, so they are left out if a cut for others is possible. After the
-    clock only the first of all is explained.
+    Those on fewer devices need more memory on each, so they are left out if a cut for others is possible. So are those
+    that take longer than the clock has left, if others do not.
     """
-    count = 0
-    for part in parts_of(request):
-        of_schedule: dict[str, list[Ways]] = {}
-        for ways in part.candidates:
-            of_schedule.setdefault(ways[0].schedule, []).append(ways)
-        for every in of_schedule.values():
-            for ways in every:
-                if count and clock.is_over:
-                    return
-                found = [candidate.infeasible() for candidate in ways]
-                count += len(found)
-                yield from found
-                if any(one.deficit_bytes for one in found):
-                    break
+    parts, explained = list(parts_of(request)), False
+    for part in parts:
+        done: set[str] = set()  # schedules with a cut that lacks some bytes
+        for attempts in candidates_of(part):
+            for candidate in attempts:
+                if candidate.schedule in done or not clock.has(candidate.planning_seconds):
+                    continue
+                explained = True
+                found = candidate.infeasible(clock)
+                if found.deficit_bytes:
+                    done.add(candidate.schedule)
+                yield found
+    for attempts in by_affordability(candidates_of(parts[0])) if not explained else ():
+        yield attempts[0].infeasible(clock)
+        return
 
 
-def _joint(part: Part, named: Named, allowance: Allowance) -> Plan | None:
-    if not part.request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
+def _joint(
+    part: Part, named: Named, clock: Clock, parts: int, tell: Callable[[float, float], None]
+) -> Plan | None:
+    """Return the plan of the joint search, which keeps tied layers together if it may; None if it is not faster."""
+    request = part.request
+    if not request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
         return None
-    if len(part.groups.cluster) > _MOST_DEVICES:
-        return None
-    if part.request.mode_choices == ("stash",):  # the joint search only recomputes
-        return None
+    together, costs = part.costs[0], part.costs[-1]
+    most_together = len(together.allowed_borders) + 1  # stages of a cut that keeps tied layers together
+    if most_together >= part.most_devices:
+        costs = together
     starts: dict[tuple[int, ...], Plan] = {}
-    for _, plan in sorted(named.plans, key=lambda one: one[1].predicted.step_seconds):
-        if all(stage.mode != "offload" for stage in plan.stages):
+    for candidate, plan in sorted(named.plans, key=lambda pair: pair[1].predicted.step_seconds):
+        if candidate.costs is costs:
             starts.setdefault(plan.build_schedule().device_of, plan)
-    return search_jointly(part.joint, list(starts.values())[:_STARTS], allowance)
+    allowance = Allowance(_operations(request, parts), clock, tell)
+    plan = search_jointly(part.joint(costs), list(starts.values())[:_STARTS], allowance)
+    if plan is None or plan.predicted.step_seconds >= named.fastest * (1 - TOLERANCE):
+        return None
+    if costs is not together and len(plan.stages) <= most_together:
+        return None  # as many stages may keep tied layers together
+    return plan
+
+
+def _effort(request: Request) -> float:
+    """Return the effort for named schedules: with none given, a request is planned in few seconds on any machine."""
+    is_short = len(request.profile.layers) <= _SHORT_LAYERS and len(request.cluster) <= _SHORT_DEVICES
+    return _SHORT_EFFORT if request.seconds is None and is_short else math.inf
 
 
 def _operations(request: Request, parts: int) -> int:
@@ -154,16 +165,16 @@ def _is_small(request: Request) -> bool:
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
-    """The fastest; of equal ones that with fewest replicas, most devices, fewest chunks, least memory; or the first."""
-    fastest = min(made.predicted.step_seconds for made in plans)
-    near = [made for made in plans if made.predicted.step_seconds <= fastest * (1 + TOLERANCE)]
+    """Return the fastest; of equal ones that with fewest replicas, most devices, fewest chunks, least memory."""
+    fastest = min(plan.predicted.step_seconds for plan in plans)
+    near = [plan for plan in plans if plan.predicted.step_seconds <= fastest * (1 + TOLERANCE)]
     return min(
         near,
-        key=lambda made: (
-            made.replicas,
-            -len({stage.device for stage in made.stages}),
-            made.schedule == SEARCH,
-            made.chunks,
-            max(made.predicted.memory_bytes),
+        key=lambda plan: (
+            plan.replicas,
+            -len({stage.device for stage in plan.stages}),
+            plan.schedule == SEARCH,
+            plan.chunks,
+            max(plan.predicted.memory_bytes),
         ),
     )

@@ -155,7 +155,6 @@ def test_one_line_profiles_plans_and_trains():
     with pipepart.Pipeline.auto(
         model, x, target=y, loss_fn=nn.CrossEntropyLoss(), devices=2, micro_batches=4
     ) as pipe:
-        assert len(pipe.plan.stages) == 2 * pipe.plan.chunks
         assert pipe.plan.micro_batches == 4
         assert sum(len(stage.layers) for stage in pipe.plan.stages) == 6
         plain.assert_same(model.state_dict(), reference.state_dict())
