@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from schedules.searching.clock import Clock
 
-from ...partition.intervals import best_intervals
+from ..intervals import best_intervals
 from ..problem import Floats, Problem, Split
 
 

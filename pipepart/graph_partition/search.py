@@ -9,8 +9,8 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
       │           ▲                I2 = {a, b, c, d}  stage 1 = I2 \\ I1 = b d
       └───► c ────┘                I3 = V             stage 2 = I3 \\ I2 = e
 
-1. **Upper bound.** The best cut of the execution order into intervals, by dynamic programming (``exact/intervals.py``).
-   For a chain this is the best cut, and the search ends.
+1. **Upper bound** (``exact/execution_order.py``). The best cut of the execution order into intervals, by dynamic
+   programming. For a chain this is the best cut, and the search ends.
 2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``): the downsets that can be borders of a cut that is better
    than the best so far; ``capacity.py`` rules out most.
 3. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached
@@ -42,7 +42,7 @@ from .even_split import even_split
 from .exact.capacity import Capacity
 from .exact.decision import Decider
 from .exact.downsets import Downsets, blocks, downsets
-from .exact.intervals import best_interval_split
+from .exact.execution_order import best_interval_split
 from .problem import Problem, Split
 
 # Size of the thinned family of borders that is searched first, and the gap at which that search stops.
