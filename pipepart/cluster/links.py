@@ -89,8 +89,8 @@ def make_networks(
     Raises:
         ValueError: there are more or fewer than tiers, or a bandwidth cannot be parsed.
     """
-    single = network is None or isinstance(network, float | int | str | Network)
-    networks = [entry for entry in ([network] if single else network) if entry is not None]
+    single = isinstance(network, float | int | str | Network)
+    networks = [] if network is None else [network] if single else network
     sizes = [hosts] if isinstance(hosts, int) else hosts
     tiers = len(sizes) if math.prod(sizes) > 1 else 0
     if not tiers and networks:

@@ -43,7 +43,7 @@ class Places:
         self.differ = bool(links) or len(set(self.groups.values())) > 1
         self._network = network
         self._links = [link, *(_joined(network[: tier + 1]) for tier in range(len(network)))]
-        self._pairs = {pair: own for own in links for pair in (own.between, own.between[::-1])}
+        self._pairs = {pair: joined for joined in links for pair in (joined.between, joined.between[::-1])}
         self._ports = [self._shared_ports(tier, joined.ports) for tier, joined in enumerate(network)]
 
     def _shared_ports(self, tier: int, ports: int) -> dict[str, int]:

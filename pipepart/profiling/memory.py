@@ -93,7 +93,7 @@ class MemoryCount(Allocations, Observer):
         self._by_address: dict[int, _Piece] = {}
         self._known: frozenset[int] = frozenset()  # the addresses before the forward
         self._passed: list[_Piece] = []
-        self._packed: list[weakref.ref[_Kept]] = []
+        self._packed: list[weakref.ref[_Saved]] = []
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
         self._operations = OperationLog()
 
@@ -115,7 +115,7 @@ class MemoryCount(Allocations, Observer):
         self.ignored = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
         self._first = first
         self._by_address.clear()
-        with self, saved_tensors_hooks(self._pack, _Kept.unpack):
+        with self, saved_tensors_hooks(self._pack, _Saved.unpack):
             part.run(value, self)
         split = _SplitCount(self._costs[first:], self.ignored)
         with split:
@@ -199,8 +199,8 @@ class MemoryCount(Allocations, Observer):
             cost.output_gradient_bytes = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
             self._specs[index] = tensor_specs(output)
         newly_saved = 0  # what was there before the forward was not allocated by it
-        for kept in filter(None, (reference() for reference in self._packed)):
-            for part in dense_parts(kept.tensor):
+        for saved in filter(None, (reference() for reference in self._packed)):
+            for part in dense_parts(saved.tensor):
                 address = part.untyped_storage()._cdata
                 if address not in self.ignored:
                     piece = self._piece(part)
@@ -220,12 +220,12 @@ class MemoryCount(Allocations, Observer):
         self._operations.enter(None)
         self._costs[self._first + index].workspace_bytes = self.peak - self.start
 
-    def _pack(self, tensor: Tensor) -> _Kept:
+    def _pack(self, tensor: Tensor) -> _Saved:
         """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
-        kept = _Kept(tensor.detach())
+        saved = _Saved(tensor.detach())
         if self._in_forward:  # and not in the forward that a checkpoint repeats during the backward
-            self._packed.append(weakref.ref(kept))
-        return kept
+            self._packed.append(weakref.ref(saved))
+        return saved
 
     def _piece(self, tensor: Tensor) -> _Piece:
         storage = tensor.untyped_storage()
@@ -268,7 +268,7 @@ class _SplitCount(Allocations, Observer):
         self._costs[index].weight_workspace_bytes = self.peak - self.start
 
 
-class _Kept:
+class _Saved:
     """Replaces a saved tensor in autograd; it is deleted when autograd would free the tensor."""
 
     __slots__ = ("__weakref__", "tensor")
