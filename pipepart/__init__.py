@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from .data.arguments import Arguments
     from .data.split import Whole
     from .loss import LossError, add_loss, collect_losses
+    from .measure import profile
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
-    from .profiling import Profile, Roofline, calibrate, profile
+    from .profiling import Profile, Roofline, calibrate
     from .ranks.failure import RankError
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
@@ -47,7 +48,7 @@ _HOMES = {
     "deferred_init": "capture.deferred",
     "load": "checkpoint",
     "plan": "planning",
-    "profile": "profiling",
+    "profile": "measure",
     "replan": "planning",
     "save": "checkpoint",
 }

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .automatic import plan_for
 from .calls import Calls
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .checkpoint import finish
@@ -25,7 +26,6 @@ from .distributed import join, making, planned_once
 from .input_error import InputError
 from .loss import Reduction, StepLoss
 from .planning import Plan, warn_of_changes
-from .planning.automatic import plan_for
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
 from .runtime.build import build_stages, guard_stages

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from ..data.arguments import Arguments
 from ..data.split import batch_size
-from ..profiling import Profile, profile
+from ..measure import profile
+from ..profiling import Profile
 from .errors import UsageError
 from .output import note, user_output_to_stderr
 from .samples import cast_floats, make_sample

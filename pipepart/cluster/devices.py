@@ -8,10 +8,6 @@ from ..document import Value
 from ..input_error import InputError
 from ..units import parse_bytes
 
-# One action of a worker thread, beside what its layers take: a step of a tiny model takes so much longer than a plain
-# loop over its layers, for each action of both devices (benchmarks.cpu, the second table).
-VIRTUAL_ACTION_SECONDS = 25e-6
-
 
 class Device(Value):
     """One device: its name, memory and speed.
@@ -26,7 +22,8 @@ class Device(Value):
         threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
         host_bandwidth: bytes per second between the device and pinned memory of its host, in each direction, one copy
             at a time; None if it is not known, and stages then keep what they save on the device.
-        action_seconds: what the runtime takes for each action of a stage beside its layers, while the device waits.
+        action_seconds: what the runtime adds to each action of a stage. ``pipepart.plan`` raises it to what the profile
+            measured, for CPU devices of this machine.
         host: of the machine that it is in, as in ``"host:0"``; with groups of hosts, as in ``"rack:1/host:0"``.
     """
 

@@ -82,13 +82,14 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
     Link(bandwidth=1000.0, latency=1.0, compress=None)
     """
-    taken, size = np.array(seconds), np.array(sizes)
-    latency, per_byte = np.linalg.lstsq(np.column_stack((1 / taken, size / taken)), np.ones_like(taken))[0]
+    # Minimise the sum of ((latency + size * per_byte) / time - 1)²; scaled, as the two units differ by 1e9.
+    rows = np.column_stack([np.ones(len(sizes)), np.array(sizes) / 1e9]) / np.array(seconds)[:, None]
+    latency, per_gigabyte = np.linalg.lstsq(rows, np.ones(len(sizes)))[0]
     if latency < 0:
-        latency, per_byte = 0.0, (size / taken).sum() / np.square(size / taken).sum()
-    if per_byte <= 0:
+        latency, per_gigabyte = 0.0, rows[:, 1].sum() / np.square(rows[:, 1]).sum()
+    if per_gigabyte <= 0:
         return Link(latency=statistics.median(seconds))
-    return Link(bandwidth=float(f"{1 / per_byte:.4g}"), latency=float(f"{latency:.3g}"))
+    return Link(bandwidth=float(f"{1e9 / per_gigabyte:.4g}"), latency=float(f"{latency:.3g}"))
 
 
 def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:

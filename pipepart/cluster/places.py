@@ -83,18 +83,6 @@ class Places:
         )
 
 
-class Lookup:
-    """Caches the places of a cluster. All caches are equal, so that clusters are compared by their fields."""
-
-    def __init__(self) -> None:
-        self.places: Places | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lookup)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def _joined(tiers: Sequence[Network]) -> Link:
     """Return the link through these tiers: as fast as the slowest, with the latency of the outermost."""
     slowest = min((tier.bandwidth for tier in tiers if tier.bandwidth is not None), default=None)

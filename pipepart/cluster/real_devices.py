@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..input_error import InputError
-from .devices import VIRTUAL_ACTION_SECONDS, Device
+from .devices import Device
 from .links import Link
 
 # Peer-to-peer copies over PCIe 4: an assumption until links are measured.
@@ -43,7 +43,6 @@ def real_device(
             kind=device.type,
             torch_device=str(device),
             threads=share,
-            action_seconds=VIRTUAL_ACTION_SECONDS if device.type == "cpu" else 0.0,
         )
     properties = torch.cuda.get_device_properties(device)
     usable = int(properties.total_memory * (1 - headroom)) // devices.count(device)

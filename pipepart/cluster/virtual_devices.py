@@ -8,7 +8,7 @@ import torch
 
 from ..input_error import InputError, InputTypeError
 from ..units import parse_bandwidth, parse_bytes
-from .devices import VIRTUAL_ACTION_SECONDS, Device
+from .devices import Device
 
 
 def virtual_devices(
@@ -49,7 +49,6 @@ def virtual_devices(
             torch_device="cpu",
             threads=threads or max(1, torch.get_num_threads() // count),
             host_bandwidth=host_bandwidth,
-            action_seconds=VIRTUAL_ACTION_SECONDS,
         )
         for index, own in enumerate(speeds)
     )

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
 from ..capture import Chain, Live
-from ..cluster import VIRTUAL_LATENCY_SECONDS
 from ..data.split import MicroBatches
 from ..input_error import InputError
 from ..loss import LossError
@@ -238,7 +237,7 @@ def _check_links(plan: Plan, rank_of: Sequence[int]) -> None:
         return
     for (one, rank), (other, there) in permutations(zip(plan.workers, rank_of, strict=True), 2):
         link = plan.cluster.link_between(one.name, other.name)
-        if rank != there and (link.bandwidth or link.latency > VIRTUAL_LATENCY_SECONDS):
+        if rank != there and (link.bandwidth or link.latency > plan.cluster.message_seconds):
             raise InputError(
                 f"the link between {one.name} and {other.name} is emulated, which is done between the threads of one "
                 "process only: run without torchrun, or plan for a cluster without link= and latency="

@@ -16,6 +16,7 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit
+from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import check_arguments, read_request
@@ -136,6 +137,7 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
+    profile, cluster = with_overhead(profile, cluster)
     if not profile.edges:
         return _plan_chain(profile, cluster, options)
     from .branched import MOST_ORDERS, plan_branched  # which needs scipy

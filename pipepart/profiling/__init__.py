@@ -2,7 +2,7 @@
 
 from .analytic.calibration import calibrate
 from .analytic.roofline import Roofline
-from .costs import Costs, LayerCost, LiveValue, SavedTensor, Timing
+from .costs import Costs, LayerCost, LiveValue, Overhead, SavedTensor, Timing
 from .profile_document import Profile
 from .profiler import profile
 
@@ -10,6 +10,7 @@ __all__ = [
     "Costs",
     "LayerCost",
     "LiveValue",
+    "Overhead",
     "Profile",
     "Roofline",
     "SavedTensor",

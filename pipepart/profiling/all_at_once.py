@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +18,9 @@ from .memory import Memory, MemoryCount
 from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
+_ALONE = 0.3  # of the time, to measure without other devices
+_FEW_PASSES = (3, PASSES[1])
+
 
 class AllAtOnce(Method):
     """Measures the layers in passes over the whole chain, where the model is."""
@@ -32,14 +34,21 @@ class AllAtOnce(Method):
         task = self.task
         memory, chain = _counted(task, part)
         done(0.5)
+        others = task.devices_at_once - 1
         timer = LayerTimer(chain, task.device)
-        others = 0
-        if task.device.type == "cpu":
-            others = min(task.devices, (os.cpu_count() or 1) // (task.threads or 1)) - 1
-        with background_load(task.chain.layers, part.value, others, task.threads):
+        if others:
+            timer.measure(part.value, budget=task.seconds * _ALONE, passes=_FEW_PASSES)
+        else:
             timer.measure(part.value, budget=task.seconds, passes=PASSES)
+        times = timer.timings(part.parts)
+        with background_load(task.chain.layers, part.value, others, task.threads) as loaded:
+            if loaded:
+                beside = LayerTimer(chain, task.device)
+                beside.measure(part.value, budget=task.seconds * (1 - _ALONE), passes=PASSES)
+                slower = beside.timings(part.parts)
+                times = [alone.slower_by(other) for alone, other in zip(times, slower, strict=True)]
         done(1.0)
-        return Measured(part, timer.timings(part.parts), memory, chain.like, timer.repeats)
+        return Measured(part, times, memory, chain.like, timer.repeats)
 
 
 class Estimated(Method):
@@ -58,9 +67,9 @@ class Estimated(Method):
         """Run the model on meta tensors."""
         return on_meta(self.task.everything, self._roofline.device)
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return input and target of a micro-batch as meta tensors."""
-        value, target = super().brought(given)
+        value, target = super().prepare(part)
         return to_meta(value), to_meta(target)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:

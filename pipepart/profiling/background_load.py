@@ -20,16 +20,18 @@ _LARGEST_COPIES_BYTES = 2**30
 
 
 @contextmanager
-def background_load(layers: Layers, micro_batch: Any, workers: int, threads: int | None) -> Iterator[None]:
+def background_load(layers: Layers, micro_batch: Any, workers: int, threads: int | None) -> Iterator[bool]:
     """Train copies of the layers of a model on ``micro_batch`` in ``workers`` threads within the block, without a loss.
 
     Virtual devices share caches, memory bandwidth and often the execution units of a core, so a layer takes longer
-    beside others than alone: up to a third longer was measured on two virtual CPUs. There is no load if the model
-    cannot be copied, or if its copies would need more than 1 GiB.
+    beside others than alone: up to a third longer was measured on two virtual CPUs.
+
+    Yields:
+        False if there is no load: no workers, a model that cannot be copied, or copies of more than 1 GiB.
     """
     copies = _copies(layers, workers)
     if not copies:
-        yield
+        yield False
         return
     stop = threading.Event()
     cpu = torch.device("cpu")
@@ -37,7 +39,7 @@ def background_load(layers: Layers, micro_batch: Any, workers: int, threads: int
     try:
         for worker, copied in zip(running, copies, strict=True):
             worker.submit(partial(_train, copied, micro_batch, stop))
-        yield
+        yield True
     finally:
         stop.set()
         for worker in running:

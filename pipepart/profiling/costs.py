@@ -11,12 +11,43 @@ class Timing(Value):
     """A duration that was measured several times.
 
     Attributes:
-        seconds: the median.
+        seconds: the mean without the slowest tenth.
         spread: half the interquartile range.
     """
 
     seconds: Seconds = 0.0
     spread: Seconds = 0.0
+
+
+class Overhead(Value):
+    """What a step on the CPU takes besides its layers, and what they were measured beside; nothing by default.
+
+    Attributes:
+        action_seconds: what the runtime adds to each action of a stage.
+        message_seconds: latency of a message, from the end of an action to the start of one on another device.
+        devices: how many computed at once when ``LayerCost.slowdown`` was measured; 1 if it was not.
+        cores: of the machine; None if they are not known.
+    """
+
+    action_seconds: Seconds = 0.0
+    message_seconds: Seconds = 0.0
+    devices: int = Field(default=1, ge=1)
+    cores: int | None = Field(default=None, ge=1)
+
+    def slowdown(self, measured: float, devices: int, threads: int) -> float:
+        """Return how many times as long a layer takes beside other devices of the same machine.
+
+        It grows along a straight line from 1 for one device to what was measured. Threads beyond the number of cores
+        take turns.
+
+        Args:
+            measured: ``LayerCost.slowdown``, while ``self.devices`` compute.
+            devices: that compute at once.
+            threads: of each.
+        """
+        fitting = devices if self.cores is None else min(devices, max(1, self.cores // threads))
+        beside = 1 + (measured - 1) * (fitting - 1) / (self.devices - 1) if self.devices > 1 else 1.0
+        return max(beside, 1e-3) * (1.0 if self.cores is None else max(1.0, devices * threads / self.cores))
 
 
 class LayerCost(Value):
@@ -38,6 +69,8 @@ class LayerCost(Value):
         weight_workspace_bytes: memory that action W needs temporarily, besides ``deferred_bytes``. None in these three
             counts as ``workspace_bytes``.
         deferred_bytes: memory kept from I to W: inputs of its weights' operations, and the gradients of their outputs.
+        slowdown: how many times as long it takes while the other devices of a CPU compute, too. The seconds in the
+            profile of a plan include it.
     """
 
     forward: Timing = Timing()
@@ -53,6 +86,7 @@ class LayerCost(Value):
     input_workspace_bytes: ByteCount | None = None
     weight_workspace_bytes: ByteCount | None = None
     deferred_bytes: ByteCount = 0
+    slowdown: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
     def backward_seconds(self) -> float:
@@ -101,14 +135,15 @@ class Costs(Value):
 
     Attributes:
         micro_batches: number of micro-batches of a mini-batch; with a ``split`` function, the number it is called with.
-        samples: samples in the largest of them, which is the one that is measured.
-        layers: one cost a layer, in execution order.
+        samples: samples in the largest of them, whose bytes these are.
+        layers: one cost a layer, in execution order. Seconds are means over the micro-batches.
         loss: the seconds of the loss function, what it alone saves, its workspace, and its target (``input_bytes``).
-            All its memory also counts in the last layer.
+            The bytes of the last layer already include those of the loss.
         saved: the memory kept for the backward.
         values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
             which each layer feeds the next one.
         repeats: how often each layer was timed.
+        scale: seconds of each micro-batch relative to their mean; empty if all have the same size.
     """
 
     micro_batches: int = Field(ge=1)
@@ -118,3 +153,4 @@ class Costs(Value):
     saved: tuple[SavedTensor, ...] = ()
     values: tuple[LiveValue, ...] = ()
     repeats: int = Field(default=0, ge=0)
+    scale: tuple[Seconds, ...] = ()

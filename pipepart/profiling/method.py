@@ -1,7 +1,8 @@
-"""A method of profiling: how layers come to where they run, and how their times and memory are found out."""
+"""Method: a way to profile layers, all at once, one at a time, or estimated; and the micro-batch that it profiles."""
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import nn
 from ..autograd.own_copy import own_copy, tensors
 from ..capture import Chain, Live, loss_of
 from ..data.recorded import entered
-from ..data.split import MicroBatches, Splitter, micro_batches_of
+from ..data.split import MicroBatches
 from ..loss import sum_of
 from .layer_pass import Loss, fresh
 from .memory import Memory
@@ -45,6 +46,12 @@ class Task:
     seconds: float
     share: bool
     stop: threading.Event
+
+    @property
+    def devices_at_once(self) -> int:
+        """How many devices of the CPU compute at once: as many as there are cores for. 1 on an accelerator."""
+        cores = os.cpu_count() or 1
+        return max(1, min(self.devices, cores // (self.threads or 1))) if self.device.type == "cpu" else 1
 
     @property
     def loss_module(self) -> nn.Module | None:
@@ -78,14 +85,15 @@ class MicroBatch(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was found out for one size.
+    """What was measured for one number of micro-batches.
 
     Attributes:
-        part: the micro-batch.
+        part: the largest micro-batch, which has the most memory.
         times: of each layer, and of the loss as the last if there is one.
         memory: of each layer.
         like: for each layer the index of the one that was timed for it, mostly its own.
         repeats: how often each of these was timed, at least.
+        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
     """
 
     part: MicroBatch
@@ -93,6 +101,7 @@ class Measured(NamedTuple):
     memory: Memory
     like: list[int]
     repeats: int
+    scale: tuple[float, ...] = ()
 
 
 class Method(ABC):
@@ -105,14 +114,14 @@ class Method(ABC):
     def running(self) -> AbstractContextManager[None]:
         """Return a context within which layers can run. Behind it the model is as it was before."""
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return copies of input and target of a micro-batch, as the first layer and the loss take them."""
-        taken = entered(self.task.chain, given)
+        taken = entered(self.task.chain, part)
         return fresh(taken.inputs[0]), fresh(taken.targets[0])
 
     @abstractmethod
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Find out times and memory.
+        """Return the times and the memory of each layer.
 
         Args:
             part: the micro-batch.
@@ -120,14 +129,10 @@ class Method(ABC):
         """
 
 
-def largest_micro_batch(
-    method: Method, value: Any, target: Any, count: int, split: Splitter | None
-) -> MicroBatch:
-    """Return the micro-batch with the most samples, where the method needs it."""
-    parts = micro_batches_of(value, target, count, split)
-    samples = max(parts.sizes)
+def micro_batch_of(method: Method, parts: MicroBatches, samples: int) -> MicroBatch:
+    """Return the first of the micro-batches that has so many samples, where the method needs it."""
     index = parts.sizes.index(samples)
-    value, target = method.brought(
+    value, target = method.prepare(
         parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
     )
     loss_fn = method.task.loss_fn

@@ -42,18 +42,18 @@ class OneAtATime(Method):
         """Leave the model where it is."""
         return restored(self.task.everything, self.task.device)
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return copies of input and target of a micro-batch on the device.
 
         Live values of a recorded model on the meta device have no values: those of the arguments take their places.
         """
         device = self.task.device
-        batch = entered(self.task.chain, given)
+        batch = entered(self.task.chain, part)
         live, target = batch.inputs[0], fresh(batch.targets[0], device)
         if not isinstance(live, Live):
             return fresh(live, device), target
         recording = live.recording
-        call = Arguments.of_input(given.inputs[0])
+        call = Arguments.of_input(part.inputs[0])
         arguments = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
         values = dict(zip(recording.inputs, arguments, strict=True))
         constants = {number: fresh(tensor, device) for number, tensor in recording.constants.items()}

@@ -15,7 +15,7 @@ from ..input_error import InputError
 from ..pages import notebook_html
 from ..units import counted, format_seconds
 from .analytic.roofline import Roofline
-from .costs import Costs
+from .costs import Costs, Overhead
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph
@@ -41,6 +41,8 @@ class Profile(Document):
         notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for others;
             whether times are estimates.
         roofline: if times are estimates, what they were estimated from; None if they were measured.
+        overhead: what a step on this machine's CPU takes besides its layers. The profile of a plan has none left: the
+            plan counts it in the seconds of its layers, devices and links.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Profile(Document):
     torch_version: str
     notes: tuple[str, ...] = ()
     roofline: Roofline | None = None
+    overhead: Overhead = Overhead()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -199,6 +202,8 @@ def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
     for number, value in enumerate(costs.values):
         if list(value.layers) != sorted({index for index in value.layers if 0 <= index < layers}):
             yield f"values.{number} names layers {list(value.layers)}: indices increase, from 0 to {layers - 1}"
+    if costs.scale and len(costs.scale) != costs.micro_batches:
+        yield f"scale has {len(costs.scale)} numbers for {costs.micro_batches} micro-batches"
     unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
     if unlisted:
         first, others = unlisted[0], len(unlisted) - 1

@@ -24,12 +24,13 @@ from .all_at_once import AllAtOnce, Estimated
 from .analytic.calibration import roofline_of
 from .analytic.meta_tensors import META, refuse_autocast
 from .analytic.roofline import Roofline
-from .costs import Costs, LayerCost, LiveValue
+from .costs import Costs, LayerCost, LiveValue, Overhead
 from .equal_layers import sharing_notes
-from .method import Measured, Method, Task, largest_micro_batch
+from .method import Measured, Method, Task
 from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
+from .sizes import measure_sizes
 from .timing import LayerTimes
 
 _Result = TypeVar("_Result")
@@ -79,8 +80,8 @@ def profile(
         device: where to measure; by default where the model is, or the CPU if that is the meta device. If the model is
             elsewhere, each layer is measured on copies of its tensors, one layer at a time, and the model stays where
             it is. Tensors on the meta device become small random numbers or zeros.
-        devices: the number of virtual devices that will share the CPU. While layers are timed, copies of the model
-            keep as many cores busy as the other devices will, as far as there are cores: at most
+        devices: the number of virtual devices that will share the CPU. Layers are timed alone, and then beside copies
+            of the model that keep as many cores busy as the other devices will, as far as there are cores: at most
             ``cores // threads - 1`` copies. Not used on an accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
@@ -150,8 +151,10 @@ def profile(
                 model.train()
             found: list[Measured] = []
             for count in counts:
-                part = largest_micro_batch(method, given.input, target, count, split)
-                found.append(method.measure(part, lambda done: tick((len(found) + done) / len(counts))))
+                parts = micro_batches_of(given.input, target, count, split)
+                found.append(
+                    measure_sizes(method, parts, lambda done: tick((len(found) + done) / len(counts)))
+                )
             return found
 
     measured = _on_own_thread(work, stop, device, threads)
@@ -170,7 +173,14 @@ def profile(
         torch_version=torch.__version__,
         notes=tuple(_notes(layered, [one.like for one in measured], roofline)),
         roofline=roofline,
+        overhead=Overhead() if roofline is not None or not on_cpu else _beside(task, measured),
     )
+
+
+def _beside(task: Task, measured: Sequence[Measured]) -> Overhead:
+    """Return how many devices computed at once while layers were timed, and the cores that they had."""
+    loaded = any(time.slowdown != 1.0 for one in measured for time in one.times)
+    return Overhead(devices=task.devices_at_once if loaded else 1, cores=os.cpu_count())
 
 
 def _writes_statistics(layer: nn.Module) -> bool:
@@ -243,6 +253,7 @@ def _costs(count: int, measured: Measured) -> Costs:
             for one in live_tensors(measured.part.value, memory.outputs)
         ),
         repeats=measured.repeats,
+        scale=measured.scale,
     )
 
 

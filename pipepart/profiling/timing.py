@@ -30,6 +30,16 @@ class LayerTimes(NamedTuple):
     backward_input: Timing = Timing()
     backward_weight: Timing = Timing()
     split_seconds: float | None = None
+    slowdown: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of forward and backward."""
+        return self.forward.seconds + self.backward_input.seconds + self.backward_weight.seconds
+
+    def slower_by(self, beside: LayerTimes) -> LayerTimes:
+        """Return these times with the slowdown that leads to those beside other devices."""
+        return self._replace(slowdown=max(beside.seconds / self.seconds, 0.1) if self.seconds else 1.0)
 
 
 class LayerTimer:
@@ -168,12 +178,17 @@ class _Marks(Observer):
 
 
 def _timing(seconds: Seconds) -> Timing:
-    first, median, third = np.quantile(seconds, (0.25, 0.5, 0.75))
-    return Timing(seconds=median, spread=(third - first) / 2)
+    """Return the mean without the slowest tenth, which other programs may have disturbed.
+
+    A step takes the sum of many such times, which is that of their means: the median of a skewed time is below it.
+    """
+    first, third = np.quantile(seconds, (0.25, 0.75))
+    kept = np.sort(seconds)[: max(1, seconds.size * 9 // 10)]
+    return Timing(seconds=kept.mean(), spread=(third - first) / 2)
 
 
 def _split(whole: Seconds, inputs: Seconds, weights: Seconds) -> tuple[Timing, Timing, float]:
-    """Return the two parts of a backward, whose sum is the median of the whole, and their overhead when run separately.
+    """Return the two parts of a backward, whose sum is the time of the whole, and their overhead when run separately.
 
     The ratios come from the fastest passes, which were disturbed least.
     """

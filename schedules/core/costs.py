@@ -10,7 +10,8 @@ from .schedule import Schedule
 
 Link = float | Sequence[Sequence[float]] | Mapping[tuple[int, int], float]
 Ports = Mapping[tuple[int, int], Sequence[tuple[Hashable, float]]]
-_SHARED = ("latency", "bandwidth", "ports", "overlap", "skips")  # not one number a stage
+# Not one number a stage.
+_SHARED = ("latency", "bandwidth", "ports", "overlap", "skips", "micro_batch_scale")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class StageCosts:
         skips: (source, target, bytes) of messages past stages: from a stage to one behind the next, beside its output.
             Their gradients are as large. Stages are those of one copy of the model.
         backward: seconds of a full backward; left out, backward_input + backward_weight.
+        micro_batch_scale: one number a micro-batch, which multiplies the seconds of its forwards and backwards; left
+            out, all take equal times.
 
     Raises:
         ScheduleError: two sequences differ in length, or a number is negative, not a number or infinite (only
@@ -71,6 +74,7 @@ class StageCosts:
     overlap: float = 0.0
     backward: Sequence[float] = ()
     skips: Sequence[tuple[int, int, float]] = ()
+    micro_batch_scale: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         """Fill in what was left out, make every sequence a tuple of floats, and check the numbers."""
@@ -94,6 +98,11 @@ class StageCosts:
             if not (0 <= source < target - 1 < stages - 1 and 0 <= size < float("inf")):
                 raise ScheduleError(
                     f"skips has {(source, target, size)}: a message goes past a stage at least, to one of the {stages}"
+                )
+        for micro_batch, number in enumerate(self.micro_batch_scale):
+            if not 0 <= number < float("inf"):
+                raise ScheduleError(
+                    f"micro_batch_scale of micro-batch {micro_batch} is {number}; it is finite and not negative"
                 )
         if not 0 <= self.overlap <= 1:
             raise ScheduleError(f"overlap is a part between 0 and 1, got {self.overlap}")

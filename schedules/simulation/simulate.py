@@ -22,6 +22,7 @@ from .skips import messages, with_skips
 from .transfers import SentAndArrived, Transfers
 
 _Rows = tuple[tuple[float, ...], ...]
+_OF_A_MICRO_BATCH = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE)  # longer for more samples
 
 
 def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) -> Timeline:
@@ -40,7 +41,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
             the order of their sending; otherwise they carry any number.
 
     Raises:
-        ScheduleError: the costs are for another number of stages, or the devices wait for each other for ever.
+        ScheduleError: the costs are for another number of stages or micro-batches, or the devices wait for each other
+            for ever.
 
     >>> from schedules import build
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
@@ -48,6 +50,10 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
     15.0
     """
     costs = costs.for_schedule(schedule)
+    if len(costs.micro_batch_scale) not in (0, schedule.micro_batches):
+        raise ScheduleError(
+            f"micro_batch_scale has {len(costs.micro_batch_scale)} numbers for {schedule.micro_batches} micro-batches"
+        )
     if not costs.overlap:
         schedule = split_overlaps(schedule)
     found = with_skips(dependencies(schedule), schedule, costs)
@@ -183,6 +189,9 @@ def _durations(costs: StageCosts, found: Dependencies) -> np.ndarray:
     for kind, seconds in of_kind.items():
         rows = found.is_kind(kind)
         leaf_seconds[rows] = seconds[found.stage[rows]]
+    if len(costs.micro_batch_scale):
+        scaled = found.is_kind(*_OF_A_MICRO_BATCH)
+        leaf_seconds[scaled] *= np.asarray(costs.micro_batch_scale)[found.micro_batch[scaled]]
     seconds = np.bincount(found.owner, leaf_seconds, found.actions)
     second_leaf = np.flatnonzero(found.owner[1:] == found.owner[:-1]) + 1
     hidden = costs.overlap * np.minimum(leaf_seconds[second_leaf], leaf_seconds[second_leaf - 1])

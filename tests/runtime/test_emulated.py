@@ -146,7 +146,7 @@ def test_the_waits_of_a_pipeline_are_those_of_its_plan(monkeypatch: pytest.Monke
     plan = pipepart.plan(profile, cluster, cut_before=["1"], schedule="gpipe", micro_batches=4)
     costs = plan.stage_costs()
     each = costs.occupancy_between(0, 1, costs.message_bytes[0])
-    fixed = costs.latency_between(0, 1) - VIRTUAL_LATENCY_SECONDS
+    fixed = costs.latency_between(0, 1) - plan.cluster.message_seconds
     slept: list[float] = []
     monkeypatch.setattr(emulation, "HOST_CLOCK", Clock(lambda: 0.0, slept.append))
     with Pipeline(model, plan, nn.MSELoss()) as pipe:

@@ -21,7 +21,7 @@ import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
 from pipepart.planning.compression import compress_links
 from pipepart.planning.plans import stage_plan
-from pipepart.profiling import Costs, Timing
+from pipepart.profiling import Costs, Overhead, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
 from pipepart.runtime.observe import recorder
 from schedules import Kind, Timeline
@@ -102,7 +102,6 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceEmulation, "computing", with_weights)
     monkeypatch.setattr(emulation, "HOST_CLOCK", transport.Clock(lambda: TIME.now, TIME.sleep))
     monkeypatch.setattr(recorder, "_now", lambda: TIME.now)
-    monkeypatch.setattr(transport, "VIRTUAL_LATENCY_SECONDS", 0.0)
     monkeypatch.setattr(stage_plan, "_VIRTUAL_COPY_BANDWIDTH", math.inf)
 
 
@@ -129,7 +128,7 @@ def profile_of(model: nn.Module, layers: list[Layer], micro_batches: int) -> Pro
         none = {"forward": Timing(), "backward_input": Timing(), "backward_weight": Timing()}
         return costs.model_copy(update={"layers": tuple(changed), "loss": costs.loss.model_copy(update=none)})
 
-    return found.model_copy(update={"costs": tuple(map(known, found.costs))})
+    return found.model_copy(update={"costs": tuple(map(known, found.costs)), "overhead": Overhead()})
 
 
 def drawn(seed: int, skipping: bool, compress: str | None = None) -> tuple[nn.Module, Plan]:
@@ -149,9 +148,7 @@ def drawn(seed: int, skipping: bool, compress: str | None = None) -> tuple[nn.Mo
         latency=choose.choice([0.25, 1.0, 3.0]),
         host_link=choose.choice([None, "20B/s", "100B/s"]),
     )
-    # The clocks do not count what the runtime takes for an action.
-    devices = tuple(device.model_copy(update={"action_seconds": 0.0}) for device in cluster.devices)
-    cluster = cluster.model_copy(update={"devices": devices})
+    cluster = cluster.model_copy(update={"message_seconds": 0.0})  # the clocks do not count it
     profile = profile_of(model, layers, plan.micro_batches)
     cluster = compress_links(cluster, compress, profile)
     if cluster.link.compress:  # nor what compression takes

@@ -21,6 +21,7 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes, with_modes
 from ..costs.step_bound import profile_edges, step_bound
+from ..overhead import serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from ..partition.replicas import all_stages, stage_devices
@@ -258,6 +259,10 @@ class PlanRecord(Document):
             bottleneck_bound: no cut has a smaller bottleneck.
         """
         assert self.profile is not None
+        profile, cluster = with_overhead(self.profile, self.cluster)
+        if profile is not self.profile:
+            update = {"profile": profile, "cluster": cluster}
+            return self.model_copy(update=update).predict(bottleneck_bound=bottleneck_bound)
         if costs is None:
             gathers = self.constraints.reduction == "batch"
             measured = self.profile.at(self.micro_batches)
@@ -285,7 +290,7 @@ class PlanRecord(Document):
             bubble=_bubble(timeline, classes.sizes),
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
-            serial_seconds=costs.total_seconds * self.micro_batches,
+            serial_seconds=serial_seconds(profile, self.micro_batches),
             found_for=hashlib.sha256(self.cluster.model_dump_json().encode()).hexdigest()[:16],
         )
         return fresh.model_copy(update={"prediction": prediction})
@@ -378,7 +383,14 @@ class PlanRecord(Document):
             self.cluster,
             [copy for replica in replicas for copy in reductions[replica]],
             port_routes(stages, schedule, self._routes, with_parts) if self.cluster.network else {},
+            self._micro_batch_scale,
         )
+
+    @property
+    def _micro_batch_scale(self) -> tuple[float, ...]:
+        """Seconds of each micro-batch relative to their mean; empty if they are equal, or shared out to replicas."""
+        costs = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
+        return next((one.scale for one in costs if one.micro_batches == self.micro_batches), ())
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:

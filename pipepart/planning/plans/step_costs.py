@@ -26,6 +26,7 @@ def step_costs(
     cluster: Cluster,
     reductions: Sequence[Sequence[float]],
     ports: Mapping[Pair, Route],
+    scale: Sequence[float] = (),
 ) -> schedules.StageCosts:
     """Return the costs of a step.
 
@@ -35,6 +36,7 @@ def step_costs(
         cluster: the devices and links.
         reductions: the seconds of the REDUCE_GRAD of each stage, for each copy.
         ports: from :func:`port_routes`.
+        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
     """
     latency: float | dict[Pair, float] = cluster.link.latency
     bandwidth: float | dict[Pair, float] = cluster.link.message_bandwidth or math.inf
@@ -67,6 +69,7 @@ def step_costs(
         host_copy=[beside for beside, _ in copies],
         offload=with_action(busy for _, busy in copies),
         reduce_grad=[seconds for copy in reductions for seconds in copy],
+        micro_batch_scale=scale if len(scale) == schedule.micro_batches else (),
     )
 
 

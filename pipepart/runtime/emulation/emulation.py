@@ -62,6 +62,7 @@ class DeviceEmulation:
             if plan.cluster.emulated
             else None
         )
+        self._message_seconds = plan.cluster.message_seconds
         self._ledgers = [Ledger(device.name, device.memory_bytes) for device in plan.workers]
         self._own = [ledger for row, ledger in enumerate(self._ledgers) if local is None or row in local]
         layers = [layer for stage in stages for layer in stage.layers]
@@ -107,7 +108,7 @@ class DeviceEmulation:
             inner = StrictTransport(inner, schedule.device_of, self._strict)
         if self._links is None:
             return inner
-        return EmulatedTransport(inner, schedule.device_of, self._links, self._clock)
+        return EmulatedTransport(inner, schedule.device_of, self._links, self._clock, self._message_seconds)
 
     @contextmanager
     def computing(self, kind: Kind, stage: int) -> Iterator[None]:

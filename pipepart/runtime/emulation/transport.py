@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ...autograd.in_place import Counter, check_counters, sent_counters
 from ...autograd.sparse import bytes_of
-from ...cluster import VIRTUAL_LATENCY_SECONDS, Link
+from ...cluster import Link
 from ..transport.cuda import is_fetched
 from ..transport.threads import Key, Transport
 from .device import StrictDevice
@@ -85,15 +85,22 @@ class EmulatedTransport:
         devices: the index of each stage's device.
         links: from each device to each other.
         clock: measures and sleeps.
+        message_seconds: what a message between threads takes anyway.
     """
 
     def __init__(
-        self, inner: Transport, devices: Sequence[int], links: Sequence[Sequence[Link]], clock: Clock
+        self,
+        inner: Transport,
+        devices: Sequence[int],
+        links: Sequence[Sequence[Link]],
+        clock: Clock,
+        message_seconds: float,
     ) -> None:
         self._inner = inner
         self._devices = devices
         self._links = links
         self._clock = clock
+        self._message_seconds = message_seconds
         self._free_at = [[0.0] * len(row) for row in links]
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
@@ -105,8 +112,7 @@ class EmulatedTransport:
             departs = max(self._clock.now(), self._free_at[here][there])
             passed = departs + (bytes_of(message) / link.bandwidth if link.bandwidth else 0.0)
             self._free_at[here][there] = passed
-            # Threads need VIRTUAL_LATENCY_SECONDS for a message anyway.
-            arrives = passed + max(0.0, link.latency - VIRTUAL_LATENCY_SECONDS)
+            arrives = passed + max(0.0, link.latency - self._message_seconds)
         self._inner.send(sender, receiver, key, (message, arrives))
 
     def recv(self, receiver: int, key: Key) -> Any:

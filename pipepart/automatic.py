@@ -9,17 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..capture import chain_of, holds_meta
-from ..cluster import Cluster, as_cluster
-from ..data.arguments import Arguments, check_arguments
-from ..data.split import Splitter, micro_batches_of
-from ..input_error import InputTypeError
-from ..loss import declared_reduction
-from ..profiling import profile
-from . import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
-from .compression import Compress, compressed_tiers
-from .request import refuse_asynchronous
-from .stage_modes import check_host_links
+from .capture import chain_of, holds_meta
+from .cluster import Cluster, as_cluster
+from .data.arguments import Arguments, check_arguments
+from .data.split import Splitter, micro_batches_of
+from .input_error import InputTypeError
+from .loss import declared_reduction
+from .measure import profile
+from .planning import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
+from .planning.compression import Compress, compressed_tiers
+from .planning.request import refuse_asynchronous
+from .planning.stage_modes import check_host_links
 
 
 def plan_for(
