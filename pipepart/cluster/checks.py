@@ -10,36 +10,35 @@ from .links import Network, PairLink
 
 
 def check_names(names: Sequence[str], links: Sequence[PairLink]) -> None:
-    """Check that names of devices differ, and that each link joins two of them which no other link joins.
+    """Check that device names differ, and that links join pairs of different devices, each pair once.
 
     Raises:
         ValueError: not so.
     """
-    known = set(names)
+    known, joined = set(names), set[frozenset[str]]()
     if len(known) < len(names):
         raise InputError(f"device names must differ, got {few(names)}")
-    pairs: set[frozenset[str]] = set()
     for link in links:
-        pair = frozenset(link.between)
-        for name in link.between:
-            if name not in known:
-                raise InputError(f"a link joins {name!r}, the cluster has {few(names)}")
-        if len(pair) < 2:
-            raise InputError(f"a link joins two devices, got {link.between[0]!r} twice")
-        if pair in pairs:
-            raise InputError(f"two links join {link.between[0]!r} and {link.between[1]!r}")
-        pairs.add(pair)
+        one, other = link.between
+        for unknown in {one, other} - known:
+            raise InputError(f"a link joins {unknown!r}, the cluster has {few(names)}")
+        if one == other:
+            raise InputError(f"a link joins two devices, got {one!r} twice")
+        if {one, other} in joined:
+            raise InputError(f"two links join {one!r} and {other!r}")
+        joined.add(frozenset(link.between))
 
 
 def check_hosts(devices: Sequence[Device], network: Sequence[Network]) -> None:
-    """Check that the host of each device has a part for each tier of the network, or all devices one host.
+    """Check that each host names a part for each tier of the network; without a network, that there is one host.
 
     Raises:
         ValueError: not so.
     """
     first, tiers = devices[0], len(network)
     for device in devices:
-        if network and (device.host.count("/") + 1 != tiers or not device.host):
+        parts = len(device.host.split("/")) if device.host else 0
+        if network and parts != tiers:
             example = "/".join(["group:0"] * (tiers - 1) + ["host:0"])
             raise InputError(
                 f"device {device.name!r} is in host {device.host!r}: with a network of {tiers} tiers write it as in "

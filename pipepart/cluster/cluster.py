@@ -75,7 +75,7 @@ class Cluster(Document):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which looks its devices up anew."""
         copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("places", None)
+        vars(copied).pop("places", None)
         return copied
 
     def link_between(self, one: str, other: str) -> Link:

@@ -1,7 +1,8 @@
-"""Reads descriptions of devices that are not at hand: texts for each device, and entries with counts in files."""
+"""Parses descriptions of devices that are not present: texts such as ``"24GiB@0.5"``, and counts in cluster files."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -32,23 +33,27 @@ def describe_devices(
         raise InputError(f"hosts must be a number of at least 1, or several of them, got {hosts!r}")
     if devices_per_host is not None and not is_count(devices_per_host):
         raise InputError(f"devices_per_host must be a whole number of at least 1, got {devices_per_host!r}")
-    count = math.prod(tiers)
-    each = devices_per_host or len(texts)
-    devices = [described_device(index, text) for index, text in enumerate(texts)]
+    count, each = math.prod(tiers), devices_per_host or len(texts)
     if len(texts) not in (1, each, each * count):
         raise InputError(
             f"{counted(len(texts), 'device')} for {counted(count, 'host')} with {counted(each, 'device')} each: "
             f"describe 1, {each} or {each * count}"
         )
+    described = [described_device(index, text) for index, text in enumerate(texts)]
+    paths = _host_paths(tiers) if count > 1 else [""]
     return tuple(
-        devices[number % len(devices)].model_copy(
-            update={
-                "name": f"device:{number}",
-                "host": _host(number // each, tiers) if count > 1 else "",
-            }
+        described[number % len(texts)].model_copy(
+            update={"name": f"device:{number}", "host": paths[number // each]}
         )
         for number in range(each * count)
     )
+
+
+def _host_paths(tiers: Sequence[int]) -> list[str]:
+    """Return the path of each host: the groups that it is in, from the outermost inward, as in ``"group:1/host:0"``."""
+    names = ["host", *["group"] * (len(tiers) - 1)]
+    parts = [[f"{name}:{number}" for number in range(size)] for name, size in zip(names, tiers, strict=True)]
+    return ["/".join(path) for path in itertools.product(*reversed(parts))]
 
 
 def expand_counts(text: bytes) -> bytes:
@@ -70,9 +75,7 @@ def expand_counts(text: bytes) -> bytes:
         entries = [dict(entry) for entry in fields["devices"]]
     except (ValueError, TypeError, KeyError):
         return text
-    if not any({"count", "hosts"} & set(entry) for entry in entries):
-        return text
-    written: list[dict[str, Any]] = []
+    devices: list[dict[str, Any]] = []
     hosts = 0
     for number, entry in enumerate(entries):
         for key in ("count", "hosts"):
@@ -80,30 +83,22 @@ def expand_counts(text: bytes) -> bytes:
                 raise InputError(
                     f"devices.{number}.{key}: must be a number of at least 1, got {entry[key]!r}"
                 )
-        written += _expanded(entry, hosts)
+        devices += _expanded(entry, hosts)
         hosts += entry.get("hosts", 0)
-    return json.dumps({**fields, "devices": written}).encode()
+    return json.dumps({**fields, "devices": devices}).encode()
 
 
 def _expanded(entry: dict[str, Any], first_host: int) -> list[dict[str, Any]]:
-    own = {key: value for key, value in entry.items() if key not in ("count", "hosts")}
-    name, numbers = own.get("name"), range(entry.get("count", 1))
+    """Return the devices that an entry stands for; ``first_host`` is the number of its first host."""
+    device = {key: value for key, value in entry.items() if key not in ("count", "hosts")}
+    if len(device) == len(entry):
+        return [device]
+    numbers = range(entry.get("count", 1))
     if "hosts" not in entry:
-        return [{**own, "name": f"{name}:{number}"} for number in numbers]
-    around = f"{own['host']}/" if own.get("host") else ""
+        return [{**device, "name": f"{device.get('name')}:{number}"} for number in numbers]
+    around = f"{device['host']}/" if device.get("host") else ""
     return [
-        {**own, "name": f"{host}/{name}:{number}", "host": host}
+        {**device, "name": f"{host}/{device.get('name')}:{number}", "host": host}
         for host in (f"{around}host:{first_host + index}" for index in range(entry["hosts"]))
         for number in numbers
     ]
-
-
-def _host(number: int, tiers: Sequence[int]) -> str:
-    """The path of a host: the groups that it is in, from the outermost inward."""
-    if len(tiers) == 1:
-        return f"host:{number}"
-    parts = []
-    for tier, size in enumerate(tiers):
-        number, place = divmod(number, size)
-        parts.append(f"{'group' if tier else 'host'}:{place}")
-    return "/".join(reversed(parts))

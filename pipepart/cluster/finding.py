@@ -1,4 +1,4 @@
-"""Makes the cluster that a user means by a number of devices or a list of them."""
+"""Converts the argument ``devices=`` (a number, a list or a cluster) to a cluster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster
     """
     if isinstance(devices, Cluster):
         return devices
-    if isinstance(devices, bool) or not isinstance(devices, int | Sequence) or isinstance(devices, str):
-        raise InputTypeError(
-            f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}"
-        )
-    if not isinstance(devices, int):
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        local = 1 <= devices <= len(find_accelerators())
+        return Cluster.local(devices) if local else Cluster.virtual(devices)
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
         return Cluster.of(devices)
-    if 1 <= devices <= len(find_accelerators()):
-        return Cluster.local(devices)
-    return Cluster.virtual(devices)
+    raise InputTypeError(f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}")

@@ -1,4 +1,4 @@
-"""Link bandwidth and latency between devices: within a host, between hosts, and per device pair."""
+"""Link bandwidth and latency between devices: within a host, between hosts, and for single pairs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Network(Link):
 
 
 def make_networks(
-    given: float | str | Network | Sequence[float | str | Network] | None,
+    network: float | str | Network | Sequence[float | str | Network] | None,
     latency: float,
     hosts: int | Sequence[int],
 ) -> tuple[Network, ...]:
@@ -89,17 +89,16 @@ def make_networks(
     Raises:
         ValueError: there are more or fewer than tiers, or a bandwidth cannot be parsed.
     """
-    one_number = isinstance(given, float | int | str | Network)
-    each = [] if given is None else [given] if one_number else given
+    single = isinstance(network, float | int | str | Network)
+    networks = [] if network is None else [network] if single else network
     sizes = [hosts] if isinstance(hosts, int) else hosts
     tiers = len(sizes) if math.prod(sizes) > 1 else 0
-    if len(each) != tiers:
-        raise InputError(
-            f"hosts={hosts!r} needs {counted(tiers, 'network')}, as in network='25GB/s', got {given!r}"
-            if tiers
-            else f"network={given!r} joins hosts, and there is one: give hosts="
-        )
+    if not tiers and networks:
+        raise InputError(f"network={network!r} joins hosts, and there is one: give hosts=")
+    if len(networks) != tiers:
+        needed = counted(tiers, "network")
+        raise InputError(f"hosts={hosts!r} needs {needed}, as in network='25GB/s', got {network!r}")
     return tuple(
-        one if isinstance(one, Network) else Network(bandwidth=parse_bandwidth(one), latency=latency)
-        for one in each
+        entry if isinstance(entry, Network) else Network(bandwidth=parse_bandwidth(entry), latency=latency)
+        for entry in networks
     )

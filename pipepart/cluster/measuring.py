@@ -1,9 +1,10 @@
-"""Measures the links of accelerators by timing copies, once for each machine, and keeps them in the user's cache."""
+"""Measures the links between accelerators by timing copies, and caches them for each machine."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import statistics
 import time
@@ -16,12 +17,12 @@ import torch
 from ..document import Document
 from .links import Link, PairLink
 
-TimeCopy = Callable[[str, str, int], float]  # seconds to copy bytes from a device to another
-HOST = "host"  # as the end of a copy: pinned memory
+TimeCopy = Callable[[str, str, int], float]  # source, target, bytes -> seconds of one copy
+HOST = "host"  # as source or target: pinned memory of the host
 
 _SIZES = tuple(2**power for power in (16, 20, 23, 26))
 _REPEATS = 5
-_ALIKE = 0.1  # links that differ by less are one
+_TOLERANCE = 0.1  # relative difference of bandwidths that count as equal
 
 
 class MeasuredLinks(Document):
@@ -60,13 +61,13 @@ def local_links(
             return MeasuredLinks.load(path)
         except (OSError, ValueError):
             pass
-    found = _measured(devices, software, time_copy or copy_seconds)
+    measured = _measured(devices, software, time_copy or copy_seconds)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
+        measured.save(path)
     except OSError:  # a folder that cannot be written: they are measured again the next time
         pass
-    return found
+    return measured
 
 
 def cache_folder() -> Path:
@@ -76,7 +77,7 @@ def cache_folder() -> Path:
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """Return the link whose times are nearest, by least squares relative to each time.
+    """Fit latency and bandwidth to the seconds of copies, by least squares of the relative errors.
 
     >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
     Link(bandwidth=1000.0, latency=1.0, compress=None)
@@ -85,60 +86,63 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     rows = np.column_stack([np.ones(len(sizes)), np.array(sizes) / 1e9]) / np.array(seconds)[:, None]
     latency, per_gigabyte = np.linalg.lstsq(rows, np.ones(len(sizes)))[0]
     if latency < 0:
-        latency, per_gigabyte = 0.0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()
-    per_byte = per_gigabyte / 1e9
-    if per_byte <= 0:
+        latency, per_gigabyte = 0.0, rows[:, 1].sum() / np.square(rows[:, 1]).sum()
+    if per_gigabyte <= 0:
         return Link(latency=statistics.median(seconds))
-    return Link(bandwidth=float(f"{1 / per_byte:.4g}"), latency=float(f"{latency:.3g}"))
+    return Link(bandwidth=float(f"{1e9 / per_gigabyte:.4g}"), latency=float(f"{latency:.3g}"))
 
 
 def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
-    """Return the link of most pairs, and the pairs whose bandwidth differs from it by more than a tenth."""
+    """Return the link of the median bandwidth, and the pairs that differ from it by more than a tenth."""
     if not pairs:
         return Link(), ()
-    rates = [pair.bandwidth or float("inf") for pair in pairs]
-    middle = statistics.median_low(rates)
-    usual = pairs[rates.index(middle)]
-    others = tuple(
-        pair for pair, rate in zip(pairs, rates, strict=True) if abs(rate - middle) > _ALIKE * middle
-    )
-    return Link(bandwidth=usual.bandwidth, latency=usual.latency), others
+
+    def bandwidth(pair: PairLink) -> float:
+        return pair.bandwidth or math.inf
+
+    median = sorted(pairs, key=bandwidth)[(len(pairs) - 1) // 2]
+    limit = _TOLERANCE * bandwidth(median)
+    others = tuple(pair for pair in pairs if abs(bandwidth(pair) - bandwidth(median)) > limit)
+    return Link(bandwidth=median.bandwidth, latency=median.latency), others
 
 
 def copy_seconds(source: str, target: str, size: int) -> float:
     """Return the seconds of one copy between two torch devices, or a device and the pinned memory of the host."""
-    made = _bytes_on(source, size)
-    there = _bytes_on(target, size)
+    original, copy = _bytes_on(source, size), _bytes_on(target, size)
     devices = [torch.device(name) for name in (source, target) if name != HOST]
-    for device in devices:
-        torch.accelerator.synchronize(device)
+    _wait(devices)
     begin = time.perf_counter()
-    there.copy_(made, non_blocking=True)
-    for device in devices:
-        torch.accelerator.synchronize(device)
+    copy.copy_(original, non_blocking=True)
+    _wait(devices)
     return time.perf_counter() - begin
 
 
+def _wait(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        torch.accelerator.synchronize(device)
+
+
 def _measured(devices: Sequence[tuple[str, str]], software: str, time_copy: TimeCopy) -> MeasuredLinks:
-    def link(source: str, target: str) -> Link:
+    def one_way(source: str, target: str) -> Link:
         time_copy(source, target, _SIZES[0])  # the first copy sets up the connection
         medians = [
             statistics.median(time_copy(source, target, size) for _ in range(_REPEATS)) for size in _SIZES
         ]
         return fit_link(_SIZES, medians)
 
-    def slower(one: str, other: str) -> Link:
-        return max(link(one, other), link(other, one), key=lambda found: found.seconds(_SIZES[-1]))
+    def slower_way(name: str, other: str) -> Link:
+        return max(one_way(name, other), one_way(other, name), key=lambda link: link.seconds(_SIZES[-1]))
 
     names = [name for name, _ in devices]
     pairs = tuple(
-        PairLink(between=(one, other), **dict(slower(one, other)))
-        for one, other in itertools.combinations(names, 2)
+        PairLink(between=pair, **dict(slower_way(*pair))) for pair in itertools.combinations(names, 2)
     )
-    to_host = tuple(slower(name, HOST).bandwidth for name in names)
-    method = f"median of {_REPEATS} copies of {_SIZES[0]} to {_SIZES[-1]} bytes, {software}"
     return MeasuredLinks(
-        devices=tuple(devices), software=software, pairs=pairs, host_bandwidth=to_host, method=method
+        devices=tuple(devices),
+        software=software,
+        pairs=pairs,
+        host_bandwidth=tuple(slower_way(name, HOST).bandwidth for name in names),
+        method=f"median of {_REPEATS} copies of {_SIZES[0]} to {_SIZES[-1]} bytes, {software}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the devices of a cluster are, and the link and the ports between two of them, without a search.
+"""Looks up the link between two devices, and the ports of hosts that a message between them passes.
 
 ::
 
@@ -6,7 +6,7 @@
       host:0 ── network[0] ── host:1                    host:0 ...
         device ─ link ─ device
 
-Two devices are joined by the lowest tier that has both.
+Two devices are joined by the lowest tier that has both. All look-ups take constant time.
 """
 
 from __future__ import annotations
@@ -39,25 +39,23 @@ class Places:
         network: Sequence[Network],
     ) -> None:
         self.index = {device.name: position for position, device in enumerate(devices)}
+        self.groups = {device.name: _groups(device.host, len(network)) for device in devices}
+        self.differ = bool(links) or len(set(self.groups.values())) > 1
         self._network = network
         self._links = [link, *(_joined(network[: tier + 1]) for tier in range(len(network)))]
-        self._pairs: dict[tuple[str, str], Link] = {}
-        for one in links:
-            here, there = one.between
-            self._pairs[here, there] = self._pairs[there, here] = one
-        self.groups = {device.name: _groups(device.host, len(network)) for device in devices}
-        self._ports: list[dict[str, int]] = []
-        for tier, joined in enumerate(network):
-            members: dict[str, list[str]] = {}
-            for device in devices:
-                members.setdefault(self.groups[device.name][tier], []).append(device.name)
-            shares = {
-                name: place * joined.ports // len(own)
-                for own in members.values()
-                for place, name in enumerate(own)
-            }
-            self._ports.append(shares)
-        self.differ = bool(links) or len({self.groups[device.name] for device in devices}) > 1
+        self._pairs = {pair: joined for joined in links for pair in (joined.between, joined.between[::-1])}
+        self._ports = [self._shared_ports(tier, joined.ports) for tier, joined in enumerate(network)]
+
+    def _shared_ports(self, tier: int, ports: int) -> dict[str, int]:
+        """Return the port of each device in its group: neighbours share one, and each port has as many devices."""
+        members: dict[str, list[str]] = {}
+        for name, groups in self.groups.items():
+            members.setdefault(groups[tier], []).append(name)
+        return {
+            name: place * ports // len(names)
+            for names in members.values()
+            for place, name in enumerate(names)
+        }
 
     def tier(self, one: str, other: str) -> int:
         """Return the lowest tier that has both devices: 0 for one host, 1 for ``network[0]``."""
@@ -68,12 +66,11 @@ class Places:
 
     def link(self, one: str, other: str) -> Link:
         """Return the link between two devices."""
-        if self._pairs and (pair := self._pairs.get((one, other))) is not None:
-            return pair
-        return self._links[self.tier(one, other)]
+        pair = self._pairs.get((one, other)) if self._pairs else None
+        return self._links[self.tier(one, other)] if pair is None else pair
 
     def route(self, one: str, other: str) -> Route:
-        """Return the ports that a message passes; none within a host, and on a link of the pair's own."""
+        """Return the ports that a message passes; none within a host, or if the pair has a link of its own."""
         if one == other or (one, other) in self._pairs:
             return ()
         return tuple(
@@ -87,13 +84,12 @@ class Places:
 
 
 def _joined(tiers: Sequence[Network]) -> Link:
-    """The link through these tiers: no faster than the slowest, with the latency of the outermost."""
-    rates = [tier.bandwidth for tier in tiers if tier.bandwidth is not None]
-    slowest = min(rates, default=None)
+    """Return the link through these tiers: as fast as the slowest, with the latency of the outermost."""
+    slowest = min((tier.bandwidth for tier in tiers if tier.bandwidth is not None), default=None)
     return Link(bandwidth=slowest, latency=tiers[-1].latency, compress=tiers[-1].compress)
 
 
 def _groups(host: str, tiers: int) -> tuple[str, ...]:
-    """The names of a device's groups, its host first, then what is around it."""
+    """Return the groups of a host, from the host outward."""
     parts = host.split("/")
     return tuple("/".join(parts[: len(parts) - tier]) for tier in range(tiers))

@@ -1,4 +1,4 @@
-"""The processes that torchrun started, and the devices and links that they have."""
+"""Finds the device of each torchrun process, and measures the links between processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -29,10 +30,15 @@ def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...
     ranks = Ranks(initialize())
     local = int(os.environ.get("LOCAL_RANK", "0"))
     accelerators = find_accelerators()
-    here = accelerators[local % len(accelerators)] if accelerators else torch.device("cpu")
-    mine = real_device(0, [here], torch.get_num_threads() if here.type == "cpu" else None, HEADROOM)
-    found: list[tuple[str, Device]] = ranks.gather((socket.gethostname(), mine))
-    hosts = list(dict.fromkeys(host for host, _ in found))
+    device = accelerators[local % len(accelerators)] if accelerators else torch.device("cpu")
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    gathered: list[tuple[str, Device]] = ranks.gather(
+        (socket.gethostname(), real_device(0, [device], threads, HEADROOM))
+    )
+    ranks_of: dict[str, list[int]] = {}
+    for rank, (host, _) in enumerate(gathered):
+        ranks_of.setdefault(host, []).append(rank)
+    hosts = list(ranks_of)
     several = len(hosts) > 1
     devices = tuple(
         device.model_copy(
@@ -41,39 +47,40 @@ def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...
                 "host": f"host:{hosts.index(host)}" if several else "",
             }
         )
-        for rank, (host, device) in enumerate(found)
+        for rank, (host, device) in enumerate(gathered)
     )
-    ranks_of = {name: [rank for rank, (host, _) in enumerate(found) if host == name] for name in hosts}
-    beside = next(((own[0], own[1]) for own in ranks_of.values() if len(own) > 1), None)
-    across = (ranks_of[hosts[0]][0], ranks_of[hosts[1]][0]) if several else None
-    link = _measured(beside, ranks) if beside else Link()
-    network = (Network(**_measured(across, ranks).model_dump()),) if across else ()
+    within = next((members[:2] for members in ranks_of.values() if len(members) > 1), None)
+    link = _measured(within, ranks) if within else Link()
+    network: tuple[Network, ...] = ()
+    if several:
+        between = [ranks_of[host][0] for host in hosts[:2]]
+        network = (Network(**_measured(between, ranks).model_dump()),)
     ranks.close("the links are measured")
     return devices, link, network
 
 
-def _measured(pair: tuple[int, int], ranks: Ranks) -> Link:
-    """Return the link of two ranks, as messages over gloo have it; median round trips. All ranks call this."""
-    times: dict[int, float] = {}
+def _measured(pair: Sequence[int], ranks: Ranks) -> Link:
+    """Return the link of two ranks for messages over gloo, from median round trips. All ranks call this."""
+    times: list[float] = []
     for size in (8, _BYTES):
         trips: list[float] = []
         ranks.run(partial(_round_trips, pair, ranks, size, trips))
-        times[size] = statistics.median(trips) if trips else 0.0
-    latency, long = ranks.gather((times[8], times[_BYTES]))[pair[0]]
+        times.append(statistics.median(trips) if trips else 0.0)
+    latency, long = ranks.gather(tuple(times))[pair[0]]
     return Link(bandwidth=_BYTES / max(long - latency, 1e-9), latency=latency)
 
 
-def _round_trips(pair: tuple[int, int], ranks: Ranks, size: int, trips: list[float]) -> None:
+def _round_trips(pair: Sequence[int], ranks: Ranks, size: int, trips: list[float]) -> None:
     """Append the seconds that messages of so many bytes take in one direction."""
-    one, other = pair
-    there, back = ranks.groups[one < other], ranks.groups[other < one]
+    first, second = pair
+    there, back = ranks.groups[first < second], ranks.groups[second < first]
     message = torch.zeros(size, dtype=torch.uint8)
     for _ in range(_ROUNDS if ranks.rank in pair else 0):
         start = time.perf_counter()
-        if ranks.rank == one:
-            dist.send(message, other, group=there)
-            dist.recv(message, other, group=back)
+        if ranks.rank == first:
+            dist.send(message, second, group=there)
+            dist.recv(message, second, group=back)
         else:
-            dist.recv(message, one, group=there)
-            dist.send(message, one, group=back)
+            dist.recv(message, first, group=there)
+            dist.send(message, first, group=back)
         trips.append((time.perf_counter() - start) / 2)

@@ -105,7 +105,7 @@ class LayerPass:
         self.like = [*([] if like is None else like)]
         self.like += range(len(self.like), count)
         self._stop = stop
-        # What runs, with the one before or behind it that it gets its input or its gradients from.
+        # Indices of what runs, each with the index of the layer whose output, or whose input gradients, it takes.
         self._forwards = [(i, self.like[i - 1] if i else None) for i in range(count) if self.like[i] == i]
         behind = {self.like[i]: self.like[i + 1] if i + 1 < count else None for i in range(count)}
         last = {first: i for i, first in enumerate(self.like)}
@@ -137,7 +137,7 @@ class LayerPass:
         with torch.enable_grad():
             for index, source in self._forwards:
                 value = _take(outputs, left, source)
-                if takers[source] > 1:  # one of them may write into it
+                if takers[source] > 1:  # a layer may write into its input
                     value = own_copy(value)
                 outputs[index], steps[index] = self._forward(index, value, observer)
             del value
@@ -163,10 +163,10 @@ class LayerPass:
         """Run the forward of one layer. Return its output as a message, and what its backward needs."""
         if self._stop is not None and self._stop.is_set():
             raise Stopped
-        given, received = entrance(value)
+        entered, received = entrance(value)
         observer.forward_starts(index, value)
         with _naming(self.names[index], "forward"):
-            output = call(self.calls[index], given)
+            output = call(self.calls[index], entered)
         observer.forward_ends(index, output)
         message, roots = graph_cut.cut(output)
         return message, _Step(value, roots, received)
@@ -191,7 +191,7 @@ class LayerPass:
 
 
 def _take(values: dict[int | None, Any], left: Counter[int | None], key: int | None) -> Any:
-    """Return a value, and drop it from ``values`` if nobody else will take it."""
+    """Return a value, and drop it from ``values`` if no other layer will take it."""
     left[key] -= 1
     return values[key] if left[key] else values.pop(key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..autograd import graph_cut
-from ..autograd.dispatch_mode import DispatchMode
 from ..autograd.sparse import dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs, used_by
+from .allocations import Allocations
 from .costs import SavedTensor
 from .layer_pass import LayerPass, Observer
-from .operations import OperationLog, form_of
+from .operations import OperationLog
 
 
 @dataclass
@@ -38,7 +38,7 @@ class LayerBytes:
 
 @dataclass
 class Memory:
-    """What was counted in one pass.
+    """The memory of a chain.
 
     Attributes:
         layers: bytes of each layer, with the loss counted in the last one.
@@ -56,18 +56,46 @@ class Memory:
     runs: Sequence[Hashable]
 
 
-class MemoryCount:
+@dataclass
+class _Piece:
+    """One storage: the layers that save it, those that it is an input of, and those of them that use it.
+
+    The loss is the layer after the last one.
+    """
+
+    bytes: int
+    saved_by: set[int] = field(default_factory=set)
+    input_of: set[int] = field(default_factory=set)
+    used_by: set[int] = field(default_factory=set)
+
+
+class MemoryCount(Allocations, Observer):
     """Counts the memory of a chain: of all layers together, or part by part, each in its turn.
 
-    Storage that several tensors share counts once; parameters and buffers do not count. Memory that a kernel allocates
-    for itself is not seen.
+    Observes when each storage is allocated and freed, and which storages autograd saves for the backward. Storage that
+    several tensors share counts once; parameters, buffers and their gradients do not count.
+
+    Storages are known by their addresses. Within a pass no address is used twice before the first backward, because the
+    pass keeps every input and graph. From one pass to the next, the inputs of the first layer are known by their places
+    in the output of the layer before.
 
     Args:
         layers: the number of layers in the whole chain, without its loss.
     """
 
     def __init__(self, layers: int) -> None:
-        self._counter = _Counter(layers)
+        super().__init__(ignored=set())
+        self._costs = [LayerBytes() for _ in range(layers + 1)]  # of the layers, and of the loss
+        self._last = layers - 1
+        self._first = 0  # layer of the part that runs
+        self._in_forward = False
+        self._pieces: list[_Piece] = []
+        self._by_address: dict[int, _Piece] = {}
+        self._known: frozenset[int] = frozenset()  # the addresses before the forward
+        self._passed: list[_Piece] = []
+        self._packed: list[weakref.ref[_Saved]] = []
+        self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
+        self._operations = OperationLog()
 
     def add(self, model: nn.Module, part: LayerPass, value: Any, first: int = 0) -> None:
         """Count a part of the chain by one pass with a whole backward and one with a split backward.
@@ -81,57 +109,166 @@ class MemoryCount:
             value: their input; behind the first part, the output of the part before, or a copy of it.
             first: the index of its first layer in the chain.
         """
-        counter = self._counter
         _make_gradients(model)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         tensors = (*model.parameters(), *model.buffers(), *gradients)
-        state = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
-        counter.starts(first, state)
-        with counter, saved_tensors_hooks(counter.pack, _Kept.unpack):
-            part.run(value, counter)
-        split = _SplitCounter(counter.costs_of, state, first)
+        self.ignored = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
+        self._first = first
+        self._by_address.clear()
+        with self, saved_tensors_hooks(self._pack, _Saved.unpack):
+            part.run(value, self)
+        split = _SplitCount(self._costs[first:], self.ignored)
         with split:
             part.run(value, split, split=True)
 
     def run_of(self, index: int) -> Hashable:
         """Return a key of what a layer did: see ``Memory.runs``."""
-        return self._counter.run_of(index)
+        return self._operations.of(index)
 
     def memory(self) -> Memory:
-        """Return what was counted."""
-        return self._counter.memory()
+        """Return the counts of all parts."""
+        *layers, loss = self._costs
+        saved: list[SavedTensor] = []
+        for piece in self._pieces:
+            savers, inputs = self._in_layers(piece.saved_by), piece.input_of - {len(layers)}
+            if not savers and not inputs:
+                continue
+            for layer in savers:
+                layers[layer].saved_bytes += piece.bytes
+            if min(piece.saved_by, default=0) == len(layers):
+                loss.saved_bytes += piece.bytes
+            saved.append(
+                SavedTensor(
+                    bytes=piece.bytes,
+                    layers=tuple(sorted(savers)),
+                    input_of=tuple(sorted(inputs)),
+                    passed_by=tuple(sorted(inputs - piece.used_by)),
+                )
+            )
+        for index, cost in enumerate(self._costs):
+            cost.forward_workspace_bytes += self._unsaved_inputs(index)
+        _count_loss_in(layers[-1], loss)
+        return Memory(layers, loss, tuple(saved), self._specs, [*map(self.run_of, range(len(layers)))])
+
+    def _in_layers(self, indices: set[int]) -> set[int]:
+        """Return the indices of layers, with the loss counted in the last one."""
+        return {min(index, self._last) for index in indices}
+
+    def _unsaved_inputs(self, index: int) -> int:
+        """Return the bytes of the inputs of a layer that neither this layer nor one before saves."""
+        return sum(
+            piece.bytes
+            for piece in self._pieces
+            if index in piece.input_of and min(self._in_layers(piece.saved_by), default=index + 1) > index
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._operations.add(func, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def forward_starts(self, index: int, value: Any) -> None:
+        index += self._first
+        tensors = dense_tensors(value)
+        if index:
+            for tensor, piece in zip(tensors, self._passed, strict=True):
+                self._by_address.setdefault(tensor.untyped_storage()._cdata, piece)
+        for tensor in tensors:
+            self._piece(tensor).input_of.add(index)
+        if index <= self._last:
+            self._costs[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
+            for tensor in dense_tensors(used_by(value, index)):
+                self._piece(tensor).used_by.add(index)
+        self._operations.enter(index)
+        self._operations.add("input", value)
+        self._in_forward = True
+        self._known = frozenset(self._by_address)
+        self.mark()
+
+    def forward_ends(self, index: int, output: Any) -> None:
+        index += self._first
+        self._in_forward = False
+        self._operations.add("output", output)
+        self._operations.enter(None)
+        tensors = dense_tensors(output)
+        self._passed = [self._piece(tensor) for tensor in tensors]
+        cost = self._costs[index]
+        if index <= self._last:
+            cost.output_bytes = sum(tensor.nbytes for tensor in tensors)
+            cost.output_gradient_bytes = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
+            self._specs[index] = tensor_specs(output)
+        newly_saved = 0  # what was there before the forward was not allocated by it
+        for saved in filter(None, (reference() for reference in self._packed)):
+            for part in dense_parts(saved.tensor):
+                address = part.untyped_storage()._cdata
+                if address not in self.ignored:
+                    piece = self._piece(part)
+                    if not piece.saved_by and address not in self._known:
+                        newly_saved += piece.bytes
+                    piece.saved_by.add(index)
+        self._packed.clear()
+        cost.forward_workspace_bytes = max(self.peak - self.start - newly_saved, 0)
+
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        self._operations.enter(self._first + index)
+        # Values that pass a layer may get their first gradient from one of two layers that are equal otherwise.
+        self._operations.add("gradients", [gradient is None for gradient in gradients])
+        self.mark()
+
+    def backward_ends(self, index: int) -> None:
+        self._operations.enter(None)
+        self._costs[self._first + index].workspace_bytes = self.peak - self.start
+
+    def _pack(self, tensor: Tensor) -> _Saved:
+        """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
+        saved = _Saved(tensor.detach())
+        if self._in_forward:  # and not in the forward that a checkpoint repeats during the backward
+            self._packed.append(weakref.ref(saved))
+        return saved
+
+    def _piece(self, tensor: Tensor) -> _Piece:
+        storage = tensor.untyped_storage()
+        piece = self._by_address.get(storage._cdata)
+        if piece is None:
+            piece = self._by_address[storage._cdata] = _Piece(storage.nbytes())
+            self._pieces.append(piece)
+        return piece
 
 
-@dataclass
-class _Piece:
-    """One storage: the layers that save it, those that it is an input of, and those of them that use it.
+class _SplitCount(Allocations, Observer):
+    """Counts the workspace of both parts of a split backward, and what each layer keeps between them.
 
-    ``by_loss`` says that the loss saves it and no layer does.
+    Args:
+        costs: receive the counts, one a layer of the pass.
+        ignored: as for :class:`Allocations`.
     """
 
-    bytes: int
-    number: int = 0
-    by_loss: bool = False
-    layers: set[int] = field(default_factory=set)
-    input_of: set[int] = field(default_factory=set)
-    used_by: set[int] = field(default_factory=set)
+    def __init__(self, costs: Sequence[LayerBytes], ignored: set[int]) -> None:
+        super().__init__(ignored)
+        self._costs = costs
+
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        self.mark()
+
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        assert deferred is not None
+        self._costs[index].input_workspace_bytes = self.peak - self.start
+        storages = {
+            part.untyped_storage()._cdata: part.untyped_storage().nbytes()
+            for tensor in deferred.tensors()
+            for part in dense_parts(tensor)
+        }
+        self._costs[index].deferred_bytes = sum(
+            size for address, size in storages.items() if address not in self.ignored
+        )
+        self.mark()
+
+    def backward_ends(self, index: int) -> None:
+        self._costs[index].weight_workspace_bytes = self.peak - self.start
 
 
-class _Token:
-    """Counts a storage's bytes as allocated as long as the storage has this attribute, until it is freed."""
-
-    __slots__ = ("counter", "size")
-
-    def __init__(self, counter: _Allocations, size: int) -> None:
-        self.counter, self.size = counter, size
-        counter.allocated += size
-        counter.peak = max(counter.peak, counter.allocated)
-
-    def __del__(self) -> None:
-        self.counter.allocated -= self.size
-
-
-class _Kept:
+class _Saved:
     """Replaces a saved tensor in autograd; it is deleted when autograd would free the tensor."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -143,217 +280,21 @@ class _Kept:
         return self.tensor
 
 
-class _Allocations(DispatchMode, Observer):
-    """Counts the bytes that are allocated, and the most at any moment since :meth:`mark`."""
+def _count_loss_in(last: LayerBytes, loss: LayerBytes) -> None:
+    """Add the memory of the loss to that of the last layer, whose workspace is there after what the loss saves is.
 
-    def __init__(self, state: set[int]) -> None:
-        super().__init__()
-        self.allocated = self.peak = self.start = 0
-        self._state = state  # the addresses of the storages that do not count
-
-    def mark(self) -> None:
-        """Begin to look for the peak."""
-        self.start = self.peak = self.allocated
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in dense_tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata in self._state or hasattr(storage, "_pipepart_token"):
-                continue
-            if all(storage._cdata != one.untyped_storage()._cdata for one in dense_tensors((args, kwargs))):
-                storage._pipepart_token = _Token(self, storage.nbytes())  # type: ignore[attr-defined]
-        return result
-
-
-class _SplitCounter(_Allocations):
-    """Counts the workspace of both parts of a split backward, and what each layer keeps between them."""
-
-    def __init__(self, costs_of: Callable[[int], LayerBytes], state: set[int], first: int) -> None:
-        super().__init__(state)
-        self._costs_of, self._first = costs_of, first
-
-    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        self.mark()
-
-    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
-        assert deferred is not None
-        own = self._costs_of(self._first + index)
-        own.input_workspace_bytes = self.peak - self.start
-        parts = (part for tensor in deferred.tensors() for part in dense_parts(tensor))
-        storages = {storage._cdata: storage for storage in (part.untyped_storage() for part in parts)}
-        own.deferred_bytes = sum(
-            storage.nbytes() for key, storage in storages.items() if key not in self._state
-        )
-        self.mark()
-
-    def backward_ends(self, index: int) -> None:
-        self._costs_of(self._first + index).weight_workspace_bytes = self.peak - self.start
-
-
-class _Counter(_Allocations):
-    """Observes when each storage is allocated and freed, and which storages autograd saves for the backward.
-
-    Storages are known by their addresses. Within a pass none is used twice before the first backward, because the pass
-    keeps every input and graph. From one pass to the next, the inputs of the first layer are known by their places in
-    the output of the layer before.
+    The last layer runs before the loss saves anything, and goes backward after that is released.
     """
-
-    def __init__(self, layers: int) -> None:
-        super().__init__(set())
-        self.layers = [LayerBytes() for _ in range(layers)]
-        self.loss = LayerBytes()
-        self._first = 0
-        self._in_forward = False
-        self._pieces: list[_Piece] = []
-        self._known = 0
-        self._by_address: dict[int, _Piece] = {}
-        self._passed: list[_Piece] = []
-        self._packed: list[weakref.ref[_Kept]] = []
-        self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
-        self._operations = OperationLog()
-        self._forms: dict[int, tuple[Hashable, ...]] = {}
-
-    def starts(self, first: int, state: set[int]) -> None:
-        """Expect a pass over a part of the chain.
-
-        Args:
-            first: the index of the first layer in the part.
-            state: the addresses of the storages of its parameters and buffers.
-        """
-        self._first, self._state = first, state
-        self._by_address.clear()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._operations.add(func, args, kwargs)
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def costs_of(self, index: int) -> LayerBytes:
-        """Return the bytes of a layer; behind the last one, of the loss."""
-        return self.layers[index] if index < len(self.layers) else self.loss
-
-    def forward_starts(self, index: int, value: Any) -> None:
-        index += self._first
-        tensors = dense_tensors(value)
-        if index:
-            for tensor, piece in zip(tensors, self._passed, strict=True):
-                self._by_address.setdefault(tensor.untyped_storage()._cdata, piece)
-        for tensor in tensors:
-            self._piece(tensor).input_of.add(index)
-        if index < len(self.layers):
-            self.layers[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
-            for tensor in dense_tensors(used_by(value, index)):
-                self._piece(tensor).used_by.add(index)
-        self._forms[index] = (form_of(value),)
-        self._operations.enter(index)
-        self._in_forward = True
-        self._known = len(self._pieces)  # saving what is there already allocates nothing
-        self.mark()
-
-    def forward_ends(self, index: int, output: Any) -> None:
-        index += self._first
-        self._in_forward = False
-        self._operations.enter(None)
-        self._forms[index] += (form_of(output),)
-        tensors = dense_tensors(output)
-        self._passed = [self._piece(tensor) for tensor in tensors]
-        if index < len(self.layers):
-            own = self.layers[index]
-            own.output_bytes = sum(tensor.nbytes for tensor in tensors)
-            own.output_gradient_bytes = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
-            self._specs[index] = tensor_specs(output)
-        newly_saved = 0
-        for kept in filter(None, (reference() for reference in self._packed)):
-            for part in dense_parts(kept.tensor):
-                if part.untyped_storage()._cdata not in self._state:
-                    piece = self._piece(part)
-                    if not piece.layers:
-                        newly_saved += piece.bytes if piece.number >= self._known else 0
-                        piece.by_loss = index >= len(self.layers)
-                    piece.layers.add(min(index, len(self.layers) - 1))
-        self._packed.clear()
-        self.costs_of(index).forward_workspace_bytes = max(self.peak - self.start - newly_saved, 0)
-
-    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        # Values that pass a layer may get their first gradient from one of two layers that are equal otherwise.
-        self._forms[self._first + index] += (tuple(gradient is None for gradient in gradients),)
-        self._operations.enter(self._first + index)
-        self.mark()
-
-    def backward_ends(self, index: int) -> None:
-        self._operations.enter(None)
-        self.costs_of(self._first + index).workspace_bytes = self.peak - self.start
-
-    def pack(self, tensor: Tensor) -> _Kept:
-        """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
-        kept = _Kept(tensor.detach())
-        if self._in_forward:  # and not in the forward that a checkpoint repeats during the backward
-            self._packed.append(weakref.ref(kept))
-        return kept
-
-    def run_of(self, index: int) -> Hashable:
-        """Return a key of the input, the output, the gradients that arrive and the operations of a layer."""
-        return *self._forms[index], self._operations.of(index)
-
-    def memory(self) -> Memory:
-        """Return the counts of all passes."""
-        kept = [piece for piece in self._pieces if piece.layers or piece.input_of - {len(self.layers)}]
-        for piece in kept:
-            for layer in piece.layers:
-                self.layers[layer].saved_bytes += piece.bytes
-        saved = tuple(
-            SavedTensor(
-                bytes=piece.bytes,
-                layers=tuple(sorted(piece.layers)),
-                input_of=tuple(sorted(piece.input_of - {len(self.layers)})),
-                passed_by=tuple(sorted(piece.input_of - piece.used_by - {len(self.layers)})),
-            )
-            for piece in kept
-        )
-        self.loss.saved_bytes = sum(piece.bytes for piece in kept if piece.by_loss)
-        for index, own in enumerate(self.layers):
-            own.forward_workspace_bytes += self._unsaved(index, index)
-        if self.layers:
-            self._count_loss_in(self.layers[-1])
-        runs = [self.run_of(index) for index in range(len(self.layers))]
-        return Memory(self.layers, self.loss, saved, self._specs, runs)
-
-    def _unsaved(self, index: int, last: int) -> int:
-        """Return the bytes that a layer gets as input and that no layer up to ``last`` saves."""
-        return sum(
-            piece.bytes
-            for piece in self._pieces
-            if index in piece.input_of and not any(layer <= last for layer in piece.layers)
-        )
-
-    def _count_loss_in(self, last: LayerBytes) -> None:
-        """Add the workspace of the loss to that of the last layer, after which what the loss saves is there, too.
-
-        The last layer runs before it is saved, and goes backward after it is released.
-        """
-        loss, released = self.loss, self.loss.saved_bytes
-        loss.forward_workspace_bytes += self._unsaved(len(self.layers), len(self.layers))
-        arriving = last.output_gradient_bytes
-        for name, gradient in (
-            ("forward_workspace_bytes", 0),
-            ("workspace_bytes", arriving),
-            ("input_workspace_bytes", arriving),
-        ):
-            setattr(last, name, max(getattr(loss, name), getattr(last, name) + gradient - released, 0))
-        last.weight_workspace_bytes = max(last.weight_workspace_bytes, loss.weight_workspace_bytes)
-        last.deferred_bytes += loss.deferred_bytes
-
-    def _piece(self, tensor: Tensor) -> _Piece:
-        storage = tensor.untyped_storage()
-        piece = self._by_address.get(storage._cdata)
-        if piece is None:
-            piece = self._by_address[storage._cdata] = _Piece(storage.nbytes(), len(self._pieces))
-            self._pieces.append(piece)
-        return piece
+    arriving = last.output_gradient_bytes
+    for name, gradient in (
+        ("forward_workspace_bytes", 0),
+        ("workspace_bytes", arriving),
+        ("input_workspace_bytes", arriving),
+    ):
+        alone = getattr(last, name) + gradient - loss.saved_bytes
+        setattr(last, name, max(getattr(loss, name), alone, 0))
+    last.weight_workspace_bytes = max(last.weight_workspace_bytes, loss.weight_workspace_bytes)
+    last.deferred_bytes += loss.deferred_bytes
 
 
 def _make_gradients(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Measures the layers of a chain one after the other on a device that has no room for all.
+"""Measures layers one at a time, on copies of their tensors, for a device without room for the whole model.
 
 ::
 
@@ -48,20 +48,20 @@ class OneAtATime(Method):
         Live values of a recorded model on the meta device have no values: those of the arguments take their places.
         """
         device = self.task.device
-        taken = entered(self.task.chain, part)
-        live = taken.inputs[0]
+        batch = entered(self.task.chain, part)
+        live, target = batch.inputs[0], fresh(batch.targets[0], device)
         if not isinstance(live, Live):
-            return fresh(live, device), fresh(taken.targets[0], device)
+            return fresh(live, device), target
         recording = live.recording
         call = Arguments.of_input(part.inputs[0])
-        passed = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
-        values = dict(zip(recording.inputs, passed, strict=True))
-        constants = {number: fresh(one, device) for number, one in recording.constants.items()}
-        here = dataclasses.replace(recording, constants=constants)
-        value = Live(here, tuple(values[number] for number in recording.parts[0].takes))
-        if recording.loss is None:
-            return value, fresh(taken.targets[0], device)
-        return value, tuple(values[number] for number in recording.end_inputs)
+        arguments = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
+        values = dict(zip(recording.inputs, arguments, strict=True))
+        constants = {number: fresh(tensor, device) for number, tensor in recording.constants.items()}
+        on_device = dataclasses.replace(recording, constants=constants)
+        value = Live(on_device, tuple(values[number] for number in recording.parts[0].takes))
+        if recording.loss is not None:
+            target = tuple(values[number] for number in recording.end_inputs)
+        return value, target
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
         """Measure each layer: its memory, then its times unless an equal layer has been timed before."""
@@ -72,30 +72,29 @@ class OneAtATime(Method):
         like: list[int] = []
         repeats: list[int] = []
 
-        def timed(one: LayerPass) -> LayerTimes:
-            timer = LayerTimer(one, task.device)
+        def timed(single: LayerPass) -> LayerTimes:
+            timer = LayerTimer(single, task.device)
             timer.measure(value, budget=task.seconds / len(layers), passes=PASSES)
             repeats.append(timer.repeats)
             return timer.timings(part.parts)[0]
 
         for index, (name, layer) in enumerate(layers):
-            one = LayerPass([(name, layer)], None, task.stop)
+            single = LayerPass([(name, layer)], None, task.stop)
             with shadow_parameters(layer, task.device):
                 with self._reads_refused(name):
-                    count.add(layer, one, value, index)
-                    output = one.output(value)
+                    count.add(layer, single, value, index)
+                    output = single.output(value)
                 first = equal.first_like(index, count.run_of(index)) if task.share else index
                 like.append(first)
-                times.append(timed(one) if first == index else times[first])
+                times.append(timed(single) if first == index else times[first])
             value = output
             done((index + 1) / len(layers))
         if part.loss is not None:
             module = task.loss_module or nn.Module()
-            one = LayerPass([], part.loss, task.stop)
             with shadow_parameters(module, task.device):
                 with self._reads_refused("loss"):
                     count.add(module, LayerPass([], part.counted_loss, task.stop), value, len(layers))
-                times.append(timed(one))
+                times.append(timed(LayerPass([], part.loss, task.stop)))
         return Measured(part, times, count.memory(), like, min(repeats))
 
     def _reads_refused(self, name: str) -> AbstractContextManager[Any]:
@@ -104,4 +103,4 @@ class OneAtATime(Method):
 
 def needs_copies(model: nn.Module, device: torch.device, device_given: bool) -> bool:
     """Return True if layers must be copied to a device to be measured there, one at a time."""
-    return (device_given or holds_meta(model)) and any(one.device != device for one in state_of(model))
+    return (device_given or holds_meta(model)) and any(tensor.device != device for tensor in state_of(model))

@@ -1,8 +1,8 @@
-"""A log of the operations that each layer runs, as one number a layer: equal numbers mean equal operations."""
+"""A log of what each layer runs, as one number a layer: equal numbers mean equal operations on equal shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -17,10 +17,13 @@ _PLAIN += (torch.memory_format, torch.Size)
 
 
 class OperationLog:
-    """Logs operations of torch with their arguments: of tensors shapes, strides and dtypes, of the rest the values."""
+    """Logs events of layers, such as operations of torch with their arguments.
+
+    Of tensors, shapes, strides and dtypes are logged, of other things the values.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}  # of each different sequence of operations
+        self._numbers: dict[Hashable, int] = {}  # of each different sequence of events
         self._layers: dict[int, int] = {}
         self._index: int | None = None
 
@@ -28,16 +31,15 @@ class OperationLog:
         """Log what follows for this layer, behind what was logged for it before; for None log nothing."""
         self._index = index
 
-    def add(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Log one operation."""
+    def add(self, *event: Any) -> None:
+        """Log one event."""
         if self._index is None:
             return
-        before = self._layers.get(self._index, -1)
-        sequence = before, operation, form_of(args), form_of(kwargs)
+        sequence = self._layers.get(self._index, -1), *map(form_of, event)
         self._layers[self._index] = self._numbers.setdefault(sequence, len(self._numbers))
 
     def of(self, index: int) -> int:
-        """Return the number of the operations of a layer."""
+        """Return the number of the events of a layer."""
         return self._layers.get(index, -1)
 
 

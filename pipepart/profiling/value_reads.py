@@ -1,4 +1,4 @@
-"""Refuses layers that read values which were made up for tensors on the meta device.
+"""Raises an error if a layer reads the values of tensors that were made up for a model on the meta device.
 
 ::
 
@@ -34,8 +34,8 @@ class ReadsRefused(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = tensors((args, kwargs))
-        if not any(map(is_made_up, given)):
+        inputs = tensors((args, kwargs))
+        if not any(map(is_made_up, inputs)):
             return func(*args, **kwargs)
         if _reads_values(func, args):
             raise CaptureError(
@@ -44,14 +44,14 @@ class ReadsRefused(DispatchMode):
                 "layer there, or compute with tensors (torch.where) in place of reading values"
             )
         result = func(*args, **kwargs)
-        for tensor in (*tensors(result), *(given if func._schema.is_mutable else ())):
+        for tensor in (*tensors(result), *(inputs if func._schema.is_mutable else ())):
             mark_made_up(tensor)
         return result
 
 
 def _reads_values(operation: Any, args: Sequence[Any]) -> bool:
-    """Return True if the result of an operation, or the shape of it, is known from the values of tensors only."""
+    """Return True if an operation returns a Python number, or a shape, that depends on the values of tensors."""
     if operation is torch.ops.aten.index.Tensor:
-        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     tags = operation.tags
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags

@@ -1,8 +1,7 @@
-"""Fits a roofline to layers that were measured on a device."""
+"""Fits a roofline to the measured times of layers."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +23,11 @@ from .times import work_of_step
 from .work import Work
 
 _PASSES = (3, 50)  # of each kind, least and most
-_SECONDS_A_SIZE = 0.1
-_LONG_PASS = 0.002  # seconds of typical layers that are large enough
+_WIDTHS = (16, 64, 256, 1024, 4096)  # of typical layers
+_SECONDS_PER_WIDTH = 0.1
+_LONG_STEP = 0.002  # seconds of typical layers after which no wider ones are measured
 _ROUNDS = 30
-_SMALL_ERROR = 0.05  # relative; smaller ones do not count more
+_SMALL_ERROR = 0.05  # relative; smaller errors have the weight of this one
 
 
 class Sample(NamedTuple):
@@ -64,31 +64,23 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
     check_arguments(*chain.entrance, arguments)
     batch = micro_batches_of(arguments.input, None, 1, None)
 
-    def value() -> Any:
-        return entered(chain, batch).inputs[0]
-
     with shadow_parameters(model):
-        given = fresh(value())
-        measured = _timed(chain.layers, given, device, seconds)
-    with on_meta(model, device.type):
-        given = fresh(to_meta(value()))
-        return fitted(device.type, _samples(chain.layers, given, measured))
+        value = fresh(entered(chain, batch).inputs[0])
+    return fitted(device.type, _measured(model, chain.layers, value, device, seconds))
 
 
 def roofline_of(device: torch.device, dtype: torch.dtype) -> Roofline:
     """Fit a roofline to linear layers, norms and activations of several sizes, measured on a device in a dtype."""
-    found: list[Sample] = []
-    for width in (16, 64, 256, 1024, 4096):
+    samples: list[Sample] = []
+    for width in _WIDTHS:
         with draws_restored(nn.Module(), device):
             layers = _typical_layers(width).to(device, dtype)
-        named = list(layers.named_children())
         value = torch.zeros(width, width, device=device, dtype=dtype, requires_grad=True)
-        measured = _timed(named, value, device, _SECONDS_A_SIZE)
-        with on_meta(layers, device.type):
-            found += _samples(named, to_meta(value), measured)
-        if sum(map(sum, measured)) > _LONG_PASS:
+        measured = _measured(layers, list(layers.named_children()), value, device, _SECONDS_PER_WIDTH)
+        samples += measured
+        if sum(sample.seconds for sample in measured) > _LONG_STEP:
             break
-    return fitted(device.type, found)
+    return fitted(device.type, samples)
 
 
 def _typical_layers(width: int) -> nn.Sequential:
@@ -96,12 +88,40 @@ def _typical_layers(width: int) -> nn.Sequential:
     return nn.Sequential(wide, nn.GELU(), narrow, nn.LayerNorm(width), nn.Softmax(dim=-1))
 
 
-def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
-    """Return the roofline whose relative errors on the samples have the least sum.
+def _measured(
+    model: nn.Module, layers: Layers, value: Any, device: torch.device, seconds: float
+) -> list[Sample]:
+    """Return work and seconds of the forward and of the backward of each layer.
 
-    Given which operations wait for memory and which for arithmetic, the time of a sample is linear in the times of one
-    byte, of one floating point operation and of the start of an operation. Both are found in turns, by least squares
-    with weights that make large errors, of kernels or times that are unlike the others, count less.
+    Args:
+        model: holds the layers, on the device.
+        layers: names and modules, in execution order.
+        value: the input of the first layer.
+        device: where to measure.
+        seconds: time to spend.
+    """
+    chain = LayerPass(layers, None)
+    with shadow_parameters(model):
+        timer = LayerTimer(chain, device)
+        timer.measure(value, budget=seconds, passes=_PASSES)
+        measured = timer.timings(1)
+    with on_meta(model, device.type):
+        work, _ = work_of_step(chain, to_meta(value))
+    samples: list[Sample] = []
+    for index, times in enumerate(measured):
+        backward = [*work["backward_input", index], *work["backward_weight", index]]
+        samples.append(Sample(work["forward", index], times.forward.seconds))
+        samples.append(Sample(backward, times.backward_input.seconds + times.backward_weight.seconds))
+    return samples
+
+
+def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
+    """Fit a roofline to samples so that the sum of the relative errors is small.
+
+    If it is known which operations wait for memory and which for arithmetic, the time of a sample is linear in the
+    seconds of one byte, of one floating point operation and of the start of an operation. So two steps alternate:
+    assign the operations, and solve for the three numbers by non-negative least squares. Samples with large errors get
+    small weights (iteratively reweighted least squares), because some kernels are unlike all others.
 
     Raises:
         ValueError: no sample has an operation and took time.
@@ -113,17 +133,17 @@ def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
         raise InputError("there is nothing to fit a roofline to: no layer ran an operation that took time")
     seconds = np.array([sample.seconds for sample in samples])
     work = [np.array(sample.work) for sample in samples]  # [operations, 2]
-    # The least that one unit can take, from the fastest sample: for what no operation waits for.
-    totals = np.array([own.sum(axis=0) for own in work])
-    least = 1 / (totals / seconds[:, None]).max(axis=0).clip(min=1.0)
-    units, start = least, 0.0
+    # If no operation waits for a unit, it takes as long as if the fastest sample did nothing else.
+    totals = np.array([operations.sum(axis=0) for operations in work])
+    shortest = 1 / (totals / seconds[:, None]).max(axis=0).clip(min=1.0)
+    units, start = shortest, 0.0  # seconds of one flop and of one byte, and to start an operation
     weights = np.ones(len(work))
     for _ in range(_ROUNDS):
-        rows = np.array([_row(own, units) for own in work]) / seconds[:, None]
+        rows = np.array([_row(operations, units) for operations in work]) / seconds[:, None]
         scale = np.maximum(rows.max(axis=0), 1e-30)
         solution = nnls(rows / scale * weights[:, None], weights)[0] / scale
         weights = np.maximum(abs(rows @ solution - 1), _SMALL_ERROR) ** -0.5
-        before, units, start = units, np.where(solution[:2] > 0, solution[:2], least), solution[2]
+        before, units, start = units, np.where(solution[:2] > 0, solution[:2], shortest), solution[2]
         if np.allclose(before, units, rtol=1e-6):
             break
     return Roofline(
@@ -138,27 +158,3 @@ def _row(work: Any, units: Any) -> Any:
     """Return the flops that operations wait for, the bytes that they wait for, and the number of operations."""
     bound = (work * units).argmax(axis=1)
     return [work[bound == 0, 0].sum(), work[bound == 1, 1].sum(), len(work)]
-
-
-def _timed(layers: Layers, value: Any, device: torch.device, budget: float) -> list[tuple[float, float]]:
-    """Return the seconds of the forward and the backward of each layer."""
-    timer = LayerTimer(LayerPass(layers, None), device)
-    timer.measure(value, budget=budget, passes=_PASSES)
-    return [
-        (times.forward.seconds, times.backward_input.seconds + times.backward_weight.seconds)
-        for times in timer.timings(1)
-    ]
-
-
-def _samples(layers: Layers, value: Any, measured: Sequence[tuple[float, float]]) -> list[Sample]:
-    """Return work and seconds of the forward and of the backward of each layer. The layers are on the meta device."""
-    work, _ = work_of_step(LayerPass(layers, None), value)
-    return list(
-        itertools.chain.from_iterable(
-            (
-                Sample(work["forward", index], forward),
-                Sample([*work["backward_input", index], *work["backward_weight", index]], backward),
-            )
-            for index, (forward, backward) in enumerate(measured)
-        )
-    )

@@ -1,4 +1,4 @@
-"""Lets layers run on the meta device: no kernel runs, and sizes and memory are those of a real device."""
+"""Runs layers on the meta device: no kernel runs, and tensors have the sizes that they have on a real device."""
 
 from __future__ import annotations
 
@@ -105,16 +105,15 @@ def _attention(
     if on_cpu:
         with _disable_current_modes(), torch.no_grad():
             mask = None if attn_mask is None else _untouched(attn_mask)
-            given = (*map(_untouched, (query, key, value)), mask, dropout_p, is_causal)
+            factors = map(_untouched, (query, key, value))
             choose: Any = torch._fused_sdp_choice  # type: ignore[attr-defined]
-            fused = choose(*given, scale=scale, enable_gqa=enable_gqa) == _FLASH
+            kernel = choose(*factors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            fused = kernel == _FLASH
     else:
         fused = query.dim() == 4 and not (attn_mask is not None and attn_mask.requires_grad)
     if attn_mask is not None and attn_mask.dtype is torch.bool:  # as before any kernel
-        zero, least = (
-            torch.scalar_tensor(number, dtype=query.dtype, device=META) for number in (0.0, -torch.inf)
-        )
-        attn_mask = torch.where(attn_mask, zero, least)
+        added = (torch.scalar_tensor(number, dtype=query.dtype, device=META) for number in (0.0, -torch.inf))
+        attn_mask = torch.where(attn_mask, *added)
     if fused:
         return _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -124,11 +123,11 @@ def _attention(
     )[0]
 
 
-def _dropout(given: Tensor, p: float, train: bool) -> Tensor:
+def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """Call the kernel of accelerators, whose mask has a byte an element."""
-    if not train or p == 0 or not given.numel():
-        return given
-    return given.mul(0.0) if p == 1 else _aten.native_dropout(given, p, train)[0]
+    if not train or p == 0 or not tensor.numel():
+        return tensor
+    return tensor.mul(0.0) if p == 1 else _aten.native_dropout(tensor, p, train)[0]
 
 
 def _refused(*args: Any, **kwargs: Any) -> Any:
@@ -139,5 +138,5 @@ def _refused(*args: Any, **kwargs: Any) -> Any:
 
 def _untouched(tensor: Tensor) -> Tensor:
     """Return a CPU tensor of the same layout, whose memory is never written and so takes no room."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return made.requires_grad_(tensor.requires_grad)
+    on_cpu = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return on_cpu.requires_grad_(tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""Estimates what each layer costs without running a kernel: bytes are counted on meta tensors, seconds from a roofline.
+"""Estimates the seconds of each layer from a roofline, without running a kernel.
 
 ::
 
@@ -67,9 +67,9 @@ def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkTable, WorkTab
     """Return the work of the first micro-batch of a step, which finds no gradients, and of a later one."""
     chain.zero_grad()
     first, later = WorkOfLayers(), WorkOfLayers()
-    for observed in (first, later):
-        with observed:
-            chain.run(micro_batch, observed, split=True)
+    for work in (first, later):
+        with work:
+            chain.run(micro_batch, work, split=True)
     return first.work, later.work
 
 
@@ -87,11 +87,11 @@ def estimate_times(
     first, later = work_of_step(chain, micro_batch)
 
     def timing(part: str, index: int) -> Timing:
-        one, other = (roofline.seconds(found[part, index]) for found in (first, later))
-        return Timing(seconds=(one + (micro_batches - 1) * other) / micro_batches)
+        once, again = (roofline.seconds(work[part, index]) for work in (first, later))
+        return Timing(seconds=(once + (micro_batches - 1) * again) / micro_batches)
 
-    found = {
+    times = {
         index: LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)
         for index in chain.runs
     }
-    return [found[first] for first in chain.like]
+    return [times[representative] for representative in chain.like]

@@ -1,4 +1,4 @@
-"""Tells how many floating point operations an operation of torch does, and how many bytes it reads and writes."""
+"""Counts the floating point operations of an operation of torch, and the bytes that it reads and writes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     name = func.overloadpacket.__name__
     if name in _ALLOCATES:
         return None
-    given, made = dense_tensors((args, kwargs)), dense_tensors(result)
-    if not func._schema.is_mutable and _is_view(given, made):
+    inputs, outputs = dense_tensors((args, kwargs)), dense_tensors(result)
+    if not func._schema.is_mutable and _is_view(inputs, outputs):
         return None
     if name in _OVERWRITES:
-        moved = _bytes(given)
+        moved = _bytes(inputs)
     elif name in _GATHERS:
-        moved = _bytes(given[1:]) + 2 * _bytes(made)  # of the table only what is taken
+        moved = _bytes(inputs[1:]) + 2 * _bytes(outputs)  # of the table only what is taken
     else:
-        moved = _bytes(given) + _bytes(made)
+        moved = _bytes(inputs) + _bytes(outputs)
     return Work(_flops(func, args, kwargs, result), moved)
 
 
@@ -48,10 +48,10 @@ def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: An
     return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
 
 
-def _grouped_product(one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> float:
-    # Beside a matrix, each of its rows or columns meets one matrix of the other factor.
-    whole = one if one.dim() <= other.dim() else one[0]
-    return 2 * whole.numel() * other.shape[-1]
+def _grouped_product(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> float:
+    # If one factor is a matrix, each of its rows or columns is multiplied by one matrix of the other factor.
+    rows = left if left.dim() <= right.dim() else left[0]
+    return 2 * rows.numel() * right.shape[-1]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> float:
@@ -75,9 +75,9 @@ def _is_causal(args: Sequence[Any]) -> bool:
     return len(args) > 1 and bool(args[1])  # after the probability of dropout
 
 
-def _is_view(given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
-    memory = {tensor.untyped_storage()._cdata for tensor in given}
-    return bool(made) and all(tensor.untyped_storage()._cdata in memory for tensor in made)
+def _is_view(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    memory = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return bool(outputs) and all(tensor.untyped_storage()._cdata in memory for tensor in outputs)
 
 
 def _bytes(parts: Sequence[Tensor]) -> int:
