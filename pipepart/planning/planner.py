@@ -124,7 +124,6 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
-    profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
@@ -147,6 +146,7 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
+    profile, cluster = with_overhead(profile, cluster)
     request = read_request(profile, cluster, options)
     if exceeds_memory(request):
         raise DoesNotFit(request)
