@@ -48,11 +48,11 @@ def raise_bound(bracket: Bracket) -> None:
         ask = min(bracket.low + step, bracket.high * (1 - RESOLUTION))
         if ask <= bracket.low * (1 + 1e-5):
             return
-        found = _decided(bracket, ask)
-        if found is None:
+        answer = _decided(bracket, ask)
+        if answer is None:
             step /= 4  # Too many downsets are open.
-        elif found:
-            bracket.offer(found[0])
+        elif answer:
+            bracket.offer(answer[0])
             step = (bracket.high - bracket.low) / 2
         else:
             bracket.low = bracket.high if ask >= bracket.high * (1 - RESOLUTION) else ask
@@ -67,7 +67,7 @@ def _decided(bracket: Bracket, seconds: float) -> list[Split] | None:
     if sets is None:
         return None
     try:
-        found = Decider(problem, sets, clock, BEAM_PAIRS).split(seconds)
+        split = Decider(problem, sets, clock, BEAM_PAIRS).split(seconds)
     except TooMuchWork:
         return None
-    return [found] if found else []
+    return [split] if split else []

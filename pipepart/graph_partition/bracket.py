@@ -72,15 +72,15 @@ class Bracket:
             proves = just_below or gap <= SMALL_GAP * self.high
             ask = self.high * (1 - resolution) if proves else self.high - gap / 2
             try:
-                found = decider.split(ask)
+                split = decider.split(ask)
             except TooMuchWork:
                 return False
-            if found is None:
+            if split is None:
                 low = self.high if proves else ask
                 self.low = low if complete else self.low
                 just_below = False
                 continue
-            self.offer(found)
+            self.offer(split)
             just_below = not just_below
         return True
 

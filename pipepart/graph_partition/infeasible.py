@@ -42,8 +42,8 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
         largest = max(allowed, key=lambda device_type: device_type.memory)
         short = int(problem.bytes[index]) - largest.memory
         if short > 0:
-            one = len(group) == 1
-            what = f"node {group[0]!r} needs" if one else f"nodes {list(group)!r} stay together and need"
+            alone = len(group) == 1
+            what = f"node {group[0]!r} needs" if alone else f"nodes {list(group)!r} stay together and need"
             device = cluster.devices[largest.devices[0]]
             raise CutDoesNotFit(
                 f"nothing fits: {what} {problem.bytes[index]} bytes, and the largest device that may run them, "
@@ -80,12 +80,12 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, clock: Clock) -> CutDoesNotFi
         return search(replace(problem, types=types), Effort(clock=clock), any_will_do=True)
 
     low, high = 0, int(problem.bytes.sum())
-    found = attempt(high)
-    split, proven = found.split, True
+    result = attempt(high)
+    split, proven = result.split, True
     if split is None:
         why = (
             "whatever the memory, no order of the devices lets each node run on one that may run it"
-            if found.optimal
+            if result.optimal
             else "and the time given was too short to find what is missing"
         )
         return CutDoesNotFit(
@@ -96,11 +96,11 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, clock: Clock) -> CutDoesNotFi
     high = max(_shortages(problem, split))
     while high - low > 1 and not clock.is_over:
         middle = (low + high) // 2
-        found = attempt(middle)
-        if found.split:
-            split, high = found.split, max(_shortages(problem, found.split))
+        result = attempt(middle)
+        if result.split:
+            split, high = result.split, max(_shortages(problem, result.split))
         else:
-            low, proven = middle, proven and found.optimal
+            low, proven = middle, proven and result.optimal
     return _told(parsed, cluster, split, proven=proven and high - low <= 1)
 
 

@@ -120,33 +120,33 @@ def _kinds(graph: nx.DiGraph, node: Hashable) -> str:
 
 
 def _seconds(graph: nx.DiGraph, node: Hashable, kind: str) -> float:
-    given: Any = graph.nodes[node].get("seconds")
-    if given is None:
+    value: Any = graph.nodes[node].get("seconds")
+    if value is None:
         raise InputError(
             f"node {node!r} has no attribute 'seconds': give a number, or one for each kind of device"
         )
-    if isinstance(given, Mapping):
-        return _number(given[kind], f"seconds[{kind!r}]", node) if kind in given else math.inf
-    return _number(given, "seconds", node)
+    if isinstance(value, Mapping):
+        return _number(value[kind], f"seconds[{kind!r}]", node) if kind in value else math.inf
+    return _number(value, "seconds", node)
 
 
 def _bytes(graph: nx.DiGraph, node: Hashable) -> int:
-    given = graph.nodes[node].get("bytes", 0)
-    _number(given, "bytes", node)
-    return math.ceil(given)
+    value = graph.nodes[node].get("bytes", 0)
+    _number(value, "bytes", node)
+    return math.ceil(value)
 
 
-def _number(given: Any, name: str, node: Hashable) -> float:
-    return _finite(given, f"{name} of node {node!r}")
+def _number(value: Any, name: str, node: Hashable) -> float:
+    return _finite(value, f"{name} of node {node!r}")
 
 
-def _finite(given: Any, what: str) -> float:
+def _finite(value: Any, what: str) -> float:
     try:
-        number = float(given)
+        number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise InputError(f"{what} must be a finite number, 0 or more, got {given!r}")
+        raise InputError(f"{what} must be a finite number, 0 or more, got {value!r}")
     return number
 
 

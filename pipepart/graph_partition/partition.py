@@ -107,18 +107,18 @@ def cut(
     >>> graph.add_node("norm", seconds=1.0, transfer_seconds=0.5)
     >>> graph.add_node("head", seconds=3.0)
     >>> nx.add_path(graph, ["conv", "norm", "head"])
-    >>> found = cut(graph, Cluster.parse(["24GiB", "24GiB"]))
-    >>> found.stages, found.bottleneck, found.optimal
+    >>> best = cut(graph, Cluster.parse(["24GiB", "24GiB"]))
+    >>> best.stages, best.bottleneck, best.optimal
     ((['conv', 'norm'], ['head']), 3.5, True)
     """
     clock = Clock(math.inf if seconds is None else seconds)
     parsed = parse(graph, cluster, tensors, host)
     check_memory(parsed, cluster)
     smaller = presolve(parsed.problem)
-    found = search(smaller.problem, Effort(clock=clock))
-    if found.split is not None:
-        return _cut(parsed, cluster, smaller.restore(found.split), found)
-    if found.optimal:
+    result = search(smaller.problem, Effort(clock=clock))
+    if result.split is not None:
+        return _cut(parsed, cluster, smaller.restore(result.split), result)
+    if result.optimal:
         raise nearest(parsed, cluster, clock)
     limit = f"within {seconds} seconds" if clock.cut_short else "with the effort that a search may take"
     raise CutDoesNotFit(
@@ -129,7 +129,7 @@ def cut(
     )
 
 
-def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, found: SearchResult) -> Cut:
+def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, result: SearchResult) -> Cut:
     problem = parsed.problem
     loads = tuple(
         problem.stage_seconds(nodes, problem.types[device_type])
@@ -139,6 +139,6 @@ def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, found: SearchResul
         stages=tuple([node for index in nodes for node in parsed.members[index]] for nodes in split.stages),
         devices=tuple(cluster.devices[index] for index in problem.devices_of(split)),
         loads=loads,
-        lower_bound=max(loads) if found.optimal else min(found.lower_bound, max(loads)),
-        optimal=found.optimal,
+        lower_bound=max(loads) if result.optimal else min(result.lower_bound, max(loads)),
+        optimal=result.optimal,
     )

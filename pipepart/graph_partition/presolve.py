@@ -17,21 +17,21 @@ class Presolved:
 
     Attributes:
         problem: what is left.
-        kept: for each node of ``problem``, its node in the whole problem.
+        remaining: for each node of ``problem``, its node in the whole problem.
         steps: the removed nodes in order, each with its neighbours at that time and ``min`` or ``max``: the node joins
             the first or the last of their stages.
         nodes: number of nodes of the whole problem.
     """
 
     problem: Problem
-    kept: tuple[int, ...]
+    remaining: tuple[int, ...]
     steps: tuple[tuple[int, tuple[int, ...], Callable[[list[int]], int]], ...]
     nodes: int
 
     def restore(self, split: Split) -> Split:
         """Return the cut of the whole problem with the same loads."""
         stage_of = [0] * self.nodes
-        for node, stage in zip(self.kept, split.stage_of, strict=True):
+        for node, stage in zip(self.remaining, split.stage_of, strict=True):
             stage_of[node] = stage
         for node, neighbours, pick in reversed(self.steps):
             stage_of[node] = pick([stage_of[other] for other in neighbours])
@@ -75,15 +75,17 @@ def presolve(problem: Problem) -> Presolved:
                 waiting.append(other)
     if not steps:
         return Presolved(problem, tuple(range(len(problem))), (), len(problem))
-    kept = [node for node in range(len(problem)) if node not in steps]
-    number_of = {node: index for index, node in enumerate(kept)}
+    remaining = [node for node in range(len(problem)) if node not in steps]
+    number_of = {node: index for index, node in enumerate(remaining)}
     smaller = Problem(
-        successors=tuple(tuple(sorted(number_of[other] for other in after[node])) for node in kept),
-        bytes=problem.bytes[kept],
+        successors=tuple(tuple(sorted(number_of[other] for other in after[node])) for node in remaining),
+        bytes=problem.bytes[remaining],
         nets=tidy_nets(
             Net(net.seconds, tuple(number_of[pin] for pin in left))
             for net, left in zip(problem.nets, pins, strict=True)
         ),
-        types=tuple(replace(device_type, seconds=device_type.seconds[kept]) for device_type in problem.types),
+        types=tuple(
+            replace(device_type, seconds=device_type.seconds[remaining]) for device_type in problem.types
+        ),
     )
-    return Presolved(smaller, tuple(kept), tuple(steps.values()), len(problem))
+    return Presolved(smaller, tuple(remaining), tuple(steps.values()), len(problem))

@@ -76,11 +76,11 @@ class Problem:
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Of each node, all of them with lower numbers."""
-        found: list[list[int]] = [[] for _ in self.successors]
+        before: list[list[int]] = [[] for _ in self.successors]
         for node, after in enumerate(self.successors):
             for other in after:
-                found[other].append(node)
-        return tuple(map(tuple, found))
+                before[other].append(node)
+        return tuple(map(tuple, before))
 
     @cached_property
     def device_weights(self) -> Floats:
@@ -96,9 +96,9 @@ class Problem:
         least = np.min([device_type.seconds for device_type in self.types], axis=0)
         for index, device_type in enumerate(self.types):
             allowed = np.isfinite(device_type.seconds)
-            own = float(device_type.seconds[allowed].sum())
+            total = float(device_type.seconds[allowed].sum())
             if allowed.any():
-                weights[index] = float(least[allowed].sum()) / own if own else 1.0
+                weights[index] = float(least[allowed].sum()) / total if total else 1.0
         return weights / weights.max() if weights.any() else np.ones(len(weights))
 
     @cached_property
@@ -117,11 +117,11 @@ class Problem:
     @cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:
         """The nets that each node is a pin of."""
-        found: list[list[int]] = [[] for _ in self.successors]
+        numbers: list[list[int]] = [[] for _ in self.successors]
         for number, net in enumerate(self.nets):
             for pin in net.pins:
-                found[pin].append(number)
-        return tuple(map(tuple, found))
+                numbers[pin].append(number)
+        return tuple(map(tuple, numbers))
 
     def spanning_seconds(self, low: int, high: int) -> float:
         """Seconds of the nets with pins before node ``low`` and from node ``high`` on."""
@@ -172,10 +172,10 @@ class Split:
     @property
     def stages(self) -> list[list[int]]:
         """The nodes of each stage."""
-        found: list[list[int]] = [[] for _ in self.types]
+        stages: list[list[int]] = [[] for _ in self.types]
         for node, stage in enumerate(self.stage_of):
-            found[stage].append(node)
-        return found
+            stages[stage].append(node)
+        return stages
 
     def bottleneck(self, problem: Problem) -> float:
         """The largest load of any stage."""

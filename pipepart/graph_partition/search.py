@@ -109,10 +109,10 @@ def _cut_execution_order(bracket: Bracket) -> None:
     # A small limit first: short intervals are quick to check and usually enough.
     most = bracket.high
     limit = min(1.25 * bracket.low, most)
-    while not (found := best_interval_split(bracket.problem, bracket.clock, limit)) and limit < most:
+    while not (split := best_interval_split(bracket.problem, bracket.clock, limit)) and limit < most:
         limit = min(2 * limit, most) if limit else most
-    if found:
-        bracket.offer(found)
+    if split:
+        bracket.offer(split)
 
 
 def _close_gap(bracket: Bracket, effort: Effort) -> bool:

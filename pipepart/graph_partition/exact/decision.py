@@ -84,23 +84,23 @@ class Decider:
         """
         orders, capacity = self._orders, Capacity(self._problem, seconds)
         reached = np.zeros((len(orders.available), len(self._sets)), dtype=bool)
-        found = [_Reached() for _ in reached]
+        borders = [_Reached() for _ in reached]
         reached[-1, 0] = True
-        found[-1].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
+        borders[-1].add(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), -1, -1)
         for state in range(len(reached) - 1, -1, -1):
-            if not found[state].rows:
+            if not borders[state].rows:
                 continue
-            news = np.concatenate(found[state].rows)
-            sources = self._dominance.undominated(news, np.nonzero(reached[state])[0], self._clock)
+            fresh = np.concatenate(borders[state].rows)
+            sources = self._dominance.undominated(fresh, np.nonzero(reached[state])[0], self._clock)
             for edge in np.nonzero(orders.state == state)[0]:
                 device_type, target = int(orders.type[edge]), int(orders.rest[edge])
                 reached[target] |= reached[state]
                 targets = np.nonzero(self._eligible(capacity, target) & ~reached[target])[0]
                 rows, origins = self._stages(sources, targets, device_type, capacity)
                 reached[target, rows] = True
-                found[target].add(rows, origins, state, device_type)
+                borders[target].add(rows, origins, state, device_type)
                 if reached[target, -1]:
-                    return self._trace(found, target)
+                    return self._trace(borders, target)
         return None
 
     def _eligible(self, capacity: Capacity, state: int) -> NDArray[np.bool_]:
@@ -140,11 +140,11 @@ class Decider:
         )
         return targets[origin >= 0], origin[origin >= 0]
 
-    def _trace(self, found: list[_Reached], state: int) -> Split:
+    def _trace(self, reached: list[_Reached], state: int) -> Split:
         row = len(self._sets) - 1
         borders, types = [row], []
         while row:
-            row, state, device_type = found[state].origin(row)
+            row, state, device_type = reached[state].origin(row)
             borders.append(row)
             types.append(device_type)
         inside = self._incidence.unpacked(np.array(borders[::-1]))
@@ -196,24 +196,24 @@ def _origins(
         sources, places = np.repeat(all_sources[start:stop], amount), first + np.arange(len(first))
         start = stop
 
-        kept = origin[places] < 0
-        sources, places = sources[kept], places[kept]
+        possible = origin[places] < 0
+        sources, places = sources[possible], places[possible]
         rows = targets[places]
         load = seconds[rows] - seconds[sources]
         # A net that crosses one of the two borders is cut by the stage.
-        kept = load + np.abs(crossing[rows] - crossing[sources]) <= limit
+        possible = load + np.abs(crossing[rows] - crossing[sources]) <= limit
         if memory_binds:
-            kept &= sets.bytes[rows] - sets.bytes[sources] <= device.memory
+            possible &= sets.bytes[rows] - sets.bytes[sources] <= device.memory
         if banned[-1]:
-            kept &= banned[rows] == banned[sources]
-        sources, places, load = sources[kept], places[kept], load[kept]
-        kept = sets.inside(sources, targets[places])
-        sources, places, load = sources[kept], places[kept], load[kept]
+            possible &= banned[rows] == banned[sources]
+        sources, places, load = sources[possible], places[possible], load[possible]
+        possible = sets.inside(sources, targets[places])
+        sources, places, load = sources[possible], places[possible], load[possible]
         load = load + crossing[targets[places]] + crossing[sources]
         sure = load <= limit
         origin[places[sure]] = sources[sure]
-        kept = ~sure & (origin[places] < 0)
-        sources, places, load = sources[kept], places[kept], load[kept]
+        possible = ~sure & (origin[places] < 0)
+        sources, places, load = sources[possible], places[possible], load[possible]
         for begin, end in itertools.pairwise(_groups(sources)):
             clock.check()
             todo = begin + np.nonzero(origin[places[begin:end]] < 0)[0]

@@ -58,7 +58,7 @@ class Dominance:
         order = reached[np.argsort(self._sets.key[reached], kind="stable")]
         keys = self._sets.key[order]
         rows = np.sort(rows)
-        kept = np.ones(len(rows), dtype=bool)
+        undominated = np.ones(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             clock.check()
             part = rows[start : start + CHUNK]
@@ -70,8 +70,8 @@ class Dominance:
             # Equal hashes need not mean equal sets: compare the sets.
             expected = self._sets.words[smaller]
             expected[np.arange(len(node)), node >> 6] |= np.uint64(1) << (node & 63).astype(np.uint64)
-            kept[start + index[same[(expected == self._sets.words[larger]).all(axis=1)]]] = False
-        return rows[kept]
+            undominated[start + index[same[(expected == self._sets.words[larger]).all(axis=1)]]] = False
+        return rows[undominated]
 
     def _profitable(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return pairs (index in ``rows``, node) such that moving the node into that set cannot raise later loads."""

@@ -66,9 +66,9 @@ class Downsets:
 
     def thinned(self, most: int) -> Downsets:
         """Return about ``most`` of the sets: for each amount of work the same number, those with the least crossing."""
-        kept = least_crossed(self.work, self.crossing, most)
-        kept[[0, -1]] = True
-        return self._only(np.nonzero(kept)[0])
+        chosen = least_crossed(self.work, self.crossing, most)
+        chosen[[0, -1]] = True
+        return self._only(np.nonzero(chosen)[0])
 
     def _only(self, rows: Ints) -> Downsets:
         return replace(
@@ -100,16 +100,16 @@ def downsets(
     """
     keys = np.random.default_rng(0).integers(0, 2**64, len(problem), dtype=np.uint64)
     parts: list[Block] = []
-    kept = 0
+    count = 0
     columns = columns_of(problem)
     start = np.zeros(columns.shape[1])
     for low, high in blocks(problem):
         block = Block(problem, capacity, keys, columns, start, low, high, clock)
         for node in range(low, high):
             start = start + columns[node]
-        if not block.enumerate(most if thin else most - kept, thin=thin):
+        if not block.enumerate(most if thin else most - count, thin=thin):
             return None
-        kept += len(block.work)
+        count += len(block.work)
         parts.append(block)
     return _joined(problem, parts, keys)
 

@@ -21,10 +21,10 @@ def best_interval_split(problem: Problem, clock: Clock, ceiling: float = math.in
     Exact among intervals, by dynamic programming in O(nodes × width × device states × types), where width is how many
     nodes a stage of ``ceiling`` seconds can hold.
     """
-    found = best_intervals(problem.orders, len(problem), _stage_loads(problem, clock, ceiling))
-    if found.value > ceiling or not math.isfinite(found.value):
+    best = best_intervals(problem.orders, len(problem), _stage_loads(problem, clock, ceiling))
+    if best.value > ceiling or not math.isfinite(best.value):
         return None
-    firsts, types = found.stages()
+    firsts, types = best.stages()
     sizes = np.diff([*firsts, len(problem)])
     return Split(tuple(np.repeat(np.arange(len(firsts)), sizes).tolist()), types)
 

@@ -65,12 +65,12 @@ class Incidence:
         # Only nets that begin before the last node inside and end after the first node outside can be cut.
         last = self._nodes - 1 - int(inside[::-1].argmax()) if inside.any() else -1
         first = int((~inside).argmax())
-        found: dict[int, float] = {}
+        seconds_left: dict[int, float] = {}
         for net in np.nonzero((self._firsts <= last) & (self._lasts >= first))[0].tolist():
             left = self._masks[net] & ~held
             if left and left != self._masks[net]:
-                found[left] = found.get(left, 0.0) + float(self.costs[net])
-        self._left[source] = {_words(left): seconds for left, seconds in found.items()}
+                seconds_left[left] = seconds_left.get(left, 0.0) + float(self.costs[net])
+        self._left[source] = {_words(left): seconds for left, seconds in seconds_left.items()}
         return self._left[source]
 
 
