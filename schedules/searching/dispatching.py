@@ -6,82 +6,91 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
+from itertools import product
+from random import Random
 
-from .problem import F, I, Problem, Row
+from .problem import SLACK, Problem, Row
 
 _NEVER = float("inf")
-_SLACK = 1 + 1e-9
-
-
-class Room(NamedTuple):
-    """Memory for stashes, in bytes.
-
-    limit: of each device.
-    stash: of each F, what it keeps from its start on.
-    deferred: of each I, what it leaves for its W.
-    most: of each device, the most that an operation keeps besides while it runs, as an I that recomputes does.
-    needs: of each stage, the bytes that must be free before a forward: its stash, those of the device's later stages
-        for one micro-batch, and what is in `most`. So the oldest micro-batch can always go on.
-    """
-
-    limit: Sequence[float]
-    stash: Sequence[float]
-    deferred: Sequence[float]
-    most: Sequence[float]
-    needs: Sequence[float]
+# To look for the next device takes a part of the time of an operation for each device.
+_OPERATIONS_PER_DEVICE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The operations of one step on a placement. Each is a number: (kind * stages + stage) * micro_batches + k.
+class Rule:
+    """How the dispatcher ranks operations.
+
+    The key of an F or I follows a steady state: a micro-batch begins as often as the busiest device can take one. With
+    spreads of 1 the key is the start of the operation if nothing ever waits. Smaller spreads let old micro-batches go
+    first, larger ones operations near the first stage.
 
     Attributes:
-        devices, micro_batches: their numbers.
-        device_of: the device of each stage.
-        seconds: of each F, I and W; a W of 0 seconds behind its I is a full backward.
-        before: of each F and I, seconds of what runs right before it and needs no input: a recompute; empty for none.
-        delay_forward, delay_backward: of each stage, seconds that the input of its F, and of its I, travels.
-        hold_forward, hold_backward: likewise, the seconds of these for which it holds the link. The link from a device
-            to another carries one message at a time.
-        fused: of each stage, whether W follows its I at once and the I has the seconds of both.
-        room: the memory; None without limits.
+        forward_spread, backward_spread: factors of the seconds from the start of a micro-batch to its F's, and on to
+            its I's.
+        weight_gap: a W runs if the next operation comes after this part of it or later.
+        reserve: an F runs if this part of the messages that wait, and of the most workspace, is free besides stashes.
+        forward_gap: an F waits if an I arrives within this part of its seconds; if not 0, also for the I of micro-batch
+            0 if that arrives before the F ends, as all earlier devices wait for it.
+        in_flight: the most micro-batches between F and I of a stage, for each stage from it to the last. It keeps
+            messages from piling up before a device with little memory. 1 is the limit of 1F1B.
     """
 
-    devices: int
-    micro_batches: int
-    device_of: Sequence[int]
-    seconds: Sequence[float]
-    before: Sequence[float]
-    delay_forward: Sequence[float]
-    delay_backward: Sequence[float]
-    hold_forward: Sequence[float]
-    hold_backward: Sequence[float]
-    fused: Sequence[bool]
-    room: Room | None = None
+    forward_spread: float = 2.0
+    backward_spread: float = 2.0
+    weight_gap: float = 0.0
+    reserve: float = 1.0
+    forward_gap: float = 0.0
+    in_flight: float = _NEVER
 
-    @property
-    def stages(self) -> int:
-        """How many stages."""
-        return len(self.device_of)
+    def varied(self, random: Random, limited: bool) -> Rule:
+        """Return a rule near this one; ``limited`` if memory is."""
+        return Rule(
+            self.forward_spread + random.gauss(0, 0.4),
+            self.backward_spread + random.gauss(0, 0.4),
+            random.choice(_GAPS),
+            random.choice(_RESERVES),
+            self.forward_gap,
+            random.choice(_IN_FLIGHT) if limited else self.in_flight,
+        )
+
+
+_GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
+_RESERVES = (1.0, 0.6, 0.3, 0.0)
+_IN_FLIGHT = (_NEVER, _NEVER, 2.0, 1.0)
+# The most promising first.
+RULES = [
+    Rule(forward, backward, *others)
+    for others, forward, backward in product(
+        ((0.0, 0.3, 0.2), (0.0, 1.0, 0.0), (0.5, 0.3, 0.0)), (2.0, 0.6, -0.5), (2.0, 0.6, -0.5)
+    )
+]
+
+
+# For limited memory, after the first ones.
+CAREFUL_RULES = [
+    Rule(spread, spread, reserve=0.3, in_flight=in_flight)
+    for in_flight, spread in product((1.0, 2.0), (2.0, -0.5))
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What the dispatcher made.
+    """The order that the dispatcher made.
 
     Attributes:
         rows: the operations of each device, in order.
-        ends: when each device is done; 0 for one without operations.
+        ends: [operations]: when each ends.
+        done: when each device is done; 0 for one without operations.
     """
 
     rows: list[Row]
     ends: list[float]
+    done: list[float]
 
     @property
     def makespan(self) -> float:
         """When the last operation ends."""
-        return max(self.ends)
+        return max(self.done)
 
     @property
     def score(self) -> float:
@@ -90,104 +99,76 @@ class Dispatched:
         An idle device that ends early makes the step no shorter, but its layers and those of a busy one may then be
         shared out anew.
         """
-        return max(self.ends) + sum(self.ends) / len(self.ends)
+        return max(self.done) + sum(self.done) / len(self.done)
 
 
-def work_of(problem: Problem) -> Work:
-    """Return the operations of a problem, with backwards in two parts and links that carry any number of messages."""
-    m, stages = problem.micro_batches, problem.stages
-    ahead = [problem.delay[problem.operation(F, stage, 0)] for stage in range(stages)]
-    back = [problem.delay[problem.operation(I, stage, 0)] for stage in range(stages)]
-    room = None
-    if min(problem.memory) < _NEVER:
-        stash, deferred = problem.costs.stash_bytes, problem.costs.weight_stash_bytes
-        needs, later = [0.0] * stages, [0.0] * problem.devices
-        for stage in reversed(range(stages)):
-            device = problem.device_of[stage]
-            later[device] += stash[stage]
-            needs[stage] = later[device]
-        per_forward, per_input = ([size for size in sizes for _ in range(m)] for sizes in (stash, deferred))
-        room = Room(problem.memory, per_forward, per_input, [0.0] * problem.devices, needs)
-    zeros = [0.0] * stages
-    return Work(
-        problem.devices,
-        m,
-        problem.device_of,
-        problem.seconds,
-        (),
-        ahead,
-        back,
-        zeros,
-        zeros,
-        [False] * stages,
-        room,
-    )
+def dispatching_work(problem: Problem) -> float:
+    """Return the operations that a call of :func:`dispatch` counts as, if it runs to the end."""
+    return problem.operations * (1 + _OPERATIONS_PER_DEVICE * problem.devices)
 
 
-def steady_keys(work: Work, spread: float, spread_back: float) -> list[float]:
-    """Return keys that follow a steady state: a micro-batch begins as often as the busiest device can take one.
-
-    With spreads of 1 the key of an operation is its start if nothing ever waits. Smaller spreads let old micro-batches
-    go first, larger ones operations near the first stage.
-
-    Args:
-        work: the operations.
-        spread, spread_back: factors of the time from the start of a micro-batch to its operations: F's, and I's.
-    """
-    m, seconds, stages = work.micro_batches, work.seconds, work.stages
-    per_device = [0.0] * work.devices
-    forward = [seconds[stage * m] for stage in range(stages)]
-    backward = [seconds[(stages + stage) * m] for stage in range(stages)]
-    for stage, device in enumerate(work.device_of):
-        weight = seconds[(2 * stages + stage) * m]
-        per_device[device] += forward[stage] + backward[stage] + weight
-    pace = max(per_device)
+def _keys(problem: Problem, rule: Rule) -> list[float]:
+    """[F and I]: the key of each operation; the smallest goes first. Keys of a stage grow with the micro-batch."""
+    forward, backward = problem.forward, problem.backward_input
+    load = [0.0] * problem.devices
+    for stage, device in enumerate(problem.device_of):
+        load[device] += forward[stage] + backward[stage] + problem.backward_weight[stage]
     offsets, passed = [], 0.0
-    for one in forward:
+    for seconds in forward:
         offsets.append(passed)
-        passed += one * spread
-    behind = [0.0] * stages
-    for stage in reversed(range(stages)):
+        passed += seconds * rule.forward_spread
+    behind = [0.0] * problem.stages
+    for stage in reversed(range(problem.stages)):
         behind[stage] = passed
-        passed += backward[stage] * spread_back
-    starts = [k * pace for k in range(m)]
+        passed += backward[stage] * rule.backward_spread
+    pace = max(load)
+    starts = [k * pace for k in range(problem.micro_batches)]
     return [start + offset for offset in (*offsets, *behind) for start in starts]
 
 
 # One function, as a search runs it thousands of times a second.
-def dispatch(  # noqa: C901
-    work: Work, keys: Sequence[float], weight_gap: float = 0.0, limit: float = _NEVER
-) -> Dispatched | None:
+def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched | None:  # noqa: C901
     """Let every device run the most urgent F or I that is ready whenever it is free, and a W if none is.
 
-    Micro-batches keep their order on each stage if the keys of each stage and kind grow with the micro-batch.
+    Micro-batches keep their order on each stage.
 
     Args:
-        work: the operations.
-        keys: of each F and I; the smallest goes first.
-        weight_gap: a W runs if the next operation comes after this part of it or later.
+        problem: the operations.
+        rule: ranks them.
         limit: of `Dispatched.score`.
 
     Returns:
-        The rows, or None if the memory is not enough to end the step, or as soon as the score must be above the limit.
+        The rows, or None if the memory is not enough, or as soon as the score must be above the limit.
     """
-    m, p, device_of, seconds, before = (
-        work.micro_batches,
-        work.devices,
-        work.device_of,
-        work.seconds,
-        work.before,
-    )
-    stages = len(device_of)
+    if not problem.has_room:
+        return None
+    keys = _keys(problem, rule)
+    m, p, device_of, seconds = problem.micro_batches, problem.devices, problem.device_of, problem.seconds
+    stages, before, whole, memory = problem.stages, problem.recompute_before, problem.whole, problem.memory
+    weight_gap = rule.weight_gap
     stride = stages * m  # from the F of a stage and micro-batch to its I, and from there to its W
     last = stride - m  # from here on, an F is of the last stage
     home = [device for device in device_of for _ in range(m)]
-    delay_forward, delay_backward = work.delay_forward, work.delay_backward
-    hold_forward, hold_backward = work.hold_forward, work.hold_backward
-    room, fused = work.room, work.fused
-    links = [[0.0] * p for _ in range(p)]  # when a link is free
+    delay_forward, delay_backward = problem.delay_forward, problem.delay_backward
+    hold_forward, hold_backward = problem.hold_forward, problem.hold_backward
+    links: dict[int, float] = {}  # when a link is free
     delay = hold = 0.0
+    limits: Sequence[float] = ()
+    stash: Sequence[float] = ()
+    deferred: Sequence[float] = ()
+    needed: Sequence[float] = ()
+    messages: Sequence[float] = ()  # [2 * stages]: what waits for an F, and for an I
+    if memory is not None:
+        limits = [
+            limit * SLACK - rule.reserve * size
+            for limit, size in zip(memory.limit, problem.passing, strict=True)
+        ]
+        stash, deferred, needed = problem.stash, problem.deferred, problem.needed
+        messages = [rule.reserve * size for size in (*memory.inputs, *memory.gradients)]
+    most = [rule.in_flight * (stages - stage) for stage in range(stages)]
+    turned = [0] * stages  # micro-batches whose I has begun
     used = [0.0] * p
+    ends = [0.0] * (3 * stride)
     waiting: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # on their way: (arrival, operation)
     forwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # ready: (key, operation)
     backwards: list[list[tuple[float, int]]] = [[] for _ in range(p)]
@@ -217,53 +198,67 @@ def dispatch(  # noqa: C901
             heappush(ready if operation < stride else back, (keys[operation], operation))
         take_forward = ready and (not back or ready[0] < back[0])
         blocked = False
+        if ready:
+            stage = ready[0][1] // m
+            if ready[0][1] % m - turned[stage] >= most[stage] or (
+                memory is not None and used[device] + needed[stage] > limits[device]
+            ):
+                blocked, take_forward = True, False
         if (
-            ready
-            and room is not None
-            and used[device] + room.needs[ready[0][1] // m] > room.limit[device] * _SLACK
+            take_forward
+            and rule.forward_gap
+            and arriving
+            and arriving[0][1] >= stride
+            and arriving[0][0] - now
+            < seconds[ready[0][1]] * (1.0 if arriving[0][1] % m == 0 else rule.forward_gap)
         ):
-            blocked, take_forward = True, False
+            wake[device] = arriving[0][0]
+            continue
         if take_forward or back:
             operation = heappop(ready if take_forward else back)[1]
             end = now + seconds[operation] + (before[operation] if before else 0.0)
             rows[device].append(operation)
             left -= 1
             if operation < stride:
-                if room is not None:
-                    used[device] += room.stash[operation]
+                if memory is not None:
+                    used[device] += stash[operation] - messages[operation // m]
                 if operation < last:
                     following = operation + m
                     delay, hold = delay_forward[following // m], hold_forward[following // m]
                 else:
                     following, delay, hold = operation + stride, 0.0, 0.0
             else:
-                if room is not None:
-                    used[device] += room.deferred[operation - stride] - room.stash[operation - stride]
-                if fused[operation // m - stages]:
+                stage = operation // m - stages
+                turned[stage] += 1
+                if memory is not None:
+                    used[device] += deferred[stage] - stash[operation - stride] - messages[stages + stage]
+                if whole[stage]:
                     rows[device].append(operation + stride)
                     left -= 1
-                    if room is not None:
-                        used[device] -= room.deferred[operation - stride]
                 else:
                     weights[device].append(operation + stride)
                 following = operation - m
                 if following >= stride:
-                    stage = following // m - stages
-                    delay, hold = delay_backward[stage], hold_backward[stage]
+                    delay, hold = delay_backward[stage - 1], hold_backward[stage - 1]
                 else:
                     following = -1
             if following >= 0:
                 target, arrival = home[following % stride], end + delay
                 if hold:
-                    waits = links[device][target] - end
-                    if waits > 0:
-                        arrival += waits
-                    links[device][target] = end + hold + max(waits, 0.0)
+                    link = device * p + target
+                    leaves = links.get(link, 0.0)
+                    if leaves > end:
+                        arrival += leaves - end
+                        links[link] = leaves + hold
+                    else:
+                        links[link] = end + hold
                 heappush(waiting[target], (arrival, following))
                 if target != device:
                     soonest = free[target] if free[target] > arrival else arrival
                     if soonest < wake[target]:
                         wake[target] = soonest
+                    if memory is not None:
+                        used[target] += messages[following // m]
         elif weights[device]:
             operation = weights[device][0]
             if (
@@ -278,8 +273,8 @@ def dispatch(  # noqa: C901
             rows[device].append(operation)
             left -= 1
             end = now + seconds[operation]
-            if room is not None:
-                used[device] -= room.deferred[operation - 2 * stride]
+            if memory is not None:
+                used[device] -= deferred[operation // m - 2 * stages]
         else:
             wake[device] = arriving[0][0] if arriving else _NEVER
             continue
@@ -288,21 +283,37 @@ def dispatch(  # noqa: C901
             total += now - free[device]
             if max(due) + total / p > limit:
                 return None
-        free[device] = wake[device] = end
-    return Dispatched(rows, free)
+        free[device] = wake[device] = ends[operation] = end
+    dispatched = Dispatched(rows, ends, free)
+    return dispatched if problem.fits(rows, ends) else None
 
 
-def play_rows(work: Work, rows: Sequence[Row]) -> list[float] | None:
-    """Return when each device is done if it runs its row in order; None if the devices wait for each other for ever."""
-    m, stages, seconds, before = work.micro_batches, work.stages, work.seconds, work.before
+def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
+    """Return when each operation ends if every device runs its row in order; None if the devices would never end.
+
+    Unlike the event loop it knows that a link carries one message at a time, and that a recompute needs no input.
+    """
+    m, stages, seconds, before = (
+        problem.micro_batches,
+        problem.stages,
+        problem.seconds,
+        problem.recompute_before,
+    )
     stride = stages * m
-    home = [device for device in work.device_of for _ in range(m)]
+    delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
+    # The operation that needs the result of each; the last stage turns round.
+    following = [
+        *range(m, stride),
+        *range(2 * stride - m, 2 * stride),
+        *[-1] * m,
+        *range(stride, 2 * stride - m),
+    ]
     arrival = [_NEVER] * (2 * stride)  # of the input of each F and I
     arrival[:m] = [0.0] * m
     awaited = [False] * (2 * stride)
-    links = [[0.0] * work.devices for _ in range(work.devices)]
-    position, clock = [0] * work.devices, [0.0] * work.devices
-    able = list(range(work.devices))
+    links: dict[tuple[int, int], float] = {}
+    ends, position, clock = [0.0] * (3 * stride), [0] * problem.devices, [0.0] * problem.devices
+    able = list(range(problem.devices))
     while able:
         device = able.pop()
         row, now, at = rows[device], clock[device], position[device]
@@ -314,30 +325,16 @@ def play_rows(work: Work, rows: Sequence[Row]) -> list[float] | None:
                     break
                 now = max(now + (before[operation] if before else 0.0), arrival[operation])
             now += seconds[operation]
+            ends[operation] = now
             at += 1
-            following, delay, hold = _following(work, operation)
-            if following >= 0:
-                leaves = now
-                if hold:
-                    target = home[following % stride]
-                    leaves = max(now, links[device][target])
-                    links[device][target] = leaves + hold
-                arrival[following] = leaves + delay
-                if awaited[following]:
-                    able.append(home[following % stride])
+            needs = following[operation] if operation < 2 * stride else -1
+            if needs >= 0:
+                leaves, target = now, problem.device_of[needs // m % stages]
+                if hold := holds[needs // m]:
+                    leaves = max(now, links.get((device, target), 0.0))
+                    links[device, target] = leaves + hold
+                arrival[needs] = leaves + delays[needs]
+                if awaited[needs]:
+                    able.append(target)
         position[device], clock[device] = at, now
-    return clock if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None
-
-
-def _following(work: Work, operation: int) -> tuple[int, float, float]:
-    """The F or I that needs the result of an operation, and the delay and hold of the message; -1 for none."""
-    m, stride = work.micro_batches, work.stages * work.micro_batches
-    if operation < stride - m:
-        stage = operation // m + 1
-        return operation + m, work.delay_forward[stage], work.hold_forward[stage]
-    if operation < stride:
-        return operation + stride, 0.0, 0.0
-    if stride + m <= operation < 2 * stride:
-        stage = operation // m - work.stages - 1
-        return operation - m, work.delay_backward[stage], work.hold_backward[stage]
-    return -1, 0.0, 0.0
+    return ends if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None

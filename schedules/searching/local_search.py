@@ -1,50 +1,63 @@
-"""Simulated annealing: moves operations of the critical path to other places in the row of their device."""
+"""Simulated annealing of an order: moves operations of the critical path to other places in the row of their device."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Sequence
 from random import Random
 
 from ..simulation.event_loop import play, replay
+from .allowance import Allowance
 from .objectives import Objective
-from .problem import Problem, Row
+from .problem import SLACK, Problem, Row
 
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # relative to the objective
+_FIRST_TEMPERATURE = 0.5  # mean seconds of an operation
+# What a round counts as: of an allowance's operations, besides a part of an operation for each that is played again.
+_ROUND, _PLAYED_AGAIN = 25, 0.1
 
 
-def improve(
+def round_work(problem: Problem) -> float:
+    """Return the operations that one round of :func:`anneal_order` counts as, on average."""
+    return _ROUND + _PLAYED_AGAIN * problem.operations
+
+
+def anneal_order(
     problem: Problem,
     rows: Sequence[Row],
     objective: Objective,
-    plays: int,
+    rounds: int,
     random: Random,
     goal: float,
-    deadline: float = math.inf,
-    heat: float = 0.5,
+    allowance: Allowance,
 ) -> list[Row]:
-    """Return rows at least as good, after simulated annealing.
+    """Return rows whose objective is at least as good, after simulated annealing.
 
-    Each round moves one operation of the critical path.
+    Each round moves one operation of the critical path. Links carry any number of messages.
 
-    plays: how many rounds.
-    goal: the value of the objective at which to stop early.
-    deadline: on the clock of `time.monotonic()`.
-    heat: the first temperature, in mean lengths of an operation.
+    Args:
+        problem: the operations.
+        rows: to start from.
+        objective: to be minimised.
+        rounds: how many, unless the allowance ends before.
+        random: of the moves.
+        goal: the value of the objective at which to stop early.
+        allowance: pays for the rounds.
     """
     rows = [list(row) for row in rows]
     ends, done = play(problem.table, rows)
     assert done, "the rows to improve must not deadlock"
     value = objective(problem, rows, ends)
     best, best_value = [list(row) for row in rows], value
-    critical = _critical(problem, rows, ends)
-    hottest = heat * sum(problem.seconds) / problem.operations
-    for round_ in range(plays):
-        if best_value <= goal * (1 + _TOLERANCE) or (round_ % 64 == 0 and time.monotonic() >= deadline):
+    critical = _critical(problem, rows, ends, objective)
+    hottest = _FIRST_TEMPERATURE * sum(problem.table.seconds) / problem.operations
+    work = round_work(problem)
+    for number in range(rounds):
+        if best_value <= goal * (1 + _TOLERANCE) or allowance.is_over:
             break
-        temperature = hottest * (1 - round_ / plays) ** 2
+        allowance.spend(work)
+        temperature = hottest * (1 - number / rounds) ** 2
         device, position = critical[random.randrange(len(critical))]
         old = rows[device]
         new = _moved(problem, old, position, random)
@@ -55,20 +68,21 @@ def improve(
         rows[device] = new
         played, done = replay(problem.table, rows, ends, device, first)
         after = objective(problem, rows, played) if done else math.inf
-        worse = after - value
-        if not done or (worse > 0 and random.random() >= math.exp(-worse / (temperature + 1e-12))):
+        if after - value > temperature * -math.log(1 - random.random()):
             rows[device] = old
             continue
         value, ends = after, played
-        critical = _critical(problem, rows, ends)
-        if value < best_value - _TOLERANCE:
+        critical = _critical(problem, rows, ends, objective)
+        if value < best_value * (1 - _TOLERANCE):
             best, best_value = [list(row) for row in rows], value
     return best
 
 
 def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
     """Return the row with W's moved before forwards that have no room; None if that is not enough."""
-    room = problem.memory[device] * (1 + _TOLERANCE)
+    if problem.memory is None:
+        return row
+    room = problem.memory.limit[device] * SLACK
     taken = problem.taken
     level, highest = 0.0, 0.0
     for operation in row:
@@ -76,8 +90,8 @@ def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
         highest = max(highest, level)
     if highest <= room:
         return row
-    first_weight = 2 * problem.stages * problem.micro_batches
     stride = problem.stages * problem.micro_batches
+    first_weight = 2 * stride
     pending: deque[int] = deque()
     brought: set[int] = set()
     repaired: Row = []
@@ -108,9 +122,8 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
     if not 0 <= target < len(row):
         return None
     moving = row[position]
-    m, stages, stream = problem.micro_batches, problem.stages, problem.stream
+    stream, stride = problem.stream, problem.stages * problem.micro_batches
     first, last = (target, position) if target < position else (position + 1, target + 1)
-    stride = stages * m
     for passed in row[first:last]:
         if stream[passed] == stream[moving] or abs(passed - moving) in (stride, 2 * stride):
             return None
@@ -118,12 +131,16 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
     return [*rest[:target], moving, *rest[target:]]
 
 
-def _critical(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> list[tuple[int, int]]:
-    """Return device and position of the operations on the critical path, last first."""
-    source, delay = problem.source, problem.delay
+def _critical(
+    problem: Problem, rows: Sequence[Row], ends: Sequence[float], objective: Objective
+) -> list[tuple[int, int]]:
+    """Return device and position of the operations on the critical path to the end of the worst device, last first."""
+    _, source, delay = problem.table
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
-    device = max(range(len(rows)), key=lambda d: ends[rows[d][-1]])
+    used = [device for device, row in enumerate(rows) if row]
+    device = max(used, key=lambda device: objective(problem, [rows[device]], ends))
     position = len(rows[device]) - 1
+    tolerance = _TOLERANCE * ends[rows[device][-1]]
     path = []
     index: dict[int, dict[int, int]] = {}
     while True:
@@ -131,7 +148,7 @@ def _critical(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> l
         operation = rows[device][position]
         before = ends[rows[device][position - 1]] if position else -1.0
         needed = source[operation]
-        if needed >= 0 and ends[needed] + delay[operation] > before + _TOLERANCE:
+        if needed >= 0 and ends[needed] + delay[operation] > before + tolerance:
             device = device_of[needed // m % stages]
             if device not in index:
                 index[device] = {op: at for at, op in enumerate(rows[device])}

@@ -13,12 +13,12 @@ Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]
 
 def makespan(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> float:
     """Return when the last operation ends."""
-    return max(ends[row[-1]] for row in rows)
+    return max(ends[row[-1]] for row in rows if row)
 
 
 def longest_span(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> float:
     """Return the longest time between the first start and the last end of one device."""
-    return max(ends[row[-1]] - ends[row[0]] + problem.seconds[row[0]] for row in rows)
+    return max(ends[row[-1]] - ends[row[0]] + problem.seconds[row[0]] for row in rows if row)
 
 
 OBJECTIVES: dict[str, Objective] = {"makespan": makespan, "zero-bubble": longest_span}

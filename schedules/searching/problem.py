@@ -1,47 +1,92 @@
-"""Problem: the operations of one step as numbers, with their lengths and inputs."""
+"""Problem: the operations of one step on fixed stages as numbers, with their seconds, inputs and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from ..core.action import Action, Kind, ScheduleError
 from ..core.costs import StageCosts
-from ..core.dependencies import source_stage
 from ..core.schedule import Schedule
 from ..simulation.event_loop import Operations
 from ..transforms.passes import split_backward
 
 F, I, W = range(3)  # noqa: E741
 _KINDS = (Kind.F, Kind.I, Kind.W)
-_SLACK = 1 + 1e-9
+SLACK = 1 + 1e-9
 
 Row = list[int]
+_Number = TypeVar("_Number", int, float)
+Floats = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the devices, and what each stage keeps in them for one micro-batch.
+
+    Attributes:
+        limit: of each device, for all that follows; infinite for no limit.
+        stash: of each stage, from F to the end of I.
+        deferred: of each stage, from the end of I to the end of W.
+        boundary: of each stage, instead of the stash of a micro-batch that is recomputed.
+        copied: of each stage, what it holds besides while stashes are copied to the host and back.
+        inputs, gradients: of each stage, the input and the gradient of the output while they wait on its device; 0 if
+            they come from a stage of the same device.
+        workspace: of each stage, what F, I and W need besides while they run; a whole backward counts as I.
+    """
+
+    limit: Floats
+    stash: Floats
+    deferred: Floats
+    boundary: Floats
+    copied: Floats
+    inputs: Floats
+    gradients: Floats
+    workspace: Sequence[Floats]
 
 
 @dataclass(frozen=True)
 class Problem:
     """The operations of one step on a placement, each a number: (kind * stages + stage) * micro_batches + k.
 
-    device_of: the device of each stage.
-    memory: bytes of stash per device; infinite where there is no limit.
+    Attributes:
+        devices, micro_batches: their numbers.
+        device_of: the device of each stage.
+        forward, backward_input, backward_weight: seconds of each stage. The device itself is busy for as long.
+        whole: of each stage, whether W follows I at once, as one full backward. I then has the seconds of both.
+        recompute: of each stage, seconds of the forward that runs once more right before an I.
+        recomputed: of each stage, how many micro-batches run it, the first ones.
+        delay_forward, delay_backward: of each stage, seconds that the input of its F, and of its I, travels.
+        hold_forward, hold_backward: of each stage, the seconds of these for which the message holds the link. A link
+            from a device to another carries one message at a time.
+        memory: of the devices; None for no limit.
     """
 
-    costs: StageCosts
     devices: int
     micro_batches: int
     device_of: tuple[int, ...]
-    memory: tuple[float, ...]
+    forward: Floats
+    backward_input: Floats
+    backward_weight: Floats
+    whole: Sequence[bool]
+    recompute: Floats
+    recomputed: Sequence[int]
+    delay_forward: Floats
+    delay_backward: Floats
+    hold_forward: Floats
+    hold_backward: Floats
+    memory: Memory | None = None
 
     @property
     def stages(self) -> int:
-        """How many stages."""
+        """The number of stages."""
         return len(self.device_of)
 
     @property
     def operations(self) -> int:
-        """How many operations: F, I and W of every stage and micro-batch."""
+        """The number of operations: F, I and W of every stage and micro-batch."""
         return 3 * self.stages * self.micro_batches
 
     def operation(self, kind: int, stage: int, micro_batch: int) -> int:
@@ -50,49 +95,162 @@ class Problem:
 
     @cached_property
     def stream(self) -> Row:
-        """Of each operation, kind * stages + stage: within one stream the micro-batches keep their order."""
-        return [stream for stream in range(3 * self.stages) for _ in range(self.micro_batches)]
-
-    @cached_property
-    def table(self) -> Operations:
-        """All operations, as the event loop takes them."""
-        return Operations(self.seconds, self.source, self.delay)
+        """[operations]: kind * stages + stage. Within a stream the micro-batches keep their order."""
+        return self._each(range(3 * self.stages))
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Of each operation, how long it takes."""
-        costs = self.costs
-        per_stream = (*costs.forward, *costs.backward_input, *costs.backward_weight)
-        return [seconds for seconds in per_stream for _ in range(self.micro_batches)]
+        """[operations]: seconds, without recomputes."""
+        return self._each((*self.forward, *self.backward_input, *self.backward_weight))
 
     @cached_property
-    def source(self) -> Row:
-        """Of each operation, the one on another stage that makes its input; -1 for none."""
-        return [
-            -1 if source is None else self.operation(kind, source, micro_batch)
-            for kind, stage in self._streams
-            for source in [self._source_stage(kind, stage)]
-            for micro_batch in range(self.micro_batches)
+    def recompute_before(self) -> list[float]:
+        """[F and I]: seconds of the recompute before the operation; empty if no stage recomputes."""
+        if not any(self.recomputed):
+            return []
+        zeros = [0.0] * (self.stages * self.micro_batches)
+        return zeros + [
+            seconds * (k < count)
+            for seconds, count in zip(self.recompute, self.recomputed, strict=True)
+            for k in range(self.micro_batches)
         ]
 
     @cached_property
-    def delay(self) -> list[float]:
-        """Of each operation, the seconds that its input travels."""
-        hops = [self._hop(self._source_stage(kind, stage), stage) for kind, stage in self._streams]
-        return [seconds for seconds in hops for _ in range(self.micro_batches)]
+    def table(self) -> Operations:
+        """All operations for the event loop: a recompute belongs to its I, and links carry any number of messages."""
+        m, stages, stride = self.micro_batches, self.stages, self.stages * self.micro_batches
+        seconds = self.seconds
+        if self.recompute_before:
+            before = [*self.recompute_before, *[0.0] * stride]
+            seconds = [own + again for own, again in zip(seconds, before, strict=True)]
+        none = [-1] * stride
+        inputs = [-1 if operation < m else operation - m for operation in range(stride)]
+        gradients = [
+            operation + m if operation + m < 2 * stride else -1 for operation in range(stride, 2 * stride)
+        ]
+        delay = self._each((*self.delay_forward, *self.delay_backward, *[0.0] * stages))
+        return Operations(seconds, [*inputs, *gradients, *none], delay)
+
+    @cached_property
+    def stash(self) -> list[float]:
+        """[F]: bytes that a micro-batch keeps from its F to its I.
+
+        What I leaves for W may be more than the stash before it. It then counts from the F on.
+        """
+        assert self.memory is not None
+        return [
+            max(boundary if k < count else stash, 0.0 if whole else deferred)
+            for stash, boundary, deferred, count, whole in zip(
+                self.memory.stash,
+                self.memory.boundary,
+                self.memory.deferred,
+                self.recomputed,
+                self.whole,
+                strict=True,
+            )
+            for k in range(self.micro_batches)
+        ]
+
+    @cached_property
+    def deferred(self) -> list[float]:
+        """[stages]: bytes that a micro-batch keeps from its I to its W."""
+        assert self.memory is not None
+        return [0.0 if whole else size for whole, size in zip(self.whole, self.memory.deferred, strict=True)]
+
+    @cached_property
+    def passing(self) -> list[float]:
+        """[devices]: bytes that are there for a moment: workspace, and full stashes that are repeated or copied."""
+        assert self.memory is not None
+        most = [0.0] * self.devices
+        for stage, (device, copied) in enumerate(zip(self.device_of, self.memory.copied, strict=True)):
+            if self.recomputed[stage]:
+                copied = self.memory.stash[stage] - self.stash[stage * self.micro_batches]
+            most[device] = max(most[device], copied + max(self.memory.workspace[stage]))
+        return most
+
+    @cached_property
+    def needed(self) -> list[float]:
+        """[stages]: bytes that are free before an F: its stash, and those of the device's later stages.
+
+        So the oldest micro-batch can always go on.
+        """
+        needed, later, m = [0.0] * self.stages, [0.0] * self.devices, self.micro_batches
+        for stage in reversed(range(self.stages)):
+            device = self.device_of[stage]
+            later[device] += max(self.stash[stage * m], self.stash[stage * m + m - 1])
+            needed[stage] = later[device]
+        return needed
 
     @cached_property
     def taken(self) -> list[float]:
-        """Of each operation, the bytes it adds to the stash when it starts (negative: releases at its end)."""
-        stash, weight = self.costs.stash_bytes, self.costs.weight_stash_bytes
-        per_stream = [*stash, *(w - s for s, w in zip(stash, weight, strict=True)), *(-w for w in weight)]
-        return [size for size in per_stream for _ in range(self.micro_batches)]
+        """[operations]: bytes added to the stashes at the start (negative: released at the end); zeros for no limit."""
+        if self.memory is None:
+            return [0.0] * self.operations
+        deferred = self._each(self.deferred)
+        left = [after - before for after, before in zip(deferred, self.stash, strict=True)]
+        return [*self.stash, *left, *(-size for size in deferred)]
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        """Return whether the stash stays within the memory of every device."""
-        return all(
-            peak <= room * _SLACK for peak, room in zip(map(self._peak, rows), self.memory, strict=True)
+    @property
+    def has_room(self) -> bool:
+        """Whether the stashes of one micro-batch fit on every device."""
+        return self.memory is None or all(
+            size <= self.memory.limit[device] * SLACK
+            for size, device in zip(self.needed, self.device_of, strict=True)
         )
+
+    def fits(self, rows: Sequence[Row], ends: Floats) -> bool:
+        """Return whether the memory is enough for an order: stashes, messages that wait, and what runs.
+
+        The moments are those of :func:`schedules.memory_during`.
+
+        Args:
+            rows: of each device.
+            ends: [operations]: when each ends.
+        """
+        return self.memory is None or all(
+            peak <= limit * SLACK
+            for peak, limit in zip(self.peak_bytes(rows, ends), self.memory.limit, strict=True)
+        )
+
+    def peak_bytes(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
+        """Yield the peak bytes of each device in an order, as :meth:`fits` counts them."""
+        memory, m, stages, source = self.memory, self.micro_batches, self.stages, self.table.source
+        assert memory is not None
+        sizes = (*memory.inputs, *memory.gradients)
+        for row in rows:
+            sent = sorted(
+                (ends[source[operation]], at, sizes[operation // m])
+                for at, operation in enumerate(row)
+                if source[operation] >= 0 and sizes[operation // m]
+            )
+            arrived, level, waiting, peak = 0, 0.0, 0.0, 0.0
+            counted: dict[int, float] = {}  # the message that waits for the operation at each place
+            for at, operation in enumerate(row):
+                stream = operation // m
+                kind, stage = divmod(stream, stages)
+                if kind == W and self.whole[stage]:
+                    continue
+                again = operation % m < self.recomputed[stage]
+                moment = ends[operation] - (self.seconds[operation] / 2 if kind else 0.0)
+                while arrived < len(sent) and sent[arrived][0] <= moment:
+                    _, place, size = sent[arrived]
+                    arrived += 1
+                    if place > at:
+                        counted[place] = size
+                        waiting += size
+                waiting -= counted.pop(at, 0.0)
+                stash = memory.boundary[stage] if again else memory.stash[stage]
+                full = memory.stash[stage] - stash + memory.copied[stage]  # while the operation runs
+                if kind == F:
+                    level += stash
+                peak = max(
+                    peak, level + waiting + memory.workspace[stage][kind] + (full if kind != W else 0.0)
+                )
+                if kind == I:
+                    level += self.deferred[stage] - stash
+                elif kind == W:
+                    level -= self.deferred[stage]
+            yield peak
 
     def in_order(self, rows: Sequence[Row]) -> bool:
         """Return whether every stage runs each kind of operation in the order of the micro-batches."""
@@ -117,36 +275,27 @@ class Problem:
         ]
 
     def schedule_of(self, name: str, rows: Sequence[Row]) -> Schedule:
-        """Return rows of operations as a schedule."""
-        return Schedule(
-            name, tuple(tuple(map(self._action, row)) for row in rows), self.device_of, self.micro_batches
-        )
+        """Return rows of operations as a schedule. Devices without operations are left out."""
+        used = [device for device, row in enumerate(rows) if row]
+        place = {device: at for at, device in enumerate(used)}
+        actions = tuple(tuple(self._actions(rows[device])) for device in used)
+        device_of = tuple(place[device] for device in self.device_of)
+        return Schedule(name, actions, device_of, self.micro_batches)
 
-    def _action(self, operation: int) -> Action:
-        stream, micro_batch = divmod(operation, self.micro_batches)
-        kind, stage = divmod(stream, self.stages)
-        return Action(_KINDS[kind], stage, micro_batch)
-
-    @property
-    def _streams(self) -> list[tuple[int, int]]:
-        return [(kind, stage) for kind in (F, I, W) for stage in range(self.stages)]
-
-    def _source_stage(self, kind: int, stage: int) -> int | None:
-        return None if kind == W else source_stage(_KINDS[kind], stage, self.stages)
-
-    def _hop(self, source: int | None, target: int) -> float:
-        if source is None:
-            return 0.0
-        devices = self.device_of[source], self.device_of[target]
-        size = self.costs.message_bytes[min(source, target)]
-        return self.costs.latency_between(*devices) + self.costs.occupancy_between(*devices, size)
-
-    def _peak(self, row: Row) -> float:
-        level = peak = 0.0
+    def _actions(self, row: Row) -> list[Action]:
+        actions = []
         for operation in row:
-            level += self.taken[operation]
-            peak = max(peak, level)
-        return peak
+            stream, micro_batch = divmod(operation, self.micro_batches)
+            kind, stage = divmod(stream, self.stages)
+            if self.whole[stage] and kind != F:
+                if kind == I:
+                    actions.append(Action(Kind.B, stage, micro_batch))
+            else:
+                actions.append(Action(_KINDS[kind], stage, micro_batch))
+        return actions
+
+    def _each(self, per_stream: Sequence[_Number]) -> list[_Number]:
+        return [value for value in per_stream for _ in range(self.micro_batches)]
 
 
 def make_problem(
@@ -156,7 +305,7 @@ def make_problem(
     memory: Sequence[float],
     device_of: Sequence[int],
 ) -> Problem:
-    """Return the problem of these costs on a placement, no memory meaning no limit.
+    """Return the problem of these costs on a placement, with split backwards; no memory means no limit.
 
     Raises ScheduleError when the numbers do not go together, or one micro-batch does not fit on a device.
     """
@@ -168,16 +317,41 @@ def make_problem(
         raise ScheduleError(
             f"the placement {tuple(device_of)} must use each of the devices 0 to {devices - 1}"
         )
-    room = tuple(map(float, memory)) if len(memory) else (float("inf"),) * devices
-    if len(room) != devices:
-        raise ScheduleError(f"memory has {len(room)} numbers for {devices} devices; give one a device")
-    for device, has in enumerate(room):
-        if not has >= 0:
-            raise ScheduleError(f"memory of device {device} is {has}; bytes are a number of 0 or more")
+    limits = tuple(map(float, memory)) if len(memory) else (float("inf"),) * devices
+    if len(limits) != devices:
+        raise ScheduleError(f"memory has {len(limits)} numbers for {devices} devices; give one a device")
+    for device, limit in enumerate(limits):
+        if not limit >= 0:
+            raise ScheduleError(f"memory of device {device} is {limit}; bytes are a number of 0 or more")
         needed = sum(size for size, home in zip(costs.stash_bytes, device_of, strict=True) if home == device)
-        if needed > has * _SLACK:
+        if needed > limit * SLACK:
             raise ScheduleError(
-                f"device {device} has room for {has:g} bytes of stash, one micro-batch needs {needed:g}; "
+                f"device {device} has room for {limit:g} bytes of stash, one micro-batch needs {needed:g}; "
                 "cut smaller micro-batches, recompute, or move layers"
             )
-    return Problem(costs, devices, micro_batches, tuple(device_of), room)
+    stages, zeros = costs.stages, [0.0] * costs.stages
+    limited = min(limits) < float("inf")
+    kept = costs.stash_bytes, costs.weight_stash_bytes
+    memory_of_stages = Memory(limits, *kept, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
+    return Problem(
+        devices=devices,
+        micro_batches=micro_batches,
+        device_of=tuple(device_of),
+        forward=costs.forward,
+        backward_input=costs.backward_input,
+        backward_weight=costs.backward_weight,
+        whole=[False] * stages,
+        recompute=zeros,
+        recomputed=[0] * stages,
+        delay_forward=[0.0, *(_hop(costs, device_of, stage - 1, stage) for stage in range(1, stages))],
+        delay_backward=[*(_hop(costs, device_of, stage + 1, stage) for stage in range(stages - 1)), 0.0],
+        hold_forward=zeros,
+        hold_backward=zeros,
+        memory=memory_of_stages if limited else None,
+    )
+
+
+def _hop(costs: StageCosts, device_of: Sequence[int], source: int, target: int) -> float:
+    devices = device_of[source], device_of[target]
+    size = costs.message_bytes[min(source, target)]
+    return costs.latency_between(*devices) + costs.occupancy_between(*devices, size)

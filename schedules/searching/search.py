@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
-from itertools import product
+import math
+from collections.abc import Sequence
 from operator import itemgetter
 from random import Random
 
@@ -18,25 +15,27 @@ from ..generators.catalog import GENERATORS, generate
 from ..simulation.event_loop import play
 from ..simulation.simulate import simulate
 from ..transforms.passes import fuse_backward, permute_devices
-from ..validation.check import check
+from .allowance import Allowance
 from .bounds import problem_bound
-from .dispatching import dispatch, steady_keys, work_of
-from .local_search import improve
+from .clock import Clock
+from .dispatching import RULES, dispatch, dispatching_work
+from .local_search import anneal_order, round_work
 from .objectives import OBJECTIVES, check_objective, objective_seconds
-from .problem import Problem, Row, make_problem
+from .problem import SLACK, Problem, Row, make_problem
 from .split_critical import split_critical
-from .zero_bubble_heuristic import automatic_zero_bubble, switches
 
-_EFFORT = 6_000_000  # operations played; about a second
-_EFFORT_PER_OPERATION = 120
-_GATHERING = 0.6  # of the allowance
-_MAKING = 12  # seconds to make an order by a rule, relative to playing it once
-_MOVING = 150  # seconds of a move of local search, relative to playing one operation
-_MOST_STARTS = 4  # orders that local search starts from
-_PLAYS_PER_START = 3000
+_OPERATIONS, _OPERATIONS_EACH = (
+    1_000_000,
+    60,
+)  # the allowance: so many, and more for each operation of the step
+_RULES = 60  # those of the dispatcher, then variations of the best
+_GATHERING = 0.6  # of the allowance, at most
+_FIXED = 1  # what a schedule by name counts as, for each of its operations
+_MOST_STARTS = 4  # orders that annealing starts from
+_ROUNDS_PER_START = 3000
 _TOLERANCE = 1e-9
-# How operations are ranked, the most promising first; see `steady_keys` and `dispatch`.
-_RULES = list(product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5, 1.0)))
+# Of the clock, for the candidates: what follows takes about as long as the first candidate of each placement.
+_SEARCHING = 0.8
 
 
 def search(
@@ -48,15 +47,15 @@ def search(
     objective: str = "makespan",
     seed: int = 0,
     effort: float = 1.0,
-    seconds: float = float("inf"),
+    seconds: float = math.inf,
 ) -> Schedule:
     """Return a schedule for these costs that is at least as short as every named schedule that fits.
 
     Candidates are the synchronous schedules of `build` with one copy of the model that have the placement and fit the
-    memory, as they are and with the backwards on their critical path split; the heuristic of the zero-bubble paper
-    (stages on a line); and list scheduling under some dozens of rules. Simulated annealing then moves operations on
-    the critical path of the best. It stops when the objective meets `bound`. The result passes `check`, and each stage
-    runs its backwards in the order of the micro-batches: sums of gradients round as in training without stages.
+    memory, as they are and with the backwards on their critical path split; and what the dispatcher makes under some
+    rules. Simulated annealing then moves operations on the critical path of the best. It stops when the objective
+    meets `bound`. The result passes `check`, and each stage runs its backwards in the order of the micro-batches: sums
+    of gradients round as in training without stages.
 
     Args:
         costs: of the stages and links.
@@ -69,172 +68,172 @@ def search(
         seed: of the random moves.
         effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
             it, on the seed and on the other arguments alone.
-        seconds: a limit on the time; the best schedule found by then is returned.
+        seconds: a limit on the time; the best schedule found by then is returned, at least one candidate.
 
     Raises:
         ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
             together.
 
     >>> costs = StageCosts([1, 2, 1, 1], [1, 2, 1, 1], [1, 1, 1, 1], stash_bytes=[1, 1, 1, 1])
-    >>> found = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])
-    >>> simulate(found, costs).makespan
+    >>> schedule = search(costs, devices=4, micro_batches=8, memory=[4, 4, 4, 4])
+    >>> simulate(schedule, costs).makespan
     41.0
     """
     check_objective(objective)
-    tried = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
-    deadline = time.monotonic() + seconds
+    places = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
+    clock = Clock(seconds).part(_SEARCHING)
     searches = [
         _Search(
-            make_problem(costs, devices, micro_batches, memory, device_of),
-            objective,
-            seed,
-            deadline,
+            costs, make_problem(costs, devices, micro_batches, memory, device_of), memory, objective, seed
         )
-        for device_of in tried
+        for device_of in places
     ]
-    for one in searches:
-        one.gather(effort / len(searches))
-    searches = [one for one in searches if one.found or one.whole]
+    for number, on_placement in enumerate(searches):
+        if any(before.seconds < math.inf for before in searches[:number]) and clock.is_over:
+            break
+        on_placement.gather(effort / len(searches), clock)
+    searches = [on_placement for on_placement in searches if on_placement.orders or on_placement.fixed]
     if not searches:
         raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
-    min(searches, key=lambda one: one.value).improve(effort)
-    _, schedule = min((one.best() for one in searches), key=itemgetter(0))
-    check(schedule, costs, memory)
-    return schedule
+    min(searches, key=lambda on_placement: on_placement.seconds).anneal(effort, clock)
+    if clock.is_over:  # to join full backwards, and to split them, takes time again
+        searches = [min(searches, key=lambda on_placement: on_placement.seconds)]
+    return min((on_placement.best(clock) for on_placement in searches), key=itemgetter(0))[1]
 
 
 class _Search:
-    """The best order found so far on one placement; owned by one call of `search`."""
+    """The orders found on one placement, each with its objective in seconds; owned by one call of `search`."""
 
-    def __init__(self, problem: Problem, objective: str, seed: int, deadline: float) -> None:
-        self.problem, self.objective = problem, objective
+    def __init__(
+        self, costs: StageCosts, problem: Problem, memory: Sequence[float], objective: str, seed: int
+    ) -> None:
+        self.costs, self.problem, self.memory, self.objective = costs, problem, memory, objective
         self.measure = OBJECTIVES[objective]
-        self.goal = problem_bound(problem, objective)
+        cheapest = make_problem(
+            costs.cheapest, problem.devices, problem.micro_batches, memory, problem.device_of
+        )
+        # Overlapped pairs of actions can beat the bound.
+        self.goal = 0.0 if costs.overlap else problem_bound(cheapest, objective)
         self.random = Random(seed)
-        self.deadline = deadline
         self.work = 0.0
-        self.found: list[tuple[float, list[Row]]] = []
-        self.played: set[int] = set()  # hashes of the fixed schedules, some of which are equal
-        self.whole: list[
+        self.orders: list[tuple[float, list[Row]]] = []
+        self.fixed: list[
             tuple[float, Schedule]
-        ] = []  # fixed schedules that may be quicker, or fit, as they are
+        ] = []  # named schedules that may be quicker, or fit, as they are
+        self.played: set[int] = set()  # hashes of named schedules, some of which are equal
 
     @property
-    def value(self) -> float:
-        """What the best order so far takes."""
-        return min(seconds for seconds, _ in (*self.found, *self.whole))
+    def seconds(self) -> float:
+        """The objective of the best order so far; infinite for none."""
+        return min((seconds for seconds, _ in (*self.orders, *self.fixed)), default=math.inf)
 
-    def gather(self, effort: float) -> None:
-        """Play every fixed schedule, and then what the rules make, as long as the allowance lasts."""
-        limit = effort * self._allowance()
+    def gather(self, effort: float, clock: Clock) -> None:
+        """Play the named schedules and what the rules make, as long as the allowance lasts."""
+        allowance = self._allowance(effort * _GATHERING, clock)
         for name in GENERATORS:
-            self._add_fixed(name)
-        for make in self._by_rules():
-            if (self.found or self.whole) and self._is_done(limit * _GATHERING):
+            if self._meets_goal or (self.seconds < math.inf and clock.is_over):
                 return
-            self.work += _MAKING * self.problem.operations
-            with suppress(ScheduleError):
-                self._add(make())
+            if self._add_fixed(name):
+                allowance.spend(_FIXED * self.problem.operations)
+        best, shortest = RULES[0], math.inf
+        for number in range(_RULES):
+            if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
+                break
+            rule = (
+                RULES[number]
+                if number < len(RULES)
+                else best.varied(self.random, self.problem.memory is not None)
+            )
+            allowance.spend(dispatching_work(self.problem))
+            dispatched = dispatch(self.problem, rule)
+            if dispatched is not None and self._add(dispatched.rows) and dispatched.makespan < shortest:
+                best, shortest = rule, dispatched.makespan
+        self.work = allowance.used
 
-    def improve(self, effort: float) -> None:
+    def anneal(self, effort: float, clock: Clock) -> None:
         """Spend the rest of the allowance on local search, from the best few orders if there is enough."""
-        limit = effort * self._allowance()
-        work_per_play = self.problem.operations + _MOVING
-        plays = (limit - self.work) / work_per_play
-        turns = min(_MOST_STARTS, max(1, int(plays / _PLAYS_PER_START)))
-        for _, rows in sorted(self.found, key=itemgetter(0))[:turns]:
-            share = int(plays / turns)
-            if share < 1 or self._is_done(limit):
-                return
-            self._add(improve(self.problem, rows, self.measure, share, self.random, self.goal, self.deadline))
-            self.work += share * work_per_play
+        allowance = self._allowance(effort, clock)
+        allowance.spend(self.work)
+        rounds = int((allowance.operations - allowance.used) / round_work(self.problem))
+        turns = min(_MOST_STARTS, max(1, rounds // _ROUNDS_PER_START))
+        for _, rows in sorted(self.orders, key=itemgetter(0))[:turns]:
+            if rounds >= turns and not self._meets_goal:
+                share = rounds // turns
+                self._add(
+                    anneal_order(self.problem, rows, self.measure, share, self.random, self.goal, allowance)
+                )
 
-    def best(self) -> tuple[float, Schedule]:
-        """Return the shortest schedule, and what it takes.
+    def best(self, clock: Clock) -> tuple[float, Schedule]:
+        """Return the shortest schedule, and its objective in seconds.
 
         Of the searched orders, each I and the W right behind it become one B where that costs nothing, or gains.
         """
-        ranked = [rows for _, rows in sorted(self.found, key=itemgetter(0))]
-        split = [self.problem.schedule_of("search", rows) for rows in ranked[:_MOST_STARTS]]
-        fused = [self._timed(fuse_backward(order)) for order in split[: None if self._parts_cost else 1]]
-        whole = sorted(self.whole, key=itemgetter(0))
+        if clock.is_over:
+            order = min(self.orders, key=itemgetter(0), default=(math.inf, []))
+            fixed = min(self.fixed, key=itemgetter(0), default=(math.inf, None))
+            if fixed[1] is not None and fixed[0] <= order[0]:
+                return fixed[0], fixed[1]
+            return order[0], self.problem.schedule_of("search", order[1])
+        count = _MOST_STARTS if self._parts_cost else 1
+        split = [
+            self.problem.schedule_of("search", rows)
+            for _, rows in sorted(self.orders, key=itemgetter(0))[:count]
+        ]
+        fused = [self._timed(fuse_backward(order)) for order in split]
+        fixed = sorted(self.fixed, key=itemgetter(0))
         again = [
-            self._timed(split_critical(order, self.problem.costs, self.problem.memory))
-            for _, order in (whole + fused)[:_MOST_STARTS] + fused[:1]
+            self._timed(split_critical(order, self.costs, self.memory))
+            for _, order in (fixed + fused)[:_MOST_STARTS] + fused[:1]
             if self._parts_cost
         ]
-        choices = [*fused, *whole, *again, *map(self._timed, split[:1])]
-        least = min(seconds for seconds, _ in choices)
-        return next(choice for choice in choices if choice[0] <= least * (1 + _TOLERANCE))
+        choices = [*fused, *fixed, *again, *map(self._timed, split[:1])]
+        shortest = min(seconds for seconds, _ in choices)
+        return next(choice for choice in choices if choice[0] <= shortest * (1 + _TOLERANCE))
+
+    def _allowance(self, effort: float, clock: Clock) -> Allowance:
+        return Allowance(effort * (_OPERATIONS + _OPERATIONS_EACH * self.problem.operations), clock)
+
+    @property
+    def _meets_goal(self) -> bool:
+        return self.seconds <= self.goal * (1 + _TOLERANCE)
 
     def _timed(self, schedule: Schedule) -> tuple[float, Schedule]:
-        return objective_seconds(simulate(schedule, self.problem.costs), self.objective), schedule
+        return objective_seconds(simulate(schedule, self.costs), self.objective), schedule
 
     @property
     def _parts_cost(self) -> bool:
         """Whether on any stage a full backward is quicker than its parts."""
-        return self.problem.costs.cheapest is not self.problem.costs
-
-    def _allowance(self) -> float:
-        return _EFFORT + _EFFORT_PER_OPERATION * self.problem.operations
+        return self.costs.cheapest is not self.costs
 
     def _add(self, rows: list[Row]) -> bool:
         """Keep an order if it can run and fits; return whether it does."""
         ends, done = play(self.problem.table, rows)
-        self.work += self.problem.operations
-        fits = done and self.problem.fits(rows)
+        fits = done and self.problem.fits(rows, ends)
         if fits:
-            self.found.append((self.measure(self.problem, rows, ends), rows))
+            self.orders.append((self.measure(self.problem, rows, ends), rows))
         return fits
 
-    def _add_fixed(self, name: str) -> None:
+    def _add_fixed(self, name: str) -> bool:
         """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement.
 
-        Its backwards are split. It is played as it is, too, if that can be quicker or need less memory.
+        Its backwards are split. It is played as it is, too, if that can be quicker or need less memory. Returns whether
+        the schedule is on this placement.
         """
         schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
         if schedule is None or hash(schedule.actions) in self.played:
-            return
+            return schedule is not None
         self.played.add(hash(schedule.actions))
         rows = self.problem.rows_of(schedule)
         if not self.problem.in_order(rows):
-            return
+            return True
         fits = self._add(rows)
-        overlaps = self.problem.costs.overlap and any(
-            action.parts for row in schedule.actions for action in row
-        )
+        overlaps = self.costs.overlap and any(action.parts for row in schedule.actions for action in row)
         if fits and not self._parts_cost and not overlaps:
-            return
-        timeline = simulate(schedule, self.problem.costs)
-        peaks = zip(timeline.peak_bytes, self.problem.memory, strict=True)
-        if all(peak <= room * (1 + _TOLERANCE) for peak, room in peaks):
-            self.whole.append((objective_seconds(timeline, self.objective), schedule))
-
-    def _by_rules(self) -> Iterator[Callable[[], list[Row]]]:
-        """What makes an order from the costs; the first works in any memory."""
-        first, *others = _RULES
-        yield partial(_dispatched, self.problem, *first)
-        if self.problem.stages == self.problem.devices:
-            for choice in switches():
-                yield partial(automatic_zero_bubble, self.problem, choice)
-        for rule in others:
-            yield partial(_dispatched, self.problem, *rule)
-
-    def _is_done(self, limit: float) -> bool:
-        met = self.value <= self.goal * (1 + _TOLERANCE)
-        return met or self.work >= limit or time.monotonic() >= self.deadline
-
-
-def _dispatched(problem: Problem, spread: float, spread_back: float, weight_gap: float) -> list[Row]:
-    """The rows that dispatching by one rule makes.
-
-    Raises ScheduleError when the memory is not enough.
-    """
-    work = work_of(problem)
-    found = dispatch(work, steady_keys(work, spread, spread_back), weight_gap)
-    if found is None:
-        raise ScheduleError("the memory is not enough for this rule")
-    return found.rows
+            return True
+        timeline = simulate(schedule, self.costs)
+        if all(peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)):
+            self.fixed.append((objective_seconds(timeline, self.objective), schedule))
+        return True
 
 
 def _placed(name: str, problem: Problem, micro_batches: int) -> Schedule | None:

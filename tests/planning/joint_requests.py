@@ -2,12 +2,12 @@
 
 from pipepart import Cluster, Plan, Profile
 from pipepart.planning.costs.layer_ranges import ChainCosts
-from pipepart.planning.joint.allowance import Allowance
 from pipepart.planning.joint.request import JointRequest
 from pipepart.planning.joint.search import search_jointly
 from pipepart.planning.partition.replica_groups import group_devices
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
+from schedules.searching.allowance import Allowance
 
 
 def joint_request(profile: Profile, cluster: Cluster, replicas: int = 1, **options) -> JointRequest:

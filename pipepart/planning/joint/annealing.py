@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from random import Random
 
+from schedules.searching.allowance import Allowance
+from schedules.searching.bounds import trip_of, work_bound
+from schedules.searching.dispatching import CAREFUL_RULES, RULES, dispatch, dispatching_work, play_rows
+from schedules.searching.local_search import anneal_order, round_work
+from schedules.searching.objectives import makespan
+from schedules.searching.problem import Problem
+
 from ..costs.layer_ranges import TOLERANCE
-from .allowance import Allowance
-from .judged import Judged, judge, reorder
-from .layout import Layout, Rule
+from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
 from .request import JointRequest
 from .starts import balanced_layouts, every_placement
 
-_RULES = [
-    Rule(spread, back, gap) for spread, back, gap in product((2.0, 0.6, -0.5), (2.0, 0.6, -0.5), (0.0, 0.5))
-]
-_GATHERING = 0.3  # of the allowance
-_REORDERING, _REORDERING_TINY = 0.1, 0.5  # likewise; the latter where all placements are starts
-_ROUNDS, _ROUND = 2, 1_000_000  # annealings: at least so many, and one more for each so many operations
+# Shares of the allowance: until the starts end; and for the orders, the latter if all placements are starts.
+_START_SHARE = 0.3
+_ORDER_SHARE, _ORDER_SHARE_TINY = 0.1, 0.5
+_OPERATIONS_PER_ANNEALING = 1_000_000  # two annealings, and one more for each so many operations
 _REORDERED = (16, 6, 2)  # layouts whose order is annealed, round by round
 # The first temperature: times the mean seconds of a layer in a step, by the root of layers a device.
-_HEAT = 0.15
-_COOLED = 0.03  # the last temperature, relative to the first
-_MOVE = 40  # operations that a move counts as, besides those that it dispatches
-_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow, on average
-_PLAY = 0.5  # of the operations are played again by a move of the order, on average
-_BOUND = 0.98  # of the bound of a layout is the mean end of its devices, hardly ever less
+_FIRST_TEMPERATURE = 0.15
+_LAST_TEMPERATURE = 0.03  # relative to the first
+# Operations that take as long as to change a layout and to bound it: so many for each stage.
+_OPERATIONS_PER_STAGE = 7
+_MEAN_PART_BEFORE_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow
+# The mean end of the devices is hardly ever less than this part of the layout's bound.
+_LEAST_MEAN_END = 0.98
 
 
 class Annealing:
@@ -49,102 +52,125 @@ class Annealing:
         self._request, self._allowance, self._random = request, allowance, random
         self.pricing = Pricing(request)
         self._moves = Moves(request, self.pricing, random)
-        self._found: list[Judged] = []
+        self._ordered: list[OrderedLayout] = []
         self._bound = request.bound * (1 + TOLERANCE)
         costs = request.costs
         layer = costs.total_seconds / costs.layers * request.micro_batches / max(self.pricing.speeds)
-        self._layer = layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
+        self._first_temperature = (
+            _FIRST_TEMPERATURE * layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
+        )
 
     def run(self, given: Sequence[Layout]) -> None:
         """Search from the given layouts and from balanced ones."""
-        begin = self._allowance.used
-        total = self._allowance.operations - begin
-        tiny = self._gather(given, begin + total * _GATHERING)
-        annealed = begin + total * (1 - (_REORDERING_TINY if tiny else _REORDERING))
-        rounds = _ROUNDS + int(total / _ROUND)
-        starts = _distinct(self._found, rounds - 1)
+        total = self._allowance.operations
+        every = self._gather(given, total * _START_SHARE)
+        annealed = total * (1 - (_ORDER_SHARE_TINY if every else _ORDER_SHARE))
+        rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
+        starts = self.distinct(rounds - 1)
         if not starts:
             return  # nothing fits
         for number in range(rounds):
-            start = starts[number % len(starts)] if number < rounds - 1 else self.best[0]
+            start = starts[number % len(starts)] if number < rounds - 1 else self.distinct(1)[0]
             self._anneal(start, (annealed - self._allowance.used) / (rounds - number))
         self._reorder()
 
-    @property
-    def best(self) -> list[Judged]:
-        """What was found, the fastest first."""
-        return sorted(self._found, key=lambda one: one.seconds)
+    def distinct(self, count: int | None = None) -> list[OrderedLayout]:
+        """Return the fastest layouts, one for each cut, placement and modes; of equal ones that with fewest stages."""
+        unique: dict[object, OrderedLayout] = {}
+        for ordered in sorted(self._ordered, key=_rank):
+            layout = ordered.layout
+            unique.setdefault((layout.borders, layout.devices, layout.modes), ordered)
+        return list(unique.values())[:count]
 
     @property
     def _is_over(self) -> bool:
-        """Whether the allowance is spent, or nothing can be faster than what was found."""
-        return self._allowance.is_over or (bool(self._found) and self._found[-1].seconds <= self._bound)
+        """Whether the allowance is spent, or nothing can be faster than the last layout."""
+        return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
     def _gather(self, given: Sequence[Layout], until: float) -> bool:
         """Dispatch the starts under every rule; return whether all placements are among them."""
-        left = (until - self._allowance.used) / _MOVE
-        every = every_placement(self._request, self.pricing, int(left))
-        if every is not None:
-            self._allowance.used += _MOVE * len(every) // 2
+        allowance = self._allowance
+        layers = len(self._request.costs.allowed_borders) + 1
+        most = int((until - allowance.used) / _OPERATIONS_PER_STAGE / layers)
+        every = every_placement(self._request, self.pricing, most)
         best = math.inf
-        for layout in (*given, *(every or balanced_layouts(self._request, self.pricing))):
-            if not self._moves.allows(layout) or self.pricing.bound(layout) >= best:
+        starts: Iterator[Layout] | list[Layout] = balanced_layouts(self._request, self.pricing)
+        if every is not None:
+            allowance.spend(_OPERATIONS_PER_STAGE * layers * len(every))
+            bounds = [_bound(self.pricing.problem(layout)) for layout in every]
+            starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
+        rules = [*RULES[:9], *CAREFUL_RULES, *RULES[9:]] if self.pricing.limited else RULES
+        for layout in (*given, *starts):
+            if not self._moves.allows(layout) or _bound(self.pricing.problem(layout)) >= best:
                 continue
-            for rule, fused in product(_RULES, (False, True)[: 1 + self.pricing.fusing_helps]):
-                if self._found and (self._is_over or self._allowance.used > until):
-                    return every is not None
-                made = self._judged(replace(layout, rule=rule, fused=(fused,) * layout.stages))
-                if made is not None:
-                    self._found.append(made)
-                    best = min(best, made.seconds)
+            for whole in (False, True)[: 1 + self.pricing.whole_helps]:
+                problem = self.pricing.problem(replace(layout, whole=(whole,) * layout.stages))
+                for rule in rules:
+                    if self._is_over or (self._ordered and allowance.used > until):
+                        return every is not None
+                    variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)
+                    ordered = self._dispatch(variant, problem)
+                    if ordered is not None:
+                        self._ordered.append(ordered)
+                        best = min(best, ordered.seconds)
         return every is not None
 
-    def _anneal(self, start: Judged, operations: float) -> None:
+    def _anneal(self, start: OrderedLayout, operations: float) -> None:
         """Anneal a layout, and keep the best ones on the way."""
-        allowance, random, bound = self._allowance, self._random, self.pricing.bound
+        allowance, random = self._allowance, self._random
         here, best, begin = start, start, allowance.used
         while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not self._is_over:
-            heat = self._layer * _HEAT * _COOLED**done
-            layout = self._moves.neighbour(here.layout, here.idle)
-            allowance.used += _MOVE
+            temperature = self._first_temperature * _LAST_TEMPERATURE**done
+            layout = self._moves.neighbour(here.layout, here.ends)
+            allowance.spend(_OPERATIONS_PER_STAGE * (here.layout.stages + 2))
             if layout is None:
                 continue
-            limit = here.score - heat * math.log(1 - random.random())
-            if bound(layout) * (1 + _BOUND) > limit:
+            limit = here.score - temperature * math.log(1 - random.random())
+            problem = self.pricing.problem(layout)
+            if _bound(problem) * (1 + _LEAST_MEAN_END) > limit:
                 continue
-            made = self._judged(layout, limit)
-            if made is not None and made.score <= limit:
-                here = made
-                if made.seconds < best.seconds:
-                    best = made
-                    self._found.append(best)
+            ordered = self._dispatch(layout, problem, limit)
+            if ordered is not None and ordered.score <= limit:
+                here = ordered
+                if ordered.seconds < best.seconds:
+                    best = ordered
+                    self._ordered.append(best)
                     allowance.tell(best.seconds)
 
     def _reorder(self) -> None:
         """Anneal the order of the best layouts: of many a little, of the best few of these more."""
-        for round_, count in enumerate(_REORDERED):
-            goal = self.best[0].seconds
-            chosen = _distinct(self._found, count)
-            left = (self._allowance.operations - self._allowance.used) / (len(_REORDERED) - round_)
-            for found in chosen:
-                bound = self.pricing.bound(found.layout)
-                share = left / len(chosen)
-                plays = int(share / (_MOVE + _PLAY * len(found.work.seconds)))
-                if self._is_over or bound >= goal * (1 - TOLERANCE):
+        for number, count in enumerate(_REORDERED):
+            chosen = self.distinct(count)
+            left = (self._allowance.operations - self._allowance.used) / (len(_REORDERED) - number)
+            for ordered in chosen:
+                bound, problem = _bound(ordered.problem), ordered.problem
+                rounds = int(left / len(chosen) / round_work(problem))
+                if self._is_over or bound >= chosen[0].seconds * (1 - TOLERANCE):
                     continue  # no order of this layout is faster
-                self._found.append(reorder(found, plays, bound, self._random))
-                self._allowance.used += int(share)
+                rows = anneal_order(
+                    problem, ordered.rows, makespan, rounds, self._random, bound, self._allowance
+                )
+                ends = play_rows(problem, rows)
+                if ends is not None and max(ends) < ordered.seconds and problem.fits(rows, ends):
+                    self._ordered.append(replace(ordered, seconds=max(ends), rows=rows))
 
-    def _judged(self, layout: Layout, limit: float = math.inf) -> Judged | None:
-        made = judge(layout, self.pricing, limit)
-        share = 1.0 if made is not None else _CUT_OFF
-        self._allowance.used += int(share * 3 * layout.stages * self.pricing.micro_batches)
-        return made
+    def _dispatch(self, layout: Layout, problem: Problem, limit: float = math.inf) -> OrderedLayout | None:
+        """Dispatch a layout by its rule; None if it does not fit the memory, or its score is above the limit."""
+        dispatched = dispatch(problem, layout.rule, limit)
+        share = 1.0 if dispatched is not None else _MEAN_PART_BEFORE_CUT_OFF
+        self._allowance.spend(share * dispatching_work(problem))
+        if dispatched is None:
+            return None
+        return OrderedLayout(
+            layout, problem, dispatched.rows, dispatched.makespan, dispatched.score, dispatched.done
+        )
 
 
-def _distinct(found: Sequence[Judged], count: int) -> list[Judged]:
-    """The fastest, one of each cut and placement."""
-    unique: dict[tuple[tuple[int, ...], tuple[int, ...]], Judged] = {}
-    for one in sorted(found, key=lambda one: one.seconds):
-        unique.setdefault((one.layout.borders, one.layout.devices), one)
-    return list(unique.values())[:count]
+def _bound(problem: Problem) -> float:
+    """Return seconds that no order of a layout's operations can beat."""
+    return work_bound(problem, trip_of(problem))
+
+
+def _rank(ordered: OrderedLayout) -> tuple[float, int, float]:
+    """Return what sorts layouts: seconds, but for rounding; then stages, as each action costs a little; then score."""
+    return float(f"{ordered.seconds:.9g}"), ordered.layout.stages, ordered.score

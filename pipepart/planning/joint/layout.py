@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from ..costs.stage_memory import Recompute
+from schedules.searching.dispatching import Rule
+from schedules.searching.problem import Problem, Row
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How the dispatcher ranks operations; see :func:`schedules.searching.dispatching.steady_keys`."""
-
-    spread: float = 2.0
-    spread_back: float = 2.0
-    weight_gap: float = 0.0
+from ..costs.stage_memory import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +18,20 @@ class Layout:
     Attributes:
         borders: the first layer of each stage but the first.
         devices: of each stage, the index of its device in the cluster.
-        fused: of each stage, whether its backward runs as a whole.
-        modes: of each stage, its recompute mode.
+        whole: of each stage, whether its backward runs as a whole, not in two parts.
+        modes: of each stage, what it does with its stash.
         rule: of the order.
     """
 
     borders: tuple[int, ...]
     devices: tuple[int, ...]
-    fused: tuple[bool, ...]
-    modes: tuple[Recompute, ...]
-    rule: Rule = Rule()
+    whole: tuple[bool, ...]
+    modes: tuple[Mode, ...]
+    rule: Rule = field(default_factory=Rule)
 
     @property
     def stages(self) -> int:
-        """How many stages."""
+        """The number of stages."""
         return len(self.devices)
 
     def joined(self, at: int, gone: int) -> Layout:
@@ -44,7 +39,28 @@ class Layout:
         return Layout(
             (*self.borders[:at], *self.borders[at + 1 :]),
             (*self.devices[:gone], *self.devices[gone + 1 :]),
-            (*self.fused[:gone], *self.fused[gone + 1 :]),
+            (*self.whole[:gone], *self.whole[gone + 1 :]),
             (*self.modes[:gone], *self.modes[gone + 1 :]),
             self.rule,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedLayout:
+    """A layout with the order of its operations.
+
+    Attributes:
+        layout: the cut and the placement.
+        problem: its operations.
+        rows: the operations of each device of the cluster, in order.
+        seconds: of the step.
+        score: what annealing minimises; see :attr:`schedules.searching.dispatching.Dispatched.score`.
+        ends: of each device, when it is done.
+    """
+
+    layout: Layout
+    problem: Problem
+    rows: Sequence[Row]
+    seconds: float
+    score: float
+    ends: Sequence[float]

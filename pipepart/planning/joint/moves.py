@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from ..costs.stage_memory import MODES, Recompute
-from .layout import Layout, Rule
+from ..costs.stage_memory import Mode
+from .layout import Layout
 from .pricing import Pricing
 from .request import JointRequest
 
 _BALANCING = 0.8  # of the moves, after which loads are evened out
 _SHIFTS = 4  # borders shifted for that, at most
-_GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 
 
 class Moves:
@@ -34,33 +33,39 @@ class Moves:
         self._pins = sorted(request.constraints.pins.items())
         self._fixed_stages = request.fixed_stages
         self._chunks = request.chunks or math.inf
-        self._modes: tuple[Recompute, ...] = MODES[request.asked.recompute]
-        may_recompute = pricing.limited and len(self._modes) > 1
+        self._modes = request.modes
+        may_change_mode = pricing.limited and len(self._modes) > 1
         self._choices = (
             [self._shift] * 8 + [self._change_device] * 3 + [self._exchange] * 3 + [self._change_rule] * 2
         )
         if self._fixed_stages is None:
             self._choices += [self._split] * 2 + [self._merge] * 2
-        self._choices += [self._toggle_fused] * (2 * pricing.fusing_helps) + [self._change_recompute] * (
-            2 * may_recompute
-        )
+        self._choices += [self._toggle_whole] * (2 * pricing.whole_helps)
+        self._choices += [self._change_mode] * (2 * may_change_mode)
 
-    def neighbour(self, layout: Layout, idle: Sequence[float]) -> Layout | None:
+    def neighbour(self, layout: Layout, ends: Sequence[float]) -> Layout | None:
         """Return a random neighbour; None if the move that was drawn is not possible.
 
         Args:
             layout: to be changed.
-            idle: of each device, seconds of a step in which it waits; its load is chosen accordingly.
+            ends: of each device, when it is done. It will wait as long as it does now.
         """
-        made = self._random.choice(self._choices)(layout)
-        if made is not None and made.borders and self._random.random() < _BALANCING:
-            made = self._balanced(made, idle)
-        return made if made is not None and self.allows(made) else None
+        changed = self._random.choice(self._choices)(layout)
+        if changed is not None and changed.borders and self._random.random() < _BALANCING:
+            before, after = self._pricing.loads(layout), self._pricing.loads(changed)
+            m = self._pricing.micro_batches
+            changed = self._balanced(
+                changed, [end / m + new - old for end, new, old in zip(ends, after, before, strict=True)]
+            )
+        return changed if changed is not None and self.allows(changed) else None
 
-    def _balanced(self, layout: Layout, idle: Sequence[float]) -> Layout:
-        """Shift borders, one after the other, so that the devices' loads come nearer to each other."""
-        share = 1 / self._pricing.micro_batches
-        loads = [load + wait * share for load, wait in zip(self._pricing.loads(layout), idle, strict=True)]
+    def _balanced(self, layout: Layout, loads: list[float]) -> Layout:
+        """Shift borders, one after the other, so that the devices' loads come nearer to each other.
+
+        Args:
+            layout: to be changed.
+            loads: of each device, the seconds of one micro-batch, and its part of those in which the device waits.
+        """
         borders, devices = list(layout.borders), layout.devices
         for _ in range(self._random.randrange(1, _SHIFTS + 1)):
             choices = sorted(self._levelling_shifts(borders, devices, loads))
@@ -80,7 +85,7 @@ class Moves:
         Each is the change of that sum, the index of the border, its new place, and the seconds that the devices before
         and behind it gain.
         """
-        allowed, seconds = self._borders, self._pricing.seconds
+        allowed, seconds = self._borders, self._pricing.load
         for at, border in enumerate(borders):
             before, behind = devices[at], devices[at + 1]
             if before == behind:
@@ -152,7 +157,7 @@ class Moves:
             layout,
             borders=(*layout.borders[:at], border, *layout.borders[at:]),
             devices=(*layout.devices[:at], *pair, *layout.devices[at + 1 :]),
-            fused=(*layout.fused[: at + 1], *layout.fused[at:]),
+            whole=(*layout.whole[: at + 1], *layout.whole[at:]),
             modes=self._trained(
                 (*layout.borders[:at], border, *layout.borders[at:]),
                 (*layout.modes[: at + 1], *layout.modes[at:]),
@@ -168,7 +173,7 @@ class Moves:
         made = layout.joined(at, gone)
         return replace(made, modes=self._trained(made.borders, made.modes))
 
-    def _trained(self, borders: tuple[int, ...], modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
+    def _trained(self, borders: tuple[int, ...], modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes with "never" where a stage has no backward."""
         ends = (*borders, self._pricing.layers)
         return tuple(
@@ -177,23 +182,15 @@ class Moves:
 
     def _change_rule(self, layout: Layout) -> Layout:
         """Change the rule by which operations are ordered."""
-        rule, gauss = layout.rule, self._random.gauss
-        return replace(
-            layout,
-            rule=Rule(
-                rule.spread + gauss(0, 0.4),
-                rule.spread_back + gauss(0, 0.4),
-                self._random.choice(_GAPS),
-            ),
-        )
+        return replace(layout, rule=layout.rule.varied(self._random, self._pricing.limited))
 
-    def _toggle_fused(self, layout: Layout) -> Layout:
+    def _toggle_whole(self, layout: Layout) -> Layout:
         """Run the backwards of a stage as a whole, or no longer."""
         at = self._random.randrange(layout.stages)
-        return replace(layout, fused=(*layout.fused[:at], not layout.fused[at], *layout.fused[at + 1 :]))
+        return replace(layout, whole=(*layout.whole[:at], not layout.whole[at], *layout.whole[at + 1 :]))
 
-    def _change_recompute(self, layout: Layout) -> Layout | None:
-        """Change the recompute mode of a stage."""
+    def _change_mode(self, layout: Layout) -> Layout | None:
+        """Change what a stage does with its stash."""
         at = self._random.randrange(layout.stages)
         mode = self._random.choice(self._modes)
         if mode == layout.modes[at] or not self._pricing.trains((*layout.borders, self._pricing.layers)[at]):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from ...profiling import Profile
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
+from ..costs.stage_memory import Mode
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
 from ..plans.options import PlanOptions
+from ..stage_modes import mode_choices, modes_of
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,11 @@ class JointRequest:
         return self.stages if self.stages is not None else self.constraints.stages
 
     @property
-    def may_join(self) -> bool:
-        """Whether neighbouring stages may become one."""
-        return self.fixed_stages is None and not self.constraints.pins
+    def modes(self) -> tuple[Mode, ...]:
+        """What stages may do with their stashes, the fastest first."""
+        return modes_of(
+            mode_choices(self.groups.cluster, self.asked.recompute, self.asked.offload, asynchronous=False)
+        )
 
     @property
     def bound(self) -> float:

@@ -9,17 +9,21 @@ from random import Random
 
 import schedules
 from schedules import Kind
+from schedules.searching.allowance import Allowance
 
 from ..costs.layer_ranges import TOLERANCE
 from ..plans.plan import Plan
-from .allowance import Allowance
+from ..plans.searched_order import SEARCH
 from .annealing import Annealing
-from .judged import Judged, with_fewer_stages
+from .layout import OrderedLayout
 from .request import JointRequest
 from .starts import layout_of
-from .to_plan import order_of, plan_of
+from .to_plan import plan_of
 
-_TRIED = 4  # layouts that plans are made of until one is better than the starts
+_MOST_DEVICES = 128  # each step of the dispatcher looks at all of them
+_FEWEST_LAYOUTS = 40  # with fewer, the search would hardly find anything but its starts
+_SEARCHING = 0.75  # of the clock; the rest is for the plans
+_MOST_PLANS = 40  # layouts that plans are made of until one fits
 
 
 def search_jointly(
@@ -27,67 +31,63 @@ def search_jointly(
 ) -> Plan | None:
     """Return the plan with the shortest step that the joint search finds; None if it finds none faster than its starts.
 
+    It is not made for more than 128 devices, or where the allowance is too little to dispatch some dozens of layouts:
+    3 operations for each micro-batch and device.
+
     Args:
         request: what to choose from.
         starts: plans with one or several stages a device. Their stages and placements are starts; their steps are to be
             beaten.
-        allowance: how much work to do; counted in it.
+        allowance: how much work to do.
         seed: of the random moves.
     """
     if request.asked.reduction == "batch":
         return None  # the last stage must run all forwards first
+    devices = len(request.groups.cluster)
+    smallest = 3 * request.micro_batches * min(devices, request.costs.layers)
+    if devices > _MOST_DEVICES or smallest * _FEWEST_LAYOUTS > allowance.operations:
+        return None
     goal = min((plan.predicted.step_seconds for plan in starts), default=math.inf)
     if goal <= request.bound * (1 + TOLERANCE):
         return None
-    annealing = Annealing(request, allowance, Random(seed))
+    annealing = Annealing(request, allowance.part(allowance.operations, _SEARCHING), Random(seed))
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
-    best: Plan | None = None
-    for found in annealing.best[:_TRIED]:
-        joined = with_fewer_stages(found, annealing.pricing) if request.may_join else found
-        joined = _on_first_devices(joined, annealing.pricing.device_kinds())
-        for order in _orders(request, joined):
-            made = plan_of(request, joined.layout, order)
-            if made is not None and made.predicted.step_seconds < goal * (1 - TOLERANCE):
-                best, goal = made, made.predicted.step_seconds
-        if best is not None:
-            return _keeping_what_fits(request, best)
-    return best
+    kinds = annealing.pricing.device_kinds()
+    for ordered in annealing.distinct(_MOST_PLANS):
+        if ordered.seconds >= goal * (1 - TOLERANCE):
+            return None
+        plans = _plans_of(request, _on_first_devices(ordered, kinds))
+        best = min(plans, key=lambda plan: plan.predicted.step_seconds, default=None)
+        if best is not None and best.predicted.step_seconds < goal * (1 - TOLERANCE):
+            return best
+        if allowance.clock.is_over:
+            return None
+    return None
 
 
-def _keeping_what_fits(request: JointRequest, plan: Plan) -> Plan:
-    """Return the plan without the recomputes that memory does not need: the search takes some that cost nothing."""
-    if request.asked.recompute != "auto":
-        return plan
-    for number, stage in enumerate(plan.stages):
-        if stage.recompute == "never":
-            continue
-        stages = [*plan.stages[:number], stage.with_mode("never"), *plan.stages[number + 1 :]]
-        made = plan.model_copy(update={"stages": tuple(stages)}).predict(request.costs)
-        if made.fits and made.predicted.step_seconds <= plan.predicted.step_seconds:
-            plan = made
-    return plan
+def _plans_of(request: JointRequest, ordered: OrderedLayout) -> list[Plan]:
+    """Return plans that fit: with each I and the W right behind it as one full backward, and as they are."""
+    order = ordered.problem.schedule_of(SEARCH, ordered.rows)
+    orders = [order]
+    if any(action.kind is Kind.I for row in order.actions for action in row):
+        orders = [schedules.fuse_backward(order), order]
+    plans = (plan_of(request, ordered.layout, order) for order in orders)
+    return [plan for plan in plans if plan is not None]
 
 
-def _on_first_devices(found: Judged, kinds: Sequence[int]) -> Judged:
-    """Return what was found with alike devices exchanged, so that earlier stages are on earlier ones."""
-    firsts = dict.fromkeys(found.layout.devices)
+def _on_first_devices(ordered: OrderedLayout, kinds: Sequence[int]) -> OrderedLayout:
+    """Return the layout with alike devices exchanged, so that earlier stages are on earlier ones."""
     goes_to: dict[int, int] = {}
     for kind in set(kinds):
         alike = [device for device, own in enumerate(kinds) if own == kind]
-        used = [device for device in firsts if kinds[device] == kind]
-        goes_to |= zip([*used, *(device for device in alike if device not in firsts)], alike, strict=True)
-    rows = {goes_to[device]: row for device, row in enumerate(found.rows)}
-    devices = tuple(goes_to[device] for device in found.layout.devices)
+        used = [device for device in dict.fromkeys(ordered.layout.devices) if kinds[device] == kind]
+        unused = [device for device in alike if device not in used]
+        goes_to |= zip([*used, *unused], alike, strict=True)
+    rows = {goes_to[device]: row for device, row in enumerate(ordered.rows)}
+    devices = tuple(goes_to[device] for device in ordered.layout.devices)
     return replace(
-        found,
-        layout=replace(found.layout, devices=devices),
+        ordered,
+        layout=replace(ordered.layout, devices=devices),
+        problem=replace(ordered.problem, device_of=devices),
         rows=[rows[device] for device in range(len(kinds))],
     )
-
-
-def _orders(request: JointRequest, found: Judged) -> list[schedules.Schedule]:
-    """The order that was found, with each I and the W right behind it as one full backward, and as it is."""
-    order = order_of(found.layout, request.micro_batches, found.rows)
-    if not any(action.kind is Kind.I for row in order.actions for action in row):
-        return [order]
-    return [schedules.fuse_backward(order), order]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
-from ..costs.stage_memory import MODES, Recompute
+from ..costs.stage_memory import Mode
 from ..plans.plan import Plan
 from .layout import Layout
 from .pricing import Pricing
@@ -19,12 +20,11 @@ def layout_of(plan: Plan, request: JointRequest) -> Layout:
     """Return the stages of a plan where they are, with backwards in two parts."""
     position = {device.name: index for index, device in enumerate(request.groups.cluster.devices)}
     borders = np.cumsum([len(stage.layers) for stage in plan.stages])[:-1].tolist()
-    stages = len(plan.stages)
     return Layout(
         tuple(borders),
         tuple(position[stage.device] for stage in plan.stages),
-        (False,) * stages,
-        tuple(stage.recompute for stage in plan.stages),
+        (False,) * len(plan.stages),
+        tuple(stage.mode for stage in plan.stages),
     )
 
 
@@ -34,8 +34,7 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
     A stage on a slow device is smaller. Devices whose speeds differ are taken the fastest first.
     """
     borders = request.costs.allowed_borders
-    order = sorted(range(pricing.devices), key=lambda device: -pricing.speeds[device])
-    order = list(range(pricing.devices)) if len(set(pricing.speeds)) == 1 else order
+    devices = sorted(range(pricing.devices), key=lambda device: -pricing.speeds[device])
     fixed = request.fixed_stages
     most = min(request.chunks or _MOST_CHUNKS, len(borders) + 1)
     numbers = (
@@ -47,52 +46,45 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
         for wave in (False, True):
             if wave and stages <= pricing.devices:
                 continue
-            devices = [order[_row(stage, pricing.devices, wave)] for stage in range(stages)]
-            for mode in MODES[request.asked.recompute][:: 2 if pricing.limited else 3]:
-                yield _balanced(request, pricing, borders, devices, mode)
+            homes = [devices[_position(stage, pricing.devices, wave)] for stage in range(stages)]
+            for mode in _modes(request, pricing):
+                yield _layout(pricing, _balanced_borders(request, pricing, borders, homes), homes, mode)
 
 
 def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
-    """Return the finest cut on every placement, the one with the smallest bound first; None if there are too many.
+    """Return every placement of single layers, neighbours on a device joined; None if there are more than ``most``.
 
-    A coarser cut is no faster if actions take no longer than their layers: its actions can follow each other in the
-    finest cut, too. Otherwise each placement comes with neighbouring stages joined, as well. Of placements that differ
-    by an exchange of equal devices there is one.
+    The layout with the smallest bound comes first. Of placements that differ by an exchange of equal devices there is
+    one.
     """
-    borders = tuple(request.costs.allowed_borders.tolist())
-    fixed = request.fixed_stages
-    stages = len(borders) + 1
-    if fixed is not None and fixed != stages:
+    borders = request.costs.allowed_borders.tolist()
+    layers = len(borders) + 1
+    if request.fixed_stages not in (None, layers):
         return None
-    placements = _placements(stages, pricing.device_kinds(), most)
+    placements = _placements(layers, pricing.device_kinds(), most)
     if placements is None:
         return None
+    layouts = []
+    for homes in placements:
+        ends = [
+            at for at in range(layers - 1) if request.fixed_stages or homes[at] != homes[at + 1]
+        ]  # layers before a border
+        cut, devices = [borders[at] for at in ends], [homes[at] for at in (*ends, layers - 1)]
+        layouts += [_layout(pricing, cut, devices, mode) for mode in _modes(request, pricing)]
+    return layouts
+
+
+def _modes(request: JointRequest, pricing: Pricing) -> list[Mode]:
+    """Return the modes of starts, each for all stages: the fastest alone if memory is plenty."""
+    if not pricing.limited:
+        return [request.modes[0]]
+    return [mode for mode in request.modes if mode != "except-last"] or [*request.modes]
+
+
+def _layout(pricing: Pricing, borders: Sequence[int], devices: Sequence[int], mode: Mode) -> Layout:
     ends = (*borders, pricing.layers)
-    modes = MODES[request.asked.recompute]
-    found = [
-        Layout(
-            borders,
-            homes,
-            (False,) * stages,
-            tuple(mode if pricing.trains(end) else "never" for end in ends),
-        )
-        for homes in placements
-        for mode in modes[:: 2 if pricing.limited else 3]
-    ]
-    if pricing.actions_cost:  # then fewer stages may be faster
-        found += [_with_few_stages(layout) for layout in found]
-    return sorted(found, key=pricing.bound)
-
-
-def _with_few_stages(layout: Layout) -> Layout:
-    """Join neighbouring stages of one device."""
-    at = 0
-    while at + 1 < layout.stages:
-        if layout.devices[at] == layout.devices[at + 1]:
-            layout = layout.joined(at, at)
-        else:
-            at += 1
-    return layout
+    modes: tuple[Mode, ...] = tuple(mode if pricing.trains(end) else "never" for end in ends)
+    return Layout(tuple(borders), tuple(devices), (False,) * len(devices), modes)
 
 
 def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int, ...]] | None:
@@ -107,33 +99,34 @@ def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int,
         most: placements; None is returned if there are more.
     """
     # A device may be taken once the device before it of the same kind has a stage.
-    before = [
-        max((at for at in range(device) if kinds[at] == kind), default=-1)
-        for device, kind in enumerate(kinds)
-    ]
+    before, last = [], {}
+    for device, kind in enumerate(kinds):
+        before.append(last.get(kind, -1))
+        last[kind] = device
     placed: list[tuple[int, ...]] = [()]
     for _ in range(stages):
-        if len(placed) > most:
-            return None
-        placed = [
+        longer = (
             (*homes, device)
             for homes in placed
             for device in range(len(kinds))
             if before[device] < 0 or before[device] in homes
-        ]
-    return placed if len(placed) <= most else None
+        )
+        placed = list(islice(longer, most + 1))
+        if len(placed) > most:
+            return None
+    return placed
 
 
-def _row(stage: int, devices: int, wave: bool) -> int:
+def _position(stage: int, devices: int, wave: bool) -> int:
     turn, at = divmod(stage, devices)
     return devices - 1 - at if wave and turn % 2 else at
 
 
-def _balanced(
-    request: JointRequest, pricing: Pricing, allowed: np.ndarray, devices: Sequence[int], mode: Recompute
-) -> Layout:
-    """The cut whose stages have seconds in proportion to the speeds of their devices, as nearly as borders allow."""
-    sums, stages = request.costs.compute_sums, len(devices)
+def _balanced_borders(
+    request: JointRequest, pricing: Pricing, allowed: np.ndarray, devices: Sequence[int]
+) -> list[int]:
+    """Return borders whose stages have seconds in proportion to the speeds of their devices, as nearly as allowed."""
+    sums = request.costs.compute_sums
     shares = np.cumsum([pricing.speeds[device] for device in devices])
     targets = sums[-1] * shares[:-1] / shares[-1]
     at = np.searchsorted(sums[allowed], targets)
@@ -142,16 +135,7 @@ def _balanced(
     nearer = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[at]] - targets)
     chosen = np.where(nearer, before, at)
     # Borders differ: push those that coincide apart, from both ends.
-    index = np.arange(stages - 1)
+    index = np.arange(len(devices) - 1)
     chosen = np.maximum.accumulate(chosen - index) + index
-    most = len(allowed) - 1 - index[::-1]
-    chosen = np.minimum(chosen, most)
-    chosen = np.maximum(chosen, index)
-    borders = tuple(allowed[chosen].tolist())
-    ends = (*borders, pricing.layers)
-    return Layout(
-        borders,
-        tuple(devices),
-        (False,) * stages,
-        tuple(mode if pricing.trains(end) else "never" for end in ends),
-    )
+    chosen = np.minimum(chosen, len(allowed) - 1 - index[::-1])
+    return allowed[np.maximum(chosen, index)].tolist()

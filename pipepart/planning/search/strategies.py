@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
-from ..joint.allowance import OPERATIONS_PER_SECOND, Allowance
 from ..joint.search import search_jointly
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
@@ -24,7 +24,6 @@ from .search_order import as_searched
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
-_MOST_DEVICES = 512  # of one replica that the joint search places on: it looks at each pair of them
 SECONDS = 10.0  # for a larger one
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 
@@ -87,7 +86,7 @@ def search(request: Request, progress: Progress = lambda done: None, share: int 
             progress((number + (1 + done) / 2) / len(parts))
 
         tell(0.0)
-        joint = _joint(part, named, Allowance(operations, deadline, tell))
+        joint = _joint(part, named, Allowance(operations, Clock(deadline - time.monotonic()), tell))
         limit = joint.predicted.step_seconds if joint else math.inf
         plan_waiting(named, limit, operations // 4, deadline)
         if named.fastest < limit * (
@@ -131,14 +130,9 @@ def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible
 def _joint(part: Part, named: Named, allowance: Allowance) -> Plan | None:
     if not part.request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
         return None
-    if len(part.groups.cluster) > _MOST_DEVICES:
-        return None
-    if part.request.mode_choices == ("stash",):  # the joint search only recomputes
-        return None
     starts: dict[tuple[int, ...], Plan] = {}
     for _, plan in sorted(named.plans, key=lambda one: one[1].predicted.step_seconds):
-        if all(stage.mode != "offload" for stage in plan.stages):
-            starts.setdefault(plan.build_schedule().device_of, plan)
+        starts.setdefault(plan.build_schedule().device_of, plan)
     return search_jointly(part.joint, list(starts.values())[:_STARTS], allowance)
 
 
