@@ -59,8 +59,8 @@ _RESERVES = (1.0, 0.6, 0.3, 0.0)
 _IN_FLIGHT = (_NEVER, _NEVER, 2.0, 1.0)
 # The most promising first.
 RULES = [
-    Rule(forward, backward, *others)
-    for others, forward, backward in product(
+    Rule(forward, backward, *gaps_and_reserve)
+    for gaps_and_reserve, forward, backward in product(
         ((0.0, 0.3, 0.2), (0.0, 1.0, 0.0), (0.5, 0.3, 0.0)), (2.0, 0.6, -0.5), (2.0, 0.6, -0.5)
     )
 ]

@@ -122,7 +122,7 @@ class Problem:
         seconds = self.seconds
         if self.recompute_before:
             before = [*self.recompute_before, *[0.0] * stride]
-            seconds = [own + again for own, again in zip(seconds, before, strict=True)]
+            seconds = [length + again for length, again in zip(seconds, before, strict=True)]
         none = [-1] * stride
         inputs = [-1 if operation < m else operation - m for operation in range(stride)]
         gradients = [
@@ -331,8 +331,8 @@ def make_problem(
             )
     stages, zeros = costs.stages, [0.0] * costs.stages
     limited = min(limits) < float("inf")
-    kept = costs.stash_bytes, costs.weight_stash_bytes
-    memory_of_stages = Memory(limits, *kept, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
+    sizes = costs.stash_bytes, costs.weight_stash_bytes
+    memory_of_stages = Memory(limits, *sizes, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
     return Problem(
         devices=devices,
         micro_batches=micro_batches,
