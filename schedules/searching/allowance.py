@@ -9,9 +9,9 @@ from .clock import Clock
 # Called now and then with the part of the allowance that is used, 0 to 1, and the shortest step so far in seconds.
 Progress = Callable[[float, float], None]
 
-# Of a search on one core of a slow server, half as fast as a good one. A search that may take so many for each second
-# of its clock ends before the clock on most machines, so its result depends on its arguments alone.
-OPERATIONS_PER_SECOND = 400_000
+# A small server does about 700,000. A search that may take so many for each second of its clock ends well before the
+# clock on a machine half as fast, so its result depends on its arguments alone.
+OPERATIONS_PER_SECOND = 200_000
 _LOOK_EVERY = 5_000  # operations between two looks at the clock
 
 

@@ -53,17 +53,9 @@ def problem_bound(problem: Problem, objective: str = "makespan") -> float:
     from_zero = objective == "makespan"
     trip = trip_of(problem)
     bounds = [work_bound(problem, trip, from_zero)]
+    bounds += [_slots_bound(problem, trip, stage, from_zero) for stage in range(problem.stages)]
     if problem.memory is not None:
-        bounds += [_slots_bound(problem, trip, stage, from_zero) for stage in range(problem.stages)]
         bounds += [_turnover_bound(problem, trip, device, from_zero) for device in range(problem.devices)]
-    else:
-        bounds += [
-            trip.head[stage] * from_zero
-            + trip.turn[stage]
-            + problem.backward_input[stage]
-            + max(trip.tail[stage] * from_zero, problem.backward_weight[stage])
-            for stage in range(problem.stages)
-        ]
     return max(bounds)
 
 
@@ -124,9 +116,7 @@ def trip_of(problem: Problem) -> Trip:
     )
 
 
-def end_of_work(
-    head: float, work: float, turn: float, forwards: float, tail: float, weights: float
-) -> float:
+def end_of_work(head: float, work: float, turn: float, forwards: float, tail: float, weights: float) -> float:
     """Return seconds before which a device cannot have done its work, and the stages before it theirs.
 
     ::
@@ -163,7 +153,7 @@ def work_bound(problem: Problem, trip: Trip, from_zero: bool = True) -> float:
     for device in range(problem.devices):
         if first[device] < 0:
             continue
-        one, other = first[device], last[device]
+        start, end = first[device], last[device]
         if problem.memory is not None and not any(problem.recomputed):
             limit = problem.memory.limit[device]
             stages = [stage for stage, home in enumerate(problem.device_of) if home == device]
@@ -171,15 +161,15 @@ def work_bound(problem: Problem, trip: Trip, from_zero: bool = True) -> float:
             weights[device] = _most_seconds(
                 problem, stages, problem.backward_weight, problem.memory.deferred, limit
             )
-        end = end_of_work(
-            trip.head[one] if from_zero else 0.0,
+        done = end_of_work(
+            trip.head[start] if from_zero else 0.0,
             work[device],
-            trip.head[other] + trip.turn[other] - trip.head[one],
+            trip.head[end] + trip.turn[end] - trip.head[start],
             forwards[device],
-            trip.tail[one] if from_zero else 0.0,
+            trip.tail[start] if from_zero else 0.0,
             weights[device],
         )
-        best = max(best, end)
+        best = max(best, done)
     return best
 
 
@@ -199,10 +189,12 @@ def shared_work_bound(
         action_seconds: what every device takes for each action, at the least.
     """
     shares = list(zip(speeds, heads, strict=False))
-    lost = [head / speeds[0] + 2 * micro_batches * action_seconds for _, head in shares]
-    idle = accumulate(speed * own for (speed, _), own in zip(shares, lost, strict=True))
-    power = accumulate(speed for speed, _ in shares)
-    return min((work + done) / speed for done, speed in zip(idle, power, strict=True))
+    # Of the first device, the first two, ...: work that they could have done while they are idle, and their speed.
+    idle = accumulate(
+        speed * (head / speeds[0] + 2 * micro_batches * action_seconds) for speed, head in shares
+    )
+    speed_sums = accumulate(speed for speed, _ in shares)
+    return min((work + lost) / speed for lost, speed in zip(idle, speed_sums, strict=True))
 
 
 def _most_seconds(
@@ -224,13 +216,13 @@ def _most_seconds(
 
 def _slots_bound(problem: Problem, trip: Trip, stage: int, from_zero: bool) -> float:
     """The micro-batches of a stage in groups of as many as fit, one group after the other."""
-    assert problem.memory is not None
-    m, weight, size = problem.micro_batches, problem.backward_weight[stage], problem.memory.stash[stage]
-    limit = problem.memory.limit[problem.device_of[stage]]
-    slots = int(min(m, limit * SLACK / size)) if size else m
+    m, weight, memory = problem.micro_batches, problem.backward_weight[stage], problem.memory
+    slots, released_late = m, False
+    if memory is not None and (size := memory.stash[stage]):
+        slots = int(min(m, memory.limit[problem.device_of[stage]] * SLACK / size))
+        released_late = memory.deferred[stage] >= size
     round_trip = trip.turn[stage] + problem.backward_input[stage]
     groups, rest = divmod(m - 1, slots)
-    released_late = problem.memory.deferred[stage] >= size
     begun = groups * (round_trip + weight * released_late) + rest * problem.forward[stage]
     if not from_zero:
         return begun + round_trip + weight

@@ -59,8 +59,8 @@ _RESERVES = (1.0, 0.6, 0.3, 0.0)
 _IN_FLIGHT = (_NEVER, _NEVER, 2.0, 1.0)
 # The most promising first.
 RULES = [
-    Rule(forward, backward, *others)
-    for others, forward, backward in product(
+    Rule(forward, backward, *gaps_and_reserve)
+    for gaps_and_reserve, forward, backward in product(
         ((0.0, 0.3, 0.2), (0.0, 1.0, 0.0), (0.5, 0.3, 0.0)), (2.0, 0.6, -0.5), (2.0, 0.6, -0.5)
     )
 ]
@@ -68,7 +68,8 @@ RULES = [
 
 # For limited memory, after the first ones.
 CAREFUL_RULES = [
-    Rule(spread, spread, reserve=0.3, in_flight=in_flight) for in_flight, spread in product((1.0, 2.0), (2.0, -0.5))
+    Rule(spread, spread, reserve=0.3, in_flight=in_flight)
+    for in_flight, spread in product((1.0, 2.0), (2.0, -0.5))
 ]
 
 
@@ -301,7 +302,12 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
     stride = stages * m
     delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
     # The operation that needs the result of each; the last stage turns round.
-    following = [*range(m, stride), *range(2 * stride - m, 2 * stride), *[-1] * m, *range(stride, 2 * stride - m)]
+    following = [
+        *range(m, stride),
+        *range(2 * stride - m, 2 * stride),
+        *[-1] * m,
+        *range(stride, 2 * stride - m),
+    ]
     arrival = [_NEVER] * (2 * stride)  # of the input of each F and I
     arrival[:m] = [0.0] * m
     awaited = [False] * (2 * stride)

@@ -1,4 +1,4 @@
-"""Simulated annealing of an order: moves operations of the critical path to other places in the row of their device."""
+"""Anneals an order: moves operations of the critical path to other places in the row of their device."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
 def _critical(
     problem: Problem, rows: Sequence[Row], ends: Sequence[float], objective: Objective
 ) -> list[tuple[int, int]]:
-    """Return device and position of the operations on the critical path to the end of the worst device, last first."""
+    """Return device and position of the operations on the critical path of the worst device, last first."""
     _, source, delay = problem.table
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
     used = [device for device, row in enumerate(rows) if row]

@@ -122,7 +122,7 @@ class Problem:
         seconds = self.seconds
         if self.recompute_before:
             before = [*self.recompute_before, *[0.0] * stride]
-            seconds = [own + again for own, again in zip(seconds, before, strict=True)]
+            seconds = [length + again for length, again in zip(seconds, before, strict=True)]
         none = [-1] * stride
         inputs = [-1 if operation < m else operation - m for operation in range(stride)]
         gradients = [
@@ -243,7 +243,9 @@ class Problem:
                 full = memory.stash[stage] - stash + memory.copied[stage]  # while the operation runs
                 if kind == F:
                     level += stash
-                peak = max(peak, level + waiting + memory.workspace[stage][kind] + (full if kind != W else 0.0))
+                peak = max(
+                    peak, level + waiting + memory.workspace[stage][kind] + (full if kind != W else 0.0)
+                )
                 if kind == I:
                     level += self.deferred[stage] - stash
                 elif kind == W:
@@ -329,6 +331,8 @@ def make_problem(
             )
     stages, zeros = costs.stages, [0.0] * costs.stages
     limited = min(limits) < float("inf")
+    sizes = costs.stash_bytes, costs.weight_stash_bytes
+    memory_of_stages = Memory(limits, *sizes, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
     return Problem(
         devices=devices,
         micro_batches=micro_batches,
@@ -343,9 +347,7 @@ def make_problem(
         delay_backward=[*(_hop(costs, device_of, stage + 1, stage) for stage in range(stages - 1)), 0.0],
         hold_forward=zeros,
         hold_backward=zeros,
-        memory=Memory(limits, costs.stash_bytes, costs.weight_stash_bytes, zeros, zeros, zeros, zeros, [(0.0,) * 3] * stages)
-        if limited
-        else None,
+        memory=memory_of_stages if limited else None,
     )
 
 

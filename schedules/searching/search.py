@@ -15,7 +15,6 @@ from ..generators.catalog import GENERATORS, generate
 from ..simulation.event_loop import play
 from ..simulation.simulate import simulate
 from ..transforms.passes import fuse_backward, permute_devices
-from ..validation.check import check
 from .allowance import Allowance
 from .bounds import problem_bound
 from .clock import Clock
@@ -25,7 +24,10 @@ from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .problem import SLACK, Problem, Row, make_problem
 from .split_critical import split_critical
 
-_OPERATIONS, _OPERATIONS_EACH = 1_000_000, 60  # the allowance: so many, and more for each operation of the step
+_OPERATIONS, _OPERATIONS_EACH = (
+    1_000_000,
+    60,
+)  # the allowance: so many, and more for each operation of the step
 _RULES = 60  # those of the dispatcher, then variations of the best
 _GATHERING = 0.6  # of the allowance, at most
 _FIXED = 1  # what a schedule by name counts as, for each of its operations
@@ -66,8 +68,7 @@ def search(
         seed: of the random moves.
         effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
             it, on the seed and on the other arguments alone.
-        seconds: a limit on the time; the best schedule found by then is returned. At least one candidate of each
-            placement is made, and the result is checked.
+        seconds: a limit on the time; the best schedule found by then is returned, at least one candidate.
 
     Raises:
         ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
@@ -82,18 +83,22 @@ def search(
     places = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
     clock = Clock(seconds).part(_SEARCHING)
     searches = [
-        _Search(costs, make_problem(costs, devices, micro_batches, memory, device_of), memory, objective, seed)
+        _Search(
+            costs, make_problem(costs, devices, micro_batches, memory, device_of), memory, objective, seed
+        )
         for device_of in places
     ]
-    for on_placement in searches:
+    for number, on_placement in enumerate(searches):
+        if any(before.seconds < math.inf for before in searches[:number]) and clock.is_over:
+            break
         on_placement.gather(effort / len(searches), clock)
     searches = [on_placement for on_placement in searches if on_placement.orders or on_placement.fixed]
     if not searches:
         raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
     min(searches, key=lambda on_placement: on_placement.seconds).anneal(effort, clock)
-    _, schedule = min((on_placement.best(clock) for on_placement in searches), key=itemgetter(0))
-    check(schedule, costs, memory)
-    return schedule
+    if clock.is_over:  # to join full backwards, and to split them, takes time again
+        searches = [min(searches, key=lambda on_placement: on_placement.seconds)]
+    return min((on_placement.best(clock) for on_placement in searches), key=itemgetter(0))[1]
 
 
 class _Search:
@@ -112,7 +117,9 @@ class _Search:
         self.random = Random(seed)
         self.work = 0.0
         self.orders: list[tuple[float, list[Row]]] = []
-        self.fixed: list[tuple[float, Schedule]] = []  # named schedules that may be quicker, or fit, as they are
+        self.fixed: list[
+            tuple[float, Schedule]
+        ] = []  # named schedules that may be quicker, or fit, as they are
         self.played: set[int] = set()  # hashes of named schedules, some of which are equal
 
     @property
@@ -132,7 +139,11 @@ class _Search:
         for number in range(_RULES):
             if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
                 break
-            rule = RULES[number] if number < len(RULES) else best.varied(self.random, self.problem.memory is not None)
+            rule = (
+                RULES[number]
+                if number < len(RULES)
+                else best.varied(self.random, self.problem.memory is not None)
+            )
             allowance.spend(dispatching_work(self.problem))
             dispatched = dispatch(self.problem, rule)
             if dispatched is not None and self._add(dispatched.rows) and dispatched.makespan < shortest:
@@ -149,9 +160,7 @@ class _Search:
             if rounds >= turns and not self._meets_goal:
                 share = rounds // turns
                 self._add(
-                    anneal_order(
-                        self.problem, rows, self.measure, share, self.random, self.goal, allowance
-                    )
+                    anneal_order(self.problem, rows, self.measure, share, self.random, self.goal, allowance)
                 )
 
     def best(self, clock: Clock) -> tuple[float, Schedule]:
@@ -159,6 +168,12 @@ class _Search:
 
         Of the searched orders, each I and the W right behind it become one B where that costs nothing, or gains.
         """
+        if clock.is_over:
+            order = min(self.orders, key=itemgetter(0), default=(math.inf, []))
+            fixed = min(self.fixed, key=itemgetter(0), default=(math.inf, None))
+            if fixed[1] is not None and fixed[0] <= order[0]:
+                return fixed[0], fixed[1]
+            return order[0], self.problem.schedule_of("search", order[1])
         count = _MOST_STARTS if self._parts_cost else 1
         split = [
             self.problem.schedule_of("search", rows)
@@ -169,7 +184,7 @@ class _Search:
         again = [
             self._timed(split_critical(order, self.costs, self.memory))
             for _, order in (fixed + fused)[:_MOST_STARTS] + fused[:1]
-            if self._parts_cost and not clock.is_over
+            if self._parts_cost
         ]
         choices = [*fused, *fixed, *again, *map(self._timed, split[:1])]
         shortest = min(seconds for seconds, _ in choices)
@@ -216,9 +231,7 @@ class _Search:
         if fits and not self._parts_cost and not overlaps:
             return True
         timeline = simulate(schedule, self.costs)
-        if all(
-            peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)
-        ):
+        if all(peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)):
             self.fixed.append((objective_seconds(timeline, self.objective), schedule))
         return True
 

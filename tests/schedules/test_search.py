@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -180,14 +181,11 @@ def test_search_is_the_same_for_the_same_seed():
 def test_search_does_not_depend_on_the_unit_of_seconds():
     costs, memory = random_problem(random.Random(1), 4)
     unit = 2.0**-40
+    fields = ("forward", "backward_input", "backward_weight", "backward", "recompute")
     small = replace(
         costs,
-        forward=[seconds * unit for seconds in costs.forward],
-        backward_input=[seconds * unit for seconds in costs.backward_input],
-        backward_weight=[seconds * unit for seconds in costs.backward_weight],
-        backward=[seconds * unit for seconds in costs.backward],
-        recompute=[seconds * unit for seconds in costs.recompute],
-        latency=[[seconds * unit for seconds in row] for row in costs.latency],
+        latency=[[seconds * unit for seconds in row] for row in cast(list[list[float]], costs.latency)],
+        **{name: [seconds * unit for seconds in getattr(costs, name)] for name in fields},
     )
     assert search(small, 4, 8, memory, effort=0.1) == search(costs, 4, 8, memory, effort=0.1)
 

@@ -85,9 +85,7 @@ class Annealing:
     @property
     def _is_over(self) -> bool:
         """Whether the allowance is spent, or nothing can be faster than the last layout."""
-        return self._allowance.is_over or (
-            bool(self._ordered) and self._ordered[-1].seconds <= self._bound
-        )
+        return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
     def _gather(self, given: Sequence[Layout], until: float) -> bool:
         """Dispatch the starts under every rule; return whether all placements are among them."""

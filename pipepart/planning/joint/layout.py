@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from schedules.searching.dispatching import Rule
 from schedules.searching.problem import Problem, Row
@@ -27,7 +27,7 @@ class Layout:
     devices: tuple[int, ...]
     whole: tuple[bool, ...]
     modes: tuple[Mode, ...]
-    rule: Rule = Rule()
+    rule: Rule = field(default_factory=Rule)
 
     @property
     def stages(self) -> int:

@@ -136,11 +136,11 @@ class Moves:
 
     def _exchange(self, layout: Layout) -> Layout | None:
         """Exchange the devices of two stages."""
-        one, other = (self._random.randrange(layout.stages) for _ in range(2))
-        if layout.devices[one] == layout.devices[other]:
+        first, second = (self._random.randrange(layout.stages) for _ in range(2))
+        if layout.devices[first] == layout.devices[second]:
             return None
         devices = list(layout.devices)
-        devices[one], devices[other] = devices[other], devices[one]
+        devices[first], devices[second] = devices[second], devices[first]
         return replace(layout, devices=tuple(devices))
 
     def _split(self, layout: Layout) -> Layout | None:
@@ -170,8 +170,8 @@ class Moves:
             return None
         at = self._random.randrange(layout.stages - 1)
         gone = at + self._random.randrange(2)
-        made = layout.joined(at, gone)
-        return replace(made, modes=self._trained(made.borders, made.modes))
+        joined = layout.joined(at, gone)
+        return replace(joined, modes=self._trained(joined.borders, joined.modes))
 
     def _trained(self, borders: tuple[int, ...], modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes with "never" where a stage has no backward."""

@@ -196,16 +196,18 @@ class Pricing:
         forward, backward, for_input, for_weight, _ = sizes.transient[0, 0].tolist()
         stash, boundary, deferred = sizes.per_micro_batch[0, 0].tolist()
         offloads = mode == "offload"
+        input_bytes, gradient_bytes = sizes.messages[0, 0].tolist()
         return _Bytes(
-            float(sizes.static[0, 0]),
-            float((self._replicas - 1) * sizes.version[0, 0]),
-            boundary if offloads else stash,
-            boundary,
-            deferred,
+            static=float(sizes.static[0, 0]),
+            replicas=float((self._replicas - 1) * sizes.version[0, 0]),
+            stash=boundary if offloads else stash,
+            boundary=boundary,
+            deferred=deferred,
             # An offloaded stash is there during its own F or I, and while one other operation runs.
-            2 * (stash - boundary) * offloads,
-            *sizes.messages[0, 0].tolist(),
-            (forward, backward, 0.0) if whole else (forward, for_input, for_weight),
+            copied=2 * (stash - boundary) * offloads,
+            input=input_bytes,
+            gradient=gradient_bytes,
+            workspace=(forward, backward, 0.0) if whole else (forward, for_input, for_weight),
         )
 
     def _link_between(self, source: int, target: int) -> tuple[float, float]:

@@ -23,7 +23,8 @@ from .to_plan import plan_of
 _MOST_DEVICES = 128  # each step of the dispatcher looks at all of them
 _FEWEST_LAYOUTS = 40  # with fewer, the search would hardly find anything but its starts
 _SEARCHING = 0.75  # of the clock; the rest is for the plans
-_MOST_PLANS = 40  # layouts that plans are made of until one fits
+_MOST_PLANS = 20  # layouts that plans are made of until one fits
+_FULL_BACKWARDS = 0.98  # of the seconds of an order that is split everywhere, hardly ever less
 
 
 def search_jointly(
@@ -54,7 +55,7 @@ def search_jointly(
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
     kinds = annealing.pricing.device_kinds()
     for ordered in annealing.distinct(_MOST_PLANS):
-        if ordered.seconds >= goal * (1 - TOLERANCE):
+        if ordered.seconds * _FULL_BACKWARDS >= goal:
             return None
         plans = _plans_of(request, _on_first_devices(ordered, kinds))
         best = min(plans, key=lambda plan: plan.predicted.step_seconds, default=None)
@@ -79,7 +80,7 @@ def _on_first_devices(ordered: OrderedLayout, kinds: Sequence[int]) -> OrderedLa
     """Return the layout with alike devices exchanged, so that earlier stages are on earlier ones."""
     goes_to: dict[int, int] = {}
     for kind in set(kinds):
-        alike = [device for device, own in enumerate(kinds) if own == kind]
+        alike = [device for device, its_kind in enumerate(kinds) if its_kind == kind]
         used = [device for device in dict.fromkeys(ordered.layout.devices) if kinds[device] == kind]
         unused = [device for device in alike if device not in used]
         goes_to |= zip([*used, *unused], alike, strict=True)
