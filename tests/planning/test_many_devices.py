@@ -10,7 +10,6 @@ import pipepart
 import schedules
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
-from pipepart.planning.partition.device_orders import distinct_orders
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
@@ -75,19 +74,6 @@ def test_orders_that_are_too_many_keep_a_bound():
     speeds = [f"1GiB@{0.5 + index / 10:.1f}" for index in range(16)]
     found = smallest_bottleneck(chain(40), Cluster.parse(speeds, link=1e6), 16).predicted
     assert 0 < found.bottleneck_bound <= found.bottleneck_seconds < 1.3 * found.bottleneck_bound
-
-
-def test_orders_that_differ_by_alike_hosts_are_one():
-    cluster = Cluster.parse(["1GiB"], hosts=3, devices_per_host=2, network=1.0)
-    orders = list(distinct_orders(cluster, 3))
-    # Which of the devices are on the host of the first, which on that of another: 001, 010, 011, 012.
-    assert [[index // 2 for index in order] for order in orders] == [
-        [0, 0, 1],
-        [0, 1, 0],
-        [0, 1, 1],
-        [0, 1, 2],
-    ]
-    assert next(distinct_orders(cluster, 6)) == (0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("size", [1_000, 1_000_000_000])

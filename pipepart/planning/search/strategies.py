@@ -78,11 +78,13 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
             searched.append(Searched(part, Named(slower=slower), None))
             continue
         progress(number / len(parts))
-        own_clock = clock.part(1 / (len(parts) - number))
+        # With a fixed effort the parts need no shares of the time.
+        is_short = _is_short(request)
+        own_clock = clock if is_short else clock.part(1 / (len(parts) - number))
+        named_clock = own_clock.part(0.5) if request.searches_orders and not is_short else own_clock
         # The joint search of a part starts from its named plans: they do not depend on other parts, if there is time.
         limit = fastest if own_clock.is_over else math.inf
-        share = 0.5 if request.searches_orders else 1.0
-        named = find_named(part, own_clock.part(share), limit, _effort(request) / len(parts))
+        named = find_named(part, named_clock, limit, _SHORT_EFFORT / len(parts) if is_short else math.inf)
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
@@ -152,10 +154,10 @@ def _joint(
     return plan
 
 
-def _effort(request: Request) -> float:
-    """Return the effort for named schedules: with none given, a request is planned in few seconds on any machine."""
-    is_short = len(request.profile.layers) <= _SHORT_LAYERS and len(request.cluster) <= _SHORT_DEVICES
-    return _SHORT_EFFORT if request.seconds is None and is_short else math.inf
+def _is_short(request: Request) -> bool:
+    """Return True if named schedules get a fixed effort, so that the request takes few seconds on any machine."""
+    layers, devices = len(request.profile.layers), len(request.cluster)
+    return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
 
 
 def _operations(request: Request, parts: int) -> int:
