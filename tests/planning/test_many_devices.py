@@ -143,6 +143,35 @@ def test_a_port_that_replicas_share_slows_all_of_them():
     assert steps[0] - steps[1] == pytest.approx(2 * 50 / 50)
 
 
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "interleaved-1f1b", "v-half"])
+@pytest.mark.parametrize(
+    ("layers", "devices", "micro_batches"), [(300, 64, 512), (40, 1100, 1024), (1, 3, 1024)]
+)
+def test_a_plan_that_is_affordable_to_simulate_is_made_when_the_time_is_up(
+    schedule, layers, devices, micro_batches
+):
+    cluster = Cluster.parse([f"1TiB@{1 + index % 97}" for index in range(devices)])
+    chunked = schedule in ("interleaved-1f1b", "v-half")
+    if chunked and layers == 1:
+        return
+    made = pipepart.plan(profile_of(chain(layers), [micro_batches]), cluster, schedule=schedule, seconds=1e-9)
+    assert made.out_of_time
+    assert made.fits
+    assert len(made.stages) * micro_batches <= 4096
+    assert len(made.stages) * micro_batches * 2 > 4096 or len(made.stages) == layers
+
+
+def test_a_search_that_is_not_cut_short_finds_the_same_at_any_speed(monkeypatch):
+    """As on a machine that needs no time, and on one that needs more than the request gives it."""
+    speeds = [f"100KiB@{0.5 + index * index % 7 / 10:.1f}" for index in range(7)]
+    cluster = Cluster.parse(speeds, link=1e6)
+    profile = profile_of(chain(20, output=100), [8])
+    made = pipepart.plan(profile, cluster, schedule="1f1b", seconds=60)
+    assert not made.out_of_time
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    assert pipepart.plan(profile, cluster, schedule="1f1b", seconds=60).stages == made.stages
+
+
 @pytest.mark.slow
 def test_thousands_of_devices_are_planned_in_seconds():
     layers = [
