@@ -157,8 +157,10 @@ def test_a_plan_that_is_affordable_to_simulate_is_made_when_the_time_is_up(
     made = pipepart.plan(profile_of(chain(layers), [micro_batches]), cluster, schedule=schedule, seconds=1e-9)
     assert made.out_of_time
     assert made.fits
-    assert len(made.stages) * micro_batches <= 4096
-    assert len(made.stages) * micro_batches * 2 > 4096 or len(made.stages) == layers
+    size = len(made.stages) * micro_batches  # what a simulation takes grows with it
+    assert size <= 4700
+    if not chunked:
+        assert size > 3500 or len(made.stages) == layers
 
 
 def test_a_search_that_is_not_cut_short_finds_the_same_at_any_speed(monkeypatch):

@@ -28,7 +28,7 @@ _PATIENCE, _PATIENCE_WITH_MANY, _FEW_DEVICES = 2, 1, 4
 _FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
 # Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
-_AFFORDABLE_SIZE = 4096  # stages times micro-batches of a plan that is made if there is none after the clock
+_AFFORDABLE_SECONDS = 0.35  # to plan a candidate if there is no plan after the clock
 _TRIES = 3  # of these, if the first ones do not fit
 _SIMULATED = 3  # cuts of a candidate that plans are made of, where their evaluated seconds are not exact
 
@@ -197,11 +197,14 @@ def _is_cheap(candidate: Candidate) -> bool:
 
 
 def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
-    """Return those first whose simulation takes a fraction of a second, on the most devices."""
-    return sorted(
-        attempts,
-        key=lambda own: (max(own[0].size, _AFFORDABLE_SIZE), -own[0].devices, own[0].shortest_possible_step),
-    )
+    """Return those first that are planned in a fraction of a second, on the most devices."""
+
+    def key(own: Attempts) -> tuple[float, int, float]:
+        candidate = own[0]
+        seconds = max(candidate.planning_seconds, _AFFORDABLE_SECONDS)
+        return seconds, -candidate.devices, candidate.shortest_possible_step
+
+    return sorted(attempts, key=key)
 
 
 def _plan_any(found: Named, part: Part, clock: Clock) -> None:
