@@ -15,6 +15,7 @@ from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
 from pipepart.planning.search.candidate import Candidate
+from pipepart.planning.search.cut_search import CutSearch
 from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
@@ -45,9 +46,9 @@ def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidat
 def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> Plan:
     """The plan of the cut with the smallest bottleneck, before anything is simulated."""
     candidate = candidate_of(layers, cluster, stages)
-    found = candidate.smallest_bottleneck()
+    found = CutSearch(candidate).smallest_bottleneck()
     assert found is not None
-    return candidate.plan_of(found.first_layers[1:], candidate.order_of(found), found.bound)
+    return candidate.plan_of(found.first_layers[1:], found.device_indices, found.bound)
 
 
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])

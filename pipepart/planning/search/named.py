@@ -16,15 +16,16 @@ from ..costs.stage_memory import MODE_SETS
 from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
 from .candidate import Candidate
+from .cut_search import CutSearch
 from .parts import Part
 from .search_order import with_split_critical
 
 # Candidates to try in order: with tied layers in one stage, then with tied layers split.
 Attempts = tuple[Candidate, ...]
 
-_EVERY_NUMBER = 16  # of devices, up to which each number is tried; above it four numbers for each doubling
-# Numbers of devices in a row that are no faster than more devices, until no fewer are tried: with few devices, or many.
-_PATIENCE, _PATIENCE_WITH_MANY, _FEW_DEVICES = 2, 1, 4
+_PATIENCE = 2  # numbers of devices in a row that are no faster than more devices, until no fewer are tried
+_FEW_DEVICES = 4  # up to which each number is tried, and schedules that are far slower on all devices as well
+_MOST_NUMBERS = 24  # of devices that are tried
 _FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
 # Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
@@ -84,14 +85,12 @@ class _Series:
         left: attempts that were not tried.
         is_default: whether the number of stages a device is that of the schedule, and the choice the request's first.
         best: seconds that the best of those that were tried takes at most.
-        patience: how many tried ones in a row may be no faster.
         at_least: seconds that the last of those that were tried takes at least.
         slower: tried ones in a row that are no faster.
     """
 
     left: list[Attempts]
     is_default: bool
-    patience: int
     best: float = math.inf
     at_least: float = 0.0
     slower: int = 0
@@ -100,7 +99,7 @@ class _Series:
         """Count an outcome; give up fewer devices if they do not make the step shorter."""
         self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
         self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
-        if self.slower == self.patience:
+        if self.slower == _PATIENCE:
             self.left = []
 
 
@@ -108,9 +107,9 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
     """Plan the candidates that may be the fastest.
 
     For each schedule and number of stages a device, the number of devices falls until two numbers in a row are no
-    faster; one if there are more than four devices, and none if the schedule is 15 % slower than another one. With up
-    to four devices what is tried does not depend on other schedules, but for those that a lower bound proves to be
-    slower: the fastest plan of several schedules is no slower than that of one of them, unless the clock is over.
+    faster, or, with more than four devices, until the schedule is 15 % slower than another one. With up to four devices
+    what is tried does not depend on other schedules, but for those that a lower bound proves to be slower: the fastest
+    plan of several schedules is no slower than that of one of them, unless the clock is over.
 
     Args:
         part: of a request.
@@ -166,7 +165,7 @@ def _series_of(part: Part) -> list[_Series]:
     for name in request.schedules:
         chunks_of = request.chunks_of(name)
         for chunks, choice in product(chunks_of, request.mode_choices):
-            numbers = _device_numbers(most)
+            numbers = _device_numbers(most, layers)
             if request.stages != "auto":
                 devices, rest = divmod(request.stages, chunks)
                 numbers = [devices] if not rest and 0 < devices <= most else []
@@ -179,15 +178,21 @@ def _series_of(part: Part) -> list[_Series]:
                 is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
                 if most > _FEW_DEVICES and chunks != chunks_of[0]:
                     attempts = attempts[:1]
-                patience = _PATIENCE if most <= _FEW_DEVICES else _PATIENCE_WITH_MANY
-                found.append(_Series(attempts, is_default, patience))
+                found.append(_Series(attempts, is_default))
     return found
 
 
-def _device_numbers(most: int) -> list[int]:
-    """Return numbers of devices to try, up to ``most``, the largest first."""
-    steps = (round(_EVERY_NUMBER * 2 ** (step / 4)) for step in range(1, 4 * most.bit_length()))
-    numbers = {*range(1, min(most, _EVERY_NUMBER) + 1), *(number for number in steps if number < most), most}
+def _device_numbers(most: int, layers: int) -> list[int]:
+    """Return numbers of devices to try, up to ``most``, the largest first.
+
+    Each number up to four. Above, the largest two, and those with which equal stages have fewer layers than with one
+    device less: about the square root of the number of layers.
+    """
+    steps = {-(-layers // each) for each in range(1, layers + 1)}
+    few = range(1, min(most, _FEW_DEVICES) + 1)
+    numbers = {most, max(most - 1, 1), *few, *(number for number in steps if number < most)}
+    if len(numbers) > _MOST_NUMBERS:
+        numbers = {*sorted(numbers)[:: -(-len(numbers) // _MOST_NUMBERS)], most}
     return sorted(numbers, reverse=True)
 
 
@@ -227,12 +232,13 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
         return Outcome(
             None, candidate.shortest_possible_step, math.inf, is_searched=False
         )  # before a schedule is built
+    search = CutSearch(candidate, clock)
     if math.isfinite(limit) and not candidate.impossible_reason:
         with suppress(OutOfTime):
-            at_least = candidate.step_with_least_bottleneck(clock)
+            at_least = search.step_with_least_bottleneck()
             if _is_no_less(at_least, limit):
                 return Outcome(None, at_least, math.inf, is_searched=False)
-    cuts, bound = candidate.best_cuts(clock)
+    cuts, bound = search.best_cuts()
     if not cuts:
         return None
     if math.isfinite(limit):

@@ -17,6 +17,7 @@ from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
 from .alternatives import list_alternatives
+from .cut_search import CutSearch
 from .named import Named, by_affordability, candidates_of, find_named
 from .parts import Part, parts_of
 from .search_order import as_searched
@@ -29,7 +30,7 @@ SECONDS = 10.0  # of a search, if the request does not say how many
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 # Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
 # planning seconds of candidates. Most of them take a third of that.
-_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 4.0
+_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 6.0
 
 Progress = Callable[[float], None]
 
@@ -117,12 +118,12 @@ def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible
                 if candidate.schedule in done or not clock.has(candidate.planning_seconds):
                     continue
                 explained = True
-                found = candidate.infeasible(clock)
+                found = CutSearch(candidate, clock).explain()
                 if found.deficit_bytes:
                     done.add(candidate.schedule)
                 yield found
     for attempts in by_affordability(candidates_of(parts[0])) if not explained else ():
-        yield attempts[0].infeasible(clock)
+        yield CutSearch(attempts[0], clock).explain()
         return
 
 
