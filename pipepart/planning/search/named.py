@@ -118,39 +118,37 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
         effort: the sum of ``planning_seconds`` after which no more candidates are planned. It does not depend on the
             machine.
     """
-    found = Named()
+    named = Named()
     series = _series_of(part)
-    if not series:
-        return found
     is_first, left_out = True, False
     while series:
         # All schedules on the most devices first: plans stay on them if fewer are as fast.
-        for one in sorted(series, key=_in_turn):
-            attempts = one.left.pop(0)
+        for line in sorted(series, key=_in_turn):
+            attempts = line.left.pop(0)
             candidate = attempts[0]
-            if is_first and one.is_default and _is_cheap(candidate):
-                outcome = found.plan(attempts, min(limit, found.fastest), Clock())
+            if is_first and line.is_default and _is_cheap(candidate):
+                outcome = named.plan(attempts, min(limit, named.fastest), Clock())
             elif effort > 0 and clock.has(candidate.planning_seconds):
-                outcome = found.plan(attempts, min(limit, found.fastest), clock)
+                outcome = named.plan(attempts, min(limit, named.fastest), clock)
             else:
-                found.slower.append((candidate, candidate.shortest_possible_step))
+                named.slower.append((candidate, candidate.shortest_possible_step))
                 left_out = True
                 continue
             if outcome is None or outcome.is_searched:
                 effort -= candidate.planning_seconds
             if outcome is not None:
-                one.tell(outcome)
+                line.tell(outcome)
         is_first = False
-        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, found.fastest) * _FAR
-        series = [one for one in series if one.left and one.at_least < far]
-    if left_out and not found.plans and limit == math.inf:
-        _plan_any(found, part, clock)
-    return found
+        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, named.fastest) * _FAR
+        series = [line for line in series if line.left and line.at_least < far]
+    if left_out and not named.plans and limit == math.inf:
+        _plan_any(named, part, clock)
+    return named
 
 
 def candidates_of(part: Part) -> list[Attempts]:
     """Return every named schedule, number of devices and of stages that is tried, the simplest first."""
-    return [attempts for one in _series_of(part) for attempts in one.left]
+    return [attempts for line in _series_of(part) for attempts in line.left]
 
 
 def _in_turn(series: _Series) -> tuple[int, int, float]:
@@ -212,10 +210,10 @@ def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
     return sorted(attempts, key=key)
 
 
-def _plan_any(found: Named, part: Part, clock: Clock) -> None:
+def _plan_any(named: Named, part: Part, clock: Clock) -> None:
     """Plan a few candidates without a search until there is one plan."""
     for own in by_affordability([own for own in candidates_of(part) if own[0].has_cuts])[:_TRIES]:
-        if found.plan(own, math.inf, clock) is not None:
+        if named.plan(own, math.inf, clock) is not None:
             return
 
 
