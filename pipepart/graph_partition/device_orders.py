@@ -33,8 +33,7 @@ class Orders:
 
     A state counts the devices of each type that the stages from a border to the end may use. An edge adds one stage in
     front of them: it leads from ``rest`` to ``state``. If links differ, the cost of a border depends on both of its
-    devices: a state then also has the type of its front device, and that of the device before it. Hosts that are alike
-    are entered in the order of the cluster, from the end of the pipeline on. ::
+    devices: a state then also has the type of its front device, and that of the device before it. ::
 
         no device ──a──► {a} ──b──► {a, b}      two unlike devices: the order b a is one walk,
             └─────b──► {b} ──a────┘             the order a b the other
@@ -70,7 +69,6 @@ def all_orders(
     stages: int,
     *,
     links: Ints | None = None,
-    twins: Sequence[Sequence[int]] = (),
     leave_out: bool = False,
     most_edges: float = math.inf,
 ) -> Orders:
@@ -82,20 +80,18 @@ def all_orders(
         groups: the devices of each type, by their positions in the cluster.
         stages: their number.
         links: the number of the link between devices of two types, [types, types]; None if all are alike.
-        twins: for each type, the types of the host that a pipeline must have entered first; empty if there is none.
         leave_out: whether there may also be fewer stages. Not together with ``links``.
         most_edges: above it the result is :func:`given_order`, unless there is one type only.
     """
-    earlier = twins or [()] * len(groups)
-    last = [kind for kind in range(len(groups)) if not earlier[kind]]
-    level = [((0,) * len(groups), NOBODY, kind) for kind in (last if links is not None else [NOBODY])]
+    last = range(len(groups)) if links is not None else [NOBODY]
+    level = [((0,) * len(groups), NOBODY, kind) for kind in last]
     number = {state: index for index, state in enumerate(level)}
     ends = list(number.values())
     edges: list[tuple[int, ...]] = []
     for left in range(1, stages + 1):
         reached: dict[tuple[tuple[int, ...], int, int], None] = {}
         for state in level:
-            for kind, taken, before in _steps(groups, state, left == stages, links is not None, earlier):
+            for kind, taken, before in _steps(groups, state, left == stages, links is not None):
                 target = (taken, NOBODY if links is None else kind, before)
                 reached[target] = None
                 borders = _link(links, before, kind), _link(links, kind, state[1])
@@ -168,71 +164,33 @@ def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
     return tuple(DeviceType(*_class(cluster.devices[group[0]]), tuple(group)) for group in found)
 
 
-def twins_of(cluster: Cluster, types: Sequence[DeviceType]) -> list[tuple[int, ...]]:
-    """Return, for each type of device, the types on the host before that is like its own; empty if there is none.
-
-    A pipeline that visits the two hosts in the other order costs the same. Hosts with links of single pairs are like no
-    other.
-    """
-    paired = {name for link in cluster.links for name in link.between}
-    hosts: dict[str, list[int]] = {}
-    for number, kind in enumerate(types):
-        hosts.setdefault(cluster.devices[kind.devices[0]].host, []).append(number)
-    latest: dict[Hashable, tuple[int, ...]] = {}
-    found: list[tuple[int, ...]] = [()] * len(types)
-    for host, own in hosts.items():
-        if not host or any(
-            cluster.devices[at].name in paired for number in own for at in types[number].devices
-        ):
-            continue
-        shape = sorted((types[n].kind, types[n].speed, types[n].memory, len(types[n].devices)) for n in own)
-        key = host.rpartition("/")[0], tuple(shape)
-        for number in own:
-            found[number] = latest.get(key, ())
-        latest[key] = tuple(own)
-    return found
-
-
 def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield orders of ``devices`` devices, the cluster's own first; one for all that cost the same.
-
-    Devices of one type may change places, and hosts that are alike, too.
-    """
+    """Yield orders of ``devices`` devices, by position, the cluster's own first; alike devices are not exchanged."""
     types = device_types(cluster)
-    twins = twins_of(cluster, types)
+    used = [0] * len(types)
+    order: list[tuple[int, int]] = []  # the position and the type of each device
 
-    # The hosts that are like a type's own and come next: open to a pipeline that has entered this one.
-    following: list[list[int]] = [[] for _ in types]
-    for number, earlier in enumerate(twins):
-        for other in earlier:
-            following[other].append(number)
-    first = frozenset(number for number, earlier in enumerate(twins) if not earlier)
-
-    def choices(used: dict[int, int], open_types: frozenset[int]) -> Iterator[tuple[int, int]]:
-        """Return the next device of each type that is open, in the cluster's order."""
-        free = (number for number in open_types if used.get(number, 0) < len(types[number].devices))
-        return iter(sorted((types[number].devices[used.get(number, 0)], number) for number in free))
+    def following() -> Iterator[tuple[int, int]]:
+        """The next device of each type, in the cluster's order."""
+        free = [number for number, kind in enumerate(types) if used[number] < len(kind.devices)]
+        return iter(sorted((types[number].devices[used[number]], number) for number in free))
 
     # Depth first, without recursion: there may be thousands of devices. One entry for each device that is taken.
-    taken: list[int] = []
-    stack = [(choices({}, first), dict[int, int](), first)]
+    stack = [following()]
     while stack:
-        left, used, open_types = stack[-1]
-        if len(taken) == devices:
-            yield tuple(taken)
-            following_choice = None
+        if len(order) == devices:
+            yield tuple(position for position, _ in order)
+            chosen = None
         else:
-            following_choice = next(left, None)
-        if following_choice is None:
-            stack.pop()
-            if taken:
-                taken.pop()
+            chosen = next(stack[-1], None)
+        if chosen is not None:
+            order.append(chosen)
+            used[chosen[1]] += 1
+            stack.append(following())
             continue
-        device, number = following_choice
-        taken.append(device)
-        now = {**used, number: used.get(number, 0) + 1}
-        opened = open_types.union(following[number])
-        stack.append((choices(now, opened), now, opened))
+        stack.pop()
+        if order:
+            used[order.pop()[1]] -= 1
 
 
 def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:
@@ -278,7 +236,6 @@ def _steps(
     state: tuple[tuple[int, ...], int, int],
     last: bool,
     links: bool,
-    earlier: Sequence[Sequence[int]],
 ) -> Iterator[tuple[int, tuple[int, ...], int]]:
     """Type of the next stage, how many of each type are taken with it, and the type that comes before it."""
     taken, _, announced = state
@@ -290,8 +247,7 @@ def _steps(
             yield kind, now, NOBODY
             continue
         for before in range(len(groups)):
-            first = earlier[before]
-            if now[before] < len(groups[before]) and (not first or any(now[kind] for kind in first)):
+            if now[before] < len(groups[before]):
                 yield kind, now, before
 
 

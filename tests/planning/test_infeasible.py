@@ -80,7 +80,7 @@ def test_of_a_search_that_leaves_cuts_out_only_the_best_cut_found_is_told(monkey
     layers = [Layer(parameters=10)] * 8
     exact = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes at best: it needs 160" in str(exact)
-    monkeypatch.setattr("pipepart.planning.search.candidate._EFFORT", 34)  # there are 35 cuts
+    monkeypatch.setattr("pipepart.planning.search.cut_search._EFFORT", 34)  # there are 35 cuts
     found = infeasible(layers, limited(100, 100), schedule="interleaved-1f1b")
     assert "is short by 60 bytes in the best cut found: it needs 160" in str(found)
 

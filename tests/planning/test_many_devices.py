@@ -10,12 +10,12 @@ import pipepart
 import schedules
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
-from pipepart.graph_partition.device_orders import distinct_orders
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
 from pipepart.planning.search.candidate import Candidate
+from pipepart.planning.search.cut_search import CutSearch
 from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
@@ -46,9 +46,9 @@ def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidat
 def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> Plan:
     """The plan of the cut with the smallest bottleneck, before anything is simulated."""
     candidate = candidate_of(layers, cluster, stages)
-    found = candidate.smallest_bottleneck()
+    found = CutSearch(candidate).smallest_bottleneck()
     assert found is not None
-    return candidate.plan_of(found.first_layers[1:], candidate.order_of(found), found.bound)
+    return candidate.plan_of(found.first_layers[1:], found.device_indices, found.bound)
 
 
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])
@@ -75,19 +75,6 @@ def test_orders_that_are_too_many_keep_a_bound():
     speeds = [f"1GiB@{0.5 + index / 10:.1f}" for index in range(16)]
     found = smallest_bottleneck(chain(40), Cluster.parse(speeds, link=1e6), 16).predicted
     assert 0 < found.bottleneck_bound <= found.bottleneck_seconds < 1.3 * found.bottleneck_bound
-
-
-def test_orders_that_differ_by_alike_hosts_are_one():
-    cluster = Cluster.parse(["1GiB"], hosts=3, devices_per_host=2, network=1.0)
-    orders = list(distinct_orders(cluster, 3))
-    # Which of the devices are on the host of the first, which on that of another: 001, 010, 011, 012.
-    assert [[index // 2 for index in order] for order in orders] == [
-        [0, 0, 1],
-        [0, 1, 0],
-        [0, 1, 1],
-        [0, 1, 2],
-    ]
-    assert next(distinct_orders(cluster, 6)) == (0, 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("size", [1_000, 1_000_000_000])
@@ -155,6 +142,37 @@ def test_a_port_that_replicas_share_slows_all_of_them():
         steps.append(made.predicted.step_seconds)
     # An output and a gradient of 50 bytes take two seconds each through the port of both, and one through their own.
     assert steps[0] - steps[1] == pytest.approx(2 * 50 / 50)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "interleaved-1f1b", "v-half"])
+@pytest.mark.parametrize(
+    ("layers", "devices", "micro_batches"), [(300, 64, 512), (40, 1100, 1024), (1, 3, 1024)]
+)
+def test_a_plan_that_is_affordable_to_simulate_is_made_when_the_time_is_up(
+    schedule, layers, devices, micro_batches
+):
+    cluster = Cluster.parse([f"1TiB@{1 + index % 97}" for index in range(devices)])
+    chunked = schedule in ("interleaved-1f1b", "v-half")
+    if chunked and layers == 1:
+        return
+    made = pipepart.plan(profile_of(chain(layers), [micro_batches]), cluster, schedule=schedule, seconds=1e-9)
+    assert made.out_of_time
+    assert made.fits
+    size = len(made.stages) * micro_batches  # what a simulation takes grows with it
+    assert size <= 4700
+    if not chunked:
+        assert size > 3500 or len(made.stages) == layers
+
+
+def test_a_search_that_is_not_cut_short_finds_the_same_at_any_speed(monkeypatch):
+    """As on a machine that needs no time, and on one that needs more than the request gives it."""
+    speeds = [f"100KiB@{0.5 + index * index % 7 / 10:.1f}" for index in range(7)]
+    cluster = Cluster.parse(speeds, link=1e6)
+    profile = profile_of(chain(20, output=100), [8])
+    made = pipepart.plan(profile, cluster, schedule="1f1b", seconds=60)
+    assert not made.out_of_time
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    assert pipepart.plan(profile, cluster, schedule="1f1b", seconds=60).stages == made.stages
 
 
 @pytest.mark.slow

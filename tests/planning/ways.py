@@ -16,11 +16,11 @@ from pipepart.cluster import PairLink
 from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
+from pipepart.planning.search.cut_search import CutSearch
 from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from pipepart.units import counted
 from schedules import Kind, Schedule
-from schedules.searching.clock import Clock
 from tests.planning.held import Held, Moment, held_by, moments, peak
 from tests.planning.problems import Layer, profile_of
 
@@ -140,18 +140,18 @@ def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | In
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(**options)))
     candidate = candidates_of(part)[0][0]
     if candidate.impossible_reason:
-        return candidate.infeasible(Clock())
+        return CutSearch(candidate).explain()
     if candidate.chunks > 1:
-        cuts, bound = candidate.best_cuts(Clock())
+        cuts, bound = CutSearch(candidate).best_cuts()
         return (
             candidate.plan_of(cuts[0].borders, cuts[0].order, bound)
             if cuts
-            else candidate.infeasible(Clock())
+            else CutSearch(candidate).explain()
         )
-    cut = candidate.smallest_bottleneck()
+    cut = CutSearch(candidate).smallest_bottleneck()
     if cut is None:
-        return candidate.infeasible(Clock())
-    return candidate.plan_of(cut.first_layers[1:], candidate.order_of(cut), cut.bound)
+        return CutSearch(candidate).explain()
+    return candidate.plan_of(cut.first_layers[1:], cut.device_indices, cut.bound)
 
 
 def check_against_every_way(

@@ -248,6 +248,7 @@ class ChainProblem:
 
     def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
+        assert row.sizes is not None
         counts, place = self._counts[mode], self._stages - view.left
         need = counts.peak_bytes_of_stages(row.sizes)[place]
         if row.waiting is None or not counts_waiting:

@@ -159,7 +159,7 @@ class LocalSearch:
         return self._allowed[np.cumsum(lengths)[:-1] - 1]
 
 
-@lru_cache(64)
+@lru_cache(8)
 def _moves(count: int) -> Ints:
     """[moves, 4]: a border and how many allowed borders it moves on, then another one; short moves come first."""
     moves = [(border, step, border, 0) for step in _STEPS for border in range(count)]

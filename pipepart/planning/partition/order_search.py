@@ -26,7 +26,6 @@ from ...graph_partition.device_orders import (
     given_order,
     make_orders,
     number_links,
-    twins_of,
 )
 
 _MOST_TYPES = 40  # of devices, where links differ: an edge of the graph takes memory for each
@@ -92,7 +91,6 @@ class OrderSpaces:
             [kind.devices for kind in self.types],
             stages,
             links=numbers,
-            twins=twins_of(self.cluster, self.types),
             most_edges=self._most_edges,
         )
         return Space(self.types, orders, links) if orders.complete else None

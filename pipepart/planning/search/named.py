@@ -16,19 +16,20 @@ from ..costs.stage_memory import MODE_SETS
 from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
 from .candidate import Candidate
+from .cut_search import CutSearch
 from .parts import Part
 from .search_order import with_split_critical
 
 # Candidates to try in order: with tied layers in one stage, then with tied layers split.
 Attempts = tuple[Candidate, ...]
 
-_EVERY_NUMBER = 16  # of devices, up to which each number is tried; above it four numbers for each doubling
-# Numbers of devices in a row that are no faster than more devices, until no fewer are tried: with few devices, or many.
-_PATIENCE, _PATIENCE_WITH_MANY, _FEW_DEVICES = 2, 1, 4
+_PATIENCE = 2  # numbers of devices in a row that are no faster than more devices, until no fewer are tried
+_FEW_DEVICES = 4  # up to which each number is tried, and schedules that are far slower on all devices as well
+_MOST_NUMBERS = 24  # of devices that are tried
 _FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
 # Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
-_AFFORDABLE_SIZE = 4096  # stages times micro-batches of a plan that is made if there is none after the clock
+_AFFORDABLE_SECONDS = 0.35  # to plan a candidate if there is no plan after the clock
 _TRIES = 3  # of these, if the first ones do not fit
 _SIMULATED = 3  # cuts of a candidate that plans are made of, where their evaluated seconds are not exact
 
@@ -84,14 +85,12 @@ class _Series:
         left: attempts that were not tried.
         is_default: whether the number of stages a device is that of the schedule, and the choice the request's first.
         best: seconds that the best of those that were tried takes at most.
-        patience: how many tried ones in a row may be no faster.
         at_least: seconds that the last of those that were tried takes at least.
         slower: tried ones in a row that are no faster.
     """
 
     left: list[Attempts]
     is_default: bool
-    patience: int
     best: float = math.inf
     at_least: float = 0.0
     slower: int = 0
@@ -100,7 +99,7 @@ class _Series:
         """Count an outcome; give up fewer devices if they do not make the step shorter."""
         self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
         self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
-        if self.slower == self.patience:
+        if self.slower == _PATIENCE:
             self.left = []
 
 
@@ -108,9 +107,9 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
     """Plan the candidates that may be the fastest.
 
     For each schedule and number of stages a device, the number of devices falls until two numbers in a row are no
-    faster; one if there are more than four devices, and none if the schedule is 15 % slower than another one. With up
-    to four devices what is tried does not depend on other schedules, but for those that a lower bound proves to be
-    slower: the fastest plan of several schedules is no slower than that of one of them, unless the clock is over.
+    faster, or, with more than four devices, until the schedule is 15 % slower than another one. With up to four devices
+    what is tried does not depend on other schedules, but for those that a lower bound proves to be slower: the fastest
+    plan of several schedules is no slower than that of one of them, unless the clock is over.
 
     Args:
         part: of a request.
@@ -119,39 +118,37 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
         effort: the sum of ``planning_seconds`` after which no more candidates are planned. It does not depend on the
             machine.
     """
-    found = Named()
+    named = Named()
     series = _series_of(part)
-    if not series:
-        return found
     is_first, left_out = True, False
     while series:
         # All schedules on the most devices first: plans stay on them if fewer are as fast.
-        for one in sorted(series, key=_in_turn):
-            attempts = one.left.pop(0)
+        for line in sorted(series, key=_in_turn):
+            attempts = line.left.pop(0)
             candidate = attempts[0]
-            if is_first and one.is_default and _is_cheap(candidate):
-                outcome = found.plan(attempts, min(limit, found.fastest), Clock())
+            if is_first and line.is_default and _is_cheap(candidate):
+                outcome = named.plan(attempts, min(limit, named.fastest), Clock())
             elif effort > 0 and clock.has(candidate.planning_seconds):
-                outcome = found.plan(attempts, min(limit, found.fastest), clock)
+                outcome = named.plan(attempts, min(limit, named.fastest), clock)
             else:
-                found.slower.append((candidate, candidate.shortest_possible_step))
+                named.slower.append((candidate, candidate.shortest_possible_step))
                 left_out = True
                 continue
             if outcome is None or outcome.is_searched:
                 effort -= candidate.planning_seconds
             if outcome is not None:
-                one.tell(outcome)
+                line.tell(outcome)
         is_first = False
-        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, found.fastest) * _FAR
-        series = [one for one in series if one.left and one.at_least < far]
-    if left_out and not found.plans and limit == math.inf:
-        _plan_any(found, part, clock)
-    return found
+        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, named.fastest) * _FAR
+        series = [line for line in series if line.left and line.at_least < far]
+    if left_out and not named.plans and limit == math.inf:
+        _plan_any(named, part, clock)
+    return named
 
 
 def candidates_of(part: Part) -> list[Attempts]:
     """Return every named schedule, number of devices and of stages that is tried, the simplest first."""
-    return [attempts for one in _series_of(part) for attempts in one.left]
+    return [attempts for line in _series_of(part) for attempts in line.left]
 
 
 def _in_turn(series: _Series) -> tuple[int, int, float]:
@@ -166,7 +163,7 @@ def _series_of(part: Part) -> list[_Series]:
     for name in request.schedules:
         chunks_of = request.chunks_of(name)
         for chunks, choice in product(chunks_of, request.mode_choices):
-            numbers = _device_numbers(most)
+            numbers = _device_numbers(most, layers)
             if request.stages != "auto":
                 devices, rest = divmod(request.stages, chunks)
                 numbers = [devices] if not rest and 0 < devices <= most else []
@@ -179,15 +176,21 @@ def _series_of(part: Part) -> list[_Series]:
                 is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
                 if most > _FEW_DEVICES and chunks != chunks_of[0]:
                     attempts = attempts[:1]
-                patience = _PATIENCE if most <= _FEW_DEVICES else _PATIENCE_WITH_MANY
-                found.append(_Series(attempts, is_default, patience))
+                found.append(_Series(attempts, is_default))
     return found
 
 
-def _device_numbers(most: int) -> list[int]:
-    """Return numbers of devices to try, up to ``most``, the largest first."""
-    steps = (round(_EVERY_NUMBER * 2 ** (step / 4)) for step in range(1, 4 * most.bit_length()))
-    numbers = {*range(1, min(most, _EVERY_NUMBER) + 1), *(number for number in steps if number < most), most}
+def _device_numbers(most: int, layers: int) -> list[int]:
+    """Return numbers of devices to try, up to ``most``, the largest first.
+
+    Each number up to four. Above, the largest two, and those with which equal stages have fewer layers than with one
+    device less: about the square root of the number of layers.
+    """
+    steps = {-(-layers // each) for each in range(1, layers + 1)}
+    few = range(1, min(most, _FEW_DEVICES) + 1)
+    numbers = {most, max(most - 1, 1), *few, *(number for number in steps if number < most)}
+    if len(numbers) > _MOST_NUMBERS:
+        numbers = {*sorted(numbers)[:: -(-len(numbers) // _MOST_NUMBERS)], most}
     return sorted(numbers, reverse=True)
 
 
@@ -197,17 +200,20 @@ def _is_cheap(candidate: Candidate) -> bool:
 
 
 def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
-    """Return those first whose simulation takes a fraction of a second, on the most devices."""
-    return sorted(
-        attempts,
-        key=lambda own: (max(own[0].size, _AFFORDABLE_SIZE), -own[0].devices, own[0].shortest_possible_step),
-    )
+    """Return those first that are planned in a fraction of a second, on the most devices."""
+
+    def key(own: Attempts) -> tuple[float, int, float]:
+        candidate = own[0]
+        seconds = max(candidate.planning_seconds, _AFFORDABLE_SECONDS)
+        return seconds, -candidate.devices, candidate.shortest_possible_step
+
+    return sorted(attempts, key=key)
 
 
-def _plan_any(found: Named, part: Part, clock: Clock) -> None:
+def _plan_any(named: Named, part: Part, clock: Clock) -> None:
     """Plan a few candidates without a search until there is one plan."""
     for own in by_affordability([own for own in candidates_of(part) if own[0].has_cuts])[:_TRIES]:
-        if found.plan(own, math.inf, clock) is not None:
+        if named.plan(own, math.inf, clock) is not None:
             return
 
 
@@ -224,12 +230,13 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
         return Outcome(
             None, candidate.shortest_possible_step, math.inf, is_searched=False
         )  # before a schedule is built
+    search = CutSearch(candidate, clock)
     if math.isfinite(limit) and not candidate.impossible_reason:
         with suppress(OutOfTime):
-            at_least = candidate.step_with_least_bottleneck(clock)
+            at_least = search.step_with_least_bottleneck()
             if _is_no_less(at_least, limit):
                 return Outcome(None, at_least, math.inf, is_searched=False)
-    cuts, bound = candidate.best_cuts(clock)
+    cuts, bound = search.best_cuts()
     if not cuts:
         return None
     if math.isfinite(limit):

@@ -16,6 +16,7 @@ from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
 from .alternatives import list_alternatives
+from .cut_search import CutSearch
 from .named import Named, by_affordability, candidates_of, find_named
 from .parts import Part, parts_of
 from .search_order import as_searched
@@ -27,7 +28,7 @@ SECONDS = 10.0  # of a search, if the request does not say how many
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 # Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
 # planning seconds of candidates. Most of them take a third of that.
-_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 4.0
+_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 6.0
 
 Progress = Callable[[float], None]
 
@@ -76,11 +77,13 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
             searched.append(Searched(part, Named(slower=slower), None))
             continue
         progress(number / len(parts))
-        own_clock = clock.part(1 / (len(parts) - number))
+        # With a fixed effort the parts need no shares of the time.
+        is_short = _is_short(request)
+        own_clock = clock if is_short else clock.part(1 / (len(parts) - number))
+        named_clock = own_clock.part(0.5) if request.searches_orders and not is_short else own_clock
         # The joint search of a part starts from its named plans: they do not depend on other parts, if there is time.
         limit = fastest if own_clock.is_over else math.inf
-        share = 0.5 if request.searches_orders else 1.0
-        named = find_named(part, own_clock.part(share), limit, _effort(request) / len(parts))
+        named = find_named(part, named_clock, limit, _SHORT_EFFORT / len(parts) if is_short else math.inf)
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
@@ -113,12 +116,12 @@ def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible
                 if candidate.schedule in done or not clock.has(candidate.planning_seconds):
                     continue
                 explained = True
-                found = candidate.infeasible(clock)
+                found = CutSearch(candidate, clock).explain()
                 if found.deficit_bytes:
                     done.add(candidate.schedule)
                 yield found
     for attempts in by_affordability(candidates_of(parts[0])) if not explained else ():
-        yield attempts[0].infeasible(clock)
+        yield CutSearch(attempts[0], clock).explain()
         return
 
 
@@ -146,10 +149,10 @@ def _joint(
     return plan
 
 
-def _effort(request: Request) -> float:
-    """Return the effort for named schedules: with none given, a request is planned in few seconds on any machine."""
-    is_short = len(request.profile.layers) <= _SHORT_LAYERS and len(request.cluster) <= _SHORT_DEVICES
-    return _SHORT_EFFORT if request.seconds is None and is_short else math.inf
+def _is_short(request: Request) -> bool:
+    """Return True if named schedules get a fixed effort, so that the request takes few seconds on any machine."""
+    layers, devices = len(request.profile.layers), len(request.cluster)
+    return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
 
 
 def _operations(request: Request, parts: int) -> int:
